@@ -1,0 +1,220 @@
+"""The whole exception tree; the exit codes of the program are made from it.
+
+Every class carries its exit code and, where apply or synchronization can meet it, what the launcher does about it.
+Texts follow the server's Error Message Style Guide: the message is one line without a full stop, detail and hint
+are sentences. Exceptions travel between processes (Spark pickles them), so they pickle with all their fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+
+class Directive(enum.Enum):
+    """What the launcher does after a worker ended with an error."""
+
+    RETRY = "retry"  #: transient: try again, never disables, never counts
+    FAULT = "fault"  #: data or schema: counted, retried, disables with disable_on_error
+    STOP = "stop"  #: nothing that a retry could mend
+
+
+class PgsubError(Exception):
+    """Root of everything that pgsub raises on purpose.
+
+    :param message: one line, lower-case start, no full stop.
+    :param detail: facts, full sentences.
+    :param hint: what to do, full sentences; the last line is a command to paste.
+    :param context: where it happened, lower-case, no full stop.
+    :param sqlstate: the server's SQLSTATE where a server said it.
+    """
+
+    exit_code: ClassVar[int] = 1
+    meaning: ClassVar[str] = "other failure"
+    directive: ClassVar[Directive] = Directive.STOP
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        context: str | None = None,
+        sqlstate: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+        self.context = context
+        self.sqlstate = sqlstate
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.message), self.__dict__
+
+    def lines(self) -> list[str]:
+        """DETAIL, CONTEXT, HINT lines in the server's form."""
+        parts = (("DETAIL", self.detail), ("CONTEXT", self.context), ("HINT", self.hint))
+        return [f"{name}:  {text}" for name, text in parts if text]
+
+
+def _rebuild(cls: type[PgsubError], message: str) -> PgsubError:
+    return cls(message)
+
+
+class UsageError(PgsubError):
+    """The command line is wrong."""
+
+    exit_code = 2
+    meaning = "usage"
+
+
+class StateForbids(PgsubError):
+    """The subscription's state or a configuration does not allow it."""
+
+    exit_code = 3
+    meaning = "subscription or configuration state forbids it"
+
+
+class SubscriptionNotFound(StateForbids):
+    """No subscription of that name."""
+
+
+class SubscriptionExists(StateForbids):
+    """A subscription of that name is there already."""
+
+
+class TargetSchemaError(StateForbids):
+    """The target lacks what the subscription needs; seen before anything was created."""
+
+
+class PublisherUnavailable(PgsubError):
+    """The publisher cannot be reached, refuses, or is shutting down."""
+
+    exit_code = 4
+    meaning = "publisher unreachable"
+    directive = Directive.RETRY
+
+
+class TargetUnavailable(PgsubError):
+    """The target cannot be reached, refuses, or is shutting down; also deadlocks and full disks: retry helps."""
+
+    exit_code = 5
+    meaning = "target unreachable"
+    directive = Directive.RETRY
+
+
+class ApplyError(PgsubError):
+    """A conflict, data or schema fault stopped apply or synchronization.
+
+    ``relation``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict type or None.
+    """
+
+    exit_code = 6
+    meaning = "conflict or data error stopped apply"
+    directive = Directive.FAULT
+
+    relation: str | None = None
+    finish_lsn: str | None = None
+    xid: int | None = None
+    conflict: str | None = None
+
+
+class SchemaFault(ApplyError):
+    """Target table or column missing, or unfit."""
+
+
+class ReplicationBroken(PgsubError):
+    """Slot lost, wrong system, or a peer that breaks the protocol."""
+
+    exit_code = 7
+    meaning = "slot lost, wrong system, protocol violation"
+
+
+class SlotLost(ReplicationBroken):
+    """The slot is gone or invalidated."""
+
+
+class WrongSystem(ReplicationBroken):
+    """The publisher is not the one this subscription was created for, or it went back in time."""
+
+
+class ProtocolViolation(ReplicationBroken):
+    """The only exception that decoding of bytes from the publisher may raise."""
+
+
+class TimeoutExpired(PgsubError):
+    """The condition was not met in time; nothing failed."""
+
+    exit_code = 8
+    meaning = "timeout"
+
+
+class LockHeld(PgsubError):
+    """Another applier or maintenance command holds the lock."""
+
+    exit_code = 9
+    meaning = "another applier holds the lock"
+
+
+class StateStoreError(PgsubError):
+    """The local state store is corrupt, too new, too open, or cannot be written."""
+
+    exit_code = 10
+    meaning = "state store"
+
+
+class PermissionMissing(PgsubError):
+    """A privilege is missing; the hint names the GRANT."""
+
+    exit_code = 11
+    meaning = "permission missing"
+    directive = Directive.FAULT
+
+
+class InternalError(PgsubError):
+    """A bug in pgsub."""
+
+    exit_code = 12
+    meaning = "bug"
+
+
+class Fenced(PgsubError):
+    """Another attempt took over: this one ends without a word. Never shown to a user."""
+
+    directive = Directive.RETRY
+
+
+class StreamsMustRestart(PgsubError):
+    """The ledger is not where this worker thought: publisher stream and target session restart from it.
+
+    Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1).
+    """
+
+    directive = Directive.RETRY
+
+
+_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "40001", "40P01", "55P03"})
+
+
+def is_transient(sqlstate: str | None) -> bool:
+    """Whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
+
+    :param sqlstate: five characters, or None (connection lost without a word: transient).
+    """
+    if sqlstate is None:
+        return True
+    if sqlstate == "08P01":
+        return False
+    return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
+
+
+def exit_code_table() -> list[tuple[int, str]]:
+    """Exit codes and their meanings, from the classes: the source of README and pgsub(1)."""
+    table = {0: "done, or asked to stop"}
+    pending: list[type[PgsubError]] = [PgsubError]
+    while pending:
+        cls = pending.pop()
+        table.setdefault(cls.exit_code, cls.meaning)
+        pending.extend(cls.__subclasses__())
+    return sorted(table.items())

@@ -1,0 +1,90 @@
+"""Named failpoints: inert unless ``PGSUB_FAILPOINTS`` is set.
+
+``PGSUB_FAILPOINTS="apply.before_commit=kill;copy.middle=sleep:5@2"`` makes a crash deterministic: the action runs
+when the named point is reached (``@n``: only the n-th time in this process). Actions: ``kill`` (SIGKILL to this
+process), ``kill:PIDFILE`` (SIGKILL to the process whose pid that file holds), ``sleep:SECONDS``,
+``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``.
+An action fires once per process and, with ``PGSUB_FAILPOINTS_DIR``, once for all: a file named after the point marks
+it as reached, so a restarted worker passes, and a test can assert that the point was really hit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from pgsub.errors import InternalError, TargetUnavailable
+
+#: Every point, so that a test can ask whether each was reached.
+POINTS = (
+    "apply.before_target_commit",
+    "apply.after_target_commit",
+    "apply.after_reported_lsn",
+    "apply.after_feedback",
+    "apply.batch_open",
+    "apply.commit_reply_lost",
+    "mirror.before_state_db",
+    "copy.middle",
+    "copy.before_commit",
+    "copy.after_commit",
+    "sync.after_slot",
+    "sync.after_f",
+    "sync.before_s",
+    "sync.after_claim",
+    "sync.after_s",
+    "sync.before_slot_drop",
+    "create.after_ledger",
+    "create.after_slot",
+)
+
+_counts: dict[str, int] = {}
+
+
+def point(name: str) -> None:
+    """Run the action set for ``name``, if any.
+
+    :param name: one of :data:`POINTS`.
+    """
+    setting = os.environ.get("PGSUB_FAILPOINTS")
+    if not setting:
+        return
+    assert name in POINTS, name
+    for item in setting.split(";"):
+        where, _, action = item.partition("=")
+        if where.strip() == name and _due(name, action):
+            _act(name, action.partition("@")[0].strip())
+
+
+def _due(name: str, action: str) -> bool:
+    _counts[name] = count = _counts.get(name, 0) + 1
+    nth = action.partition("@")[2]
+    if count != int(nth or 1):
+        return False
+    folder = os.environ.get("PGSUB_FAILPOINTS_DIR")
+    if not folder:
+        return True
+    try:
+        os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _act(name: str, action: str) -> None:
+    verb, _, argument = action.partition(":")
+    if verb == "kill":
+        os.kill(int(Path(argument).read_text()) if argument else os.getpid(), signal.SIGKILL)
+        time.sleep(60)  # our own end follows from the other's; nothing after this point may run
+    elif verb == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif verb == "sleep":
+        time.sleep(float(argument))
+    elif verb == "pause":
+        while not Path(argument).exists():
+            time.sleep(0.02)
+    elif verb == "error":
+        raise TargetUnavailable(f"failpoint {name}", sqlstate=argument or "57P01")
+    else:
+        raise InternalError(f'unknown failpoint action "{action}"')

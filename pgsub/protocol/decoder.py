@@ -1,0 +1,299 @@
+"""Decoding of pgoutput messages, one by one, and the check of their order over a connection.
+
+Mirrors ``apply_dispatch`` and the "sent out of order" checks of ``worker.c``. The publisher is not trusted: whatever
+the bytes are, the outcome is a message or ProtocolViolation. Where the server's own publisher is known to deviate the
+decoder is lenient: COMMIT PREPARED and ROLLBACK PREPARED without a PREPARE, Stream Abort with streaming off or for a
+transaction that was never streamed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from pgsub.errors import ProtocolViolation
+from pgsub.protocol import changes, control
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    TypeName,
+    Update,
+)
+from pgsub.protocol.reader import INT32
+
+#: MaxAllocSize of memutils.h: no publisher can build a longer message, so no value in one is longer.
+MAX_MESSAGE_BYTES = 0x3FFFFFFF
+
+#: Relations must be remembered as long as the connection lasts; this bounds what a publisher can make us keep.
+MAX_RELATIONS = 100_000
+
+_STREAM_ABORT = ord("A")
+
+#: Legal inside a stream block although they carry no xid.
+_IN_STREAM_CONTROL = b"OES"
+
+_change_parser = changes.PARSERS.get
+_control_parser = control.PARSERS.get
+_unpack_int32 = INT32.unpack_from
+
+
+def message_xid(payload: bytes) -> int:
+    """Read the xid of a message from inside a stream block without decoding the rest.
+
+    :param payload: one of R Y I U D T M.
+    :return: the (sub)transaction that made the change.
+    :raises ProtocolViolation: another type, too short, or xid 0.
+    """
+    if payload[:1] not in (b"R", b"Y", b"I", b"U", b"D", b"T", b"M") or len(payload) < 5:
+        raise ProtocolViolation("message carries no transaction ID")
+    xid: int = _unpack_int32(payload, 1)[0]
+    if xid == 0:
+        raise ProtocolViolation("invalid transaction ID in streamed replication transaction")
+    return xid
+
+
+def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = False) -> Message:
+    """Decode one message by itself, without regard to order.
+
+    :param payload: a pgoutput message, for example out of a spool file.
+    :param in_stream: it came inside a stream block, where R Y I U D T M carry an xid and only O E S are legal besides.
+    :param parallel_streaming: Stream Abort carries LSN and time.
+    :return: the message.
+    :raises ProtocolViolation: it is malformed in any way.
+    """
+    try:
+        kind = payload[0]
+        parse_change = _change_parser(kind)
+        if parse_change is not None:
+            if not in_stream:
+                return parse_change(payload, 1)
+            message_xid(payload)
+            return parse_change(payload, 5)
+        if in_stream and kind not in _IN_STREAM_CONTROL:
+            raise ProtocolViolation(f"message type 0x{kind:02X} inside a stream block")
+        if kind == _STREAM_ABORT:
+            return control.parse_stream_abort(payload, parallel_streaming)
+        parse_control = _control_parser(kind)
+        if parse_control is None:
+            raise ProtocolViolation(f"invalid logical replication message type 0x{kind:02X}")
+        return parse_control(payload)
+    except (IndexError, struct.error):
+        raise ProtocolViolation("insufficient data left in message") from None
+
+
+class Decoder:
+    """Decodes the messages of one connection, all of them, in the order received.
+
+    After a violation nothing more is decoded: what follows cannot be trusted to be understood.
+
+    :param parallel_streaming: streaming = parallel was negotiated (protocol version 4).
+    :ivar stream_xid: top transaction of the open stream block, else None.
+    :ivar last_xid: inside a stream block, whose (sub)transaction the last message belongs to; else None.
+    """
+
+    def __init__(self, parallel_streaming: bool = False) -> None:
+        self.stream_xid: int | None = None
+        self.last_xid: int | None = None
+        self._parallel_streaming = parallel_streaming
+        self._open: Begin | BeginPrepare | None = None
+        self._changed = False
+        self._streamed: set[int] = set()
+        self._natts: dict[int, int] = {}
+        self._last_end_lsn = 0
+        self._refused: str | None = None
+
+    def decode(self, payload: bytes) -> Message:
+        """Decode the next message and check that it may come now.
+
+        :param payload: content of one XLogData.
+        :return: the message.
+        :raises ProtocolViolation: malformed, out of order, or an earlier message was.
+        """
+        if self._refused is not None:
+            raise ProtocolViolation(
+                "replication stream was refused before", detail=f"The first violation was: {self._refused}."
+            )
+        try:
+            if len(payload) > MAX_MESSAGE_BYTES:
+                raise ProtocolViolation(f"message of {len(payload)} bytes is too long")
+            message = decode_change(payload, self.stream_xid is not None, self._parallel_streaming)
+            _CHECKS[type(message)](self, message)
+            if self.stream_xid is not None:
+                self.last_xid = self.stream_xid if payload[0] in _IN_STREAM_CONTROL else message_xid(payload)
+            return message
+        except ProtocolViolation as violation:
+            self._refused = violation.message
+            raise
+
+    def _check_inside(self, what: str) -> None:
+        if self._open is None and self.stream_xid is None:
+            raise ProtocolViolation(f"{what} message outside of a transaction")
+
+    def _check_outside(self, what: str) -> None:
+        # Inside a stream block decode_change() has refused it already.
+        if self._open is not None:
+            raise ProtocolViolation(f"{what} message inside a transaction")
+
+    def _check_natts(self, relid: int, natts: int) -> None:
+        expected = self._natts.get(relid)
+        if expected is None:
+            raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}")
+        if natts != expected:
+            raise ProtocolViolation(
+                f"row of remote relation ID {relid} has {natts} columns, but its relation message had {expected}"
+            )
+
+    def _check_progress(self, end_lsn: int) -> None:
+        if end_lsn <= self._last_end_lsn:
+            raise ProtocolViolation(
+                f"end LSN {format_lsn(end_lsn)} does not follow that of the transaction before",
+                detail=f"The transaction before ended at {format_lsn(self._last_end_lsn)}.",
+            )
+        self._last_end_lsn = end_lsn
+
+    def _begin(self, message: Begin | BeginPrepare) -> None:
+        self._check_outside("BEGIN")
+        self._open = message
+        self._changed = False
+
+    def _commit(self, message: Commit) -> None:
+        if not isinstance(self._open, Begin):
+            raise ProtocolViolation("COMMIT message without BEGIN")
+        if message.commit_lsn != self._open.final_lsn:
+            raise ProtocolViolation(
+                f"incorrect commit LSN {format_lsn(message.commit_lsn)} in commit message "
+                f"(expected {format_lsn(self._open.final_lsn)})"
+            )
+        self._check_progress(message.end_lsn)
+        self._open = None
+
+    def _prepare(self, message: Prepare) -> None:
+        begin = self._open
+        if not isinstance(begin, BeginPrepare):
+            raise ProtocolViolation("PREPARE message without BEGIN PREPARE")
+        if message.prepare_lsn != begin.prepare_lsn:
+            raise ProtocolViolation(
+                f"incorrect prepare LSN {format_lsn(message.prepare_lsn)} in prepare message "
+                f"(expected {format_lsn(begin.prepare_lsn)})"
+            )
+        if (message.end_lsn, message.xid, message.gid) != (begin.end_lsn, begin.xid, begin.gid):
+            raise ProtocolViolation("PREPARE message differs from its BEGIN PREPARE")
+        # A transaction prepared before the slot's two_phase_at is sent late, with its old LSNs: no progress to check.
+        self._open = None
+
+    def _finish_prepared(self, message: CommitPrepared | RollbackPrepared) -> None:
+        committed = isinstance(message, CommitPrepared)
+        self._check_outside("COMMIT PREPARED" if committed else "ROLLBACK PREPARED")
+        self._check_progress(message.end_lsn if isinstance(message, CommitPrepared) else message.rollback_end_lsn)
+
+    def _origin(self, _message: Origin) -> None:
+        if self.stream_xid is None and (self._open is None or self._changed):
+            raise ProtocolViolation("ORIGIN message sent out of order")
+
+    def _relation(self, message: Relation) -> None:
+        self._check_inside("RELATION")
+        self._natts[message.relid] = len(message.columns)
+        if len(self._natts) > MAX_RELATIONS:
+            raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
+
+    def _type(self, _message: TypeName) -> None:
+        self._check_inside("TYPE")
+
+    def _insert(self, message: Insert | Update) -> None:
+        if self._open is None and self.stream_xid is None:
+            raise ProtocolViolation("change message outside of a transaction")
+        self._changed = True
+        if len(message.new.kinds) != self._natts.get(message.relid):
+            self._check_natts(message.relid, len(message.new.kinds))
+
+    def _delete(self, message: Delete) -> None:
+        self._check_inside("DELETE")
+        self._changed = True
+        self._check_natts(message.relid, len(message.old.kinds))
+
+    def _truncate(self, message: Truncate) -> None:
+        self._check_inside("TRUNCATE")
+        self._changed = True
+        for relid in message.relids:
+            if relid not in self._natts:
+                raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}")
+
+    def _message(self, message: LogicalMessage) -> None:
+        if message.transactional:
+            self._check_inside("transactional LOGICAL MESSAGE")
+
+    def _stream_start(self, message: StreamStart) -> None:
+        if self.stream_xid is not None:
+            raise ProtocolViolation("duplicate STREAM START message")
+        self._check_outside("STREAM START")
+        if message.first == (message.xid in self._streamed):
+            raise ProtocolViolation(
+                f"STREAM START message of transaction {message.xid} "
+                + ("claims to be its first again" if message.first else "does not say that it is its first")
+            )
+        self._streamed.add(message.xid)
+        self.stream_xid = message.xid
+
+    def _stream_stop(self, _message: StreamStop) -> None:
+        if self.stream_xid is None:
+            raise ProtocolViolation("STREAM STOP message without STREAM START")
+        self.stream_xid = self.last_xid = None
+
+    def _end_stream(self, what: str, xid: int) -> None:
+        self._check_outside(what)
+        if xid not in self._streamed:
+            raise ProtocolViolation(f"{what} message of transaction {xid}, of which nothing was streamed")
+        self._streamed.remove(xid)
+
+    def _stream_commit(self, message: StreamCommit) -> None:
+        self._end_stream("STREAM COMMIT", message.xid)
+        self._check_progress(message.end_lsn)
+
+    def _stream_prepare(self, message: StreamPrepare) -> None:
+        self._end_stream("STREAM PREPARE", message.xid)
+
+    def _stream_abort(self, message: StreamAbort) -> None:
+        self._check_outside("STREAM ABORT")
+        if message.subxid == message.xid:
+            self._streamed.discard(message.xid)
+
+
+_CHECKS: dict[type[Message], Callable[[Decoder, Any], None]] = {
+    Begin: Decoder._begin,
+    BeginPrepare: Decoder._begin,
+    Commit: Decoder._commit,
+    Prepare: Decoder._prepare,
+    CommitPrepared: Decoder._finish_prepared,
+    RollbackPrepared: Decoder._finish_prepared,
+    Origin: Decoder._origin,
+    Relation: Decoder._relation,
+    TypeName: Decoder._type,
+    Insert: Decoder._insert,
+    Update: Decoder._insert,
+    Delete: Decoder._delete,
+    Truncate: Decoder._truncate,
+    LogicalMessage: Decoder._message,
+    StreamStart: Decoder._stream_start,
+    StreamStop: Decoder._stream_stop,
+    StreamCommit: Decoder._stream_commit,
+    StreamPrepare: Decoder._stream_prepare,
+    StreamAbort: Decoder._stream_abort,
+}

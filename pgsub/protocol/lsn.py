@@ -1,0 +1,45 @@
+"""Log sequence numbers: text form, parsing, and the one predicate that compares a transaction with a position.
+
+Mirrors ``src/backend/utils/adt/pg_lsn.c``. In memory an LSN is a plain ``int`` (0 is the server's InvalidXLogRecPtr).
+"""
+
+from __future__ import annotations
+
+import re
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
+
+
+def parse_lsn(text: str) -> int:
+    """Read ``X/X`` as ``pg_lsn_in`` does: one to eight hexadecimal digits on each side, nothing around them.
+
+    :param text: for example ``16/B374D848``.
+    :return: byte position in the WAL, 0 to 2**64 - 1.
+    :raises ValueError: anything else, with a text fit for a user.
+    """
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ValueError(f'invalid LSN "{text}": expected two hexadecimal numbers as in 16/B374D848')
+    return int(match[1], 16) << 32 | int(match[2], 16)
+
+
+def format_lsn(lsn: int) -> str:
+    """Write an LSN as ``pg_lsn_out`` does: ``%X/%X``, no padding.
+
+    :param lsn: byte position, 0 to 2**64 - 1.
+    :return: for example ``16/B374D848``.
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def covered(finish_lsn: int, position: int) -> bool:
+    """Whether a position already contains a transaction.
+
+    Strictly less: a position may be "last byte + 1" of the record before, which is the start of this transaction's
+    own commit record (``should_apply_changes_for_rel`` compares with ``<=`` the other way round for that reason).
+
+    :param finish_lsn: the transaction's commit_lsn, for a prepared one its prepare_lsn.
+    :param position: an end position: progress of an origin, srsublsn, a claim.
+    :return: True if the transaction must not be applied again.
+    """
+    return finish_lsn < position

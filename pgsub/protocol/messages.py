@@ -1,0 +1,212 @@
+"""The messages of pgoutput, protocol versions 1 to 4, as named tuples.
+
+Mirrors ``src/include/replication/logicalproto.h``. LSNs are ints, timestamps int microseconds since
+2000-01-01 UTC, names str, column values the bytes as they came.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Column(NamedTuple):
+    """A column of a relation; ``flags`` 1 means part of the replica identity."""
+
+    flags: int
+    name: str
+    type_oid: int
+    typmod: int
+
+
+class Relation(NamedTuple):
+    """``R``: what the publisher's table looks like from here on; ``replica_identity`` is one of d n f i."""
+
+    relid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+
+
+class TypeName(NamedTuple):
+    """``Y``: the name of a type that is not built in."""
+
+    oid: int
+    namespace: str
+    name: str
+
+
+class Tuple(NamedTuple):
+    """A row: one byte of ``kinds`` a column (n null, u unchanged TOAST, t text, b binary); n and u have value None."""
+
+    kinds: bytes
+    values: tuple[bytes | None, ...]
+
+
+class Begin(NamedTuple):
+    """``B``: final_lsn is the commit_lsn of the Commit to come."""
+
+    final_lsn: int
+    commit_ts: int
+    xid: int
+
+
+class Commit(NamedTuple):
+    """``C``."""
+
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+class Origin(NamedTuple):
+    """``O``: where the transaction was first committed; lsn is 0 while that is not known (streaming)."""
+
+    lsn: int
+    name: str
+
+
+class Insert(NamedTuple):
+    """``I``."""
+
+    relid: int
+    new: Tuple
+
+
+class Update(NamedTuple):
+    """``U``; ``old_kind`` is K (key columns), O (whole row, replica identity full) or empty (old is None)."""
+
+    relid: int
+    old_kind: str
+    old: Tuple | None
+    new: Tuple
+
+
+class Delete(NamedTuple):
+    """``D``; ``old_kind`` is K or O."""
+
+    relid: int
+    old_kind: str
+    old: Tuple
+
+
+class Truncate(NamedTuple):
+    """``T``."""
+
+    relids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+class LogicalMessage(NamedTuple):
+    """``M``: pg_logical_emit_message(); one that is not transactional comes outside of transactions."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+class StreamStart(NamedTuple):
+    """``S``: a block of changes of a transaction in progress; ``first`` on its first block."""
+
+    xid: int
+    first: bool
+
+
+class StreamStop(NamedTuple):
+    """``E``."""
+
+
+class StreamCommit(NamedTuple):
+    """``c``."""
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+
+
+class StreamAbort(NamedTuple):
+    """``A``: subxid equals xid for the whole transaction; LSN and time only with streaming = parallel.
+
+    The LSN is 0 where the publisher noticed the abort late, by a running-xacts record.
+    """
+
+    xid: int
+    subxid: int
+    abort_lsn: int | None
+    abort_ts: int | None
+
+
+class BeginPrepare(NamedTuple):
+    """``b``."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+class Prepare(NamedTuple):
+    """``P``."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+class CommitPrepared(NamedTuple):
+    """``K``."""
+
+    commit_lsn: int
+    end_lsn: int
+    commit_ts: int
+    xid: int
+    gid: str
+
+
+class RollbackPrepared(NamedTuple):
+    """``r``."""
+
+    prepare_end_lsn: int
+    rollback_end_lsn: int
+    prepare_ts: int
+    rollback_ts: int
+    xid: int
+    gid: str
+
+
+class StreamPrepare(NamedTuple):
+    """``p``."""
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_ts: int
+    xid: int
+    gid: str
+
+
+#: What carries an Int32 xid after its type byte inside a stream block.
+Change: TypeAlias = Relation | TypeName | Insert | Update | Delete | Truncate | LogicalMessage
+
+#: What stands outside of transactions or delimits them.
+Control: TypeAlias = (
+    Begin
+    | Commit
+    | Origin
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | CommitPrepared
+    | RollbackPrepared
+    | StreamPrepare
+)
+
+Message: TypeAlias = Change | Control

@@ -1,0 +1,153 @@
+"""Reading fields out of a message: strings, rows, columns, and the proof that nothing is left over.
+
+Mirrors ``pqformat.c`` and ``logicalrep_read_tuple``/``logicalrep_read_attrs`` of ``proto.c``. Every function takes the
+message and an offset and returns the value and the next offset. Lengths are read unsigned, so that a negative one is
+merely too long; reading past the end by ``struct`` or by index raises what :mod:`pgsub.protocol.decoder` translates.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from pgsub.errors import ProtocolViolation
+from pgsub.protocol.messages import Column, Tuple
+
+INT16 = struct.Struct(">H")
+INT32 = struct.Struct(">I")
+_ATTRIBUTE = struct.Struct(">Ii")
+
+#: MaxHeapAttributeNumber of htup_details.h.
+MAX_COLUMNS = 1600
+
+#: NAMEDATALEN - 1 bytes in the publisher's encoding, at most four times as many in UTF-8.
+MAX_NAME_BYTES = 63 * 4
+
+#: GIDSIZE - 1 of xact.h, likewise.
+MAX_GID_BYTES = 199 * 4
+
+#: MAX_RONAME_LEN of origin.h, likewise.
+MAX_ORIGIN_BYTES = 512 * 4
+
+#: The kind of a column whose TOAST value the publisher did not read.
+UNCHANGED = ord("u")
+
+_WITH_VALUE = frozenset(b"tb")
+_WITHOUT_VALUE = frozenset(b"nu")
+
+_unpack_int32 = INT32.unpack_from
+_unpack_int16 = INT16.unpack_from
+
+
+def read_string(data: bytes, pos: int, limit: int | None = None) -> tuple[str, int]:
+    """Read a string that ends with a NUL inside the message (``pq_getmsgstring``).
+
+    :param data: the whole message.
+    :param pos: offset of its first byte.
+    :param limit: longest allowed, in bytes without the NUL.
+    :return: the text and the offset behind the NUL.
+    :raises ProtocolViolation: no NUL, too long, or not UTF-8.
+    """
+    end = data.find(b"\0", pos)
+    if end < 0:
+        raise ProtocolViolation("string is not terminated within the message")
+    if limit is not None and end - pos > limit:
+        raise ProtocolViolation(f"string of {end - pos} bytes is too long", detail=f"At most {limit} are allowed here.")
+    try:
+        return data[pos:end].decode("utf-8"), end + 1
+    except UnicodeDecodeError:
+        raise ProtocolViolation("string is not valid UTF-8") from None
+
+
+def read_name(data: bytes, pos: int) -> tuple[str, int]:
+    """Read an identifier; there are no empty ones.
+
+    :param data: the whole message.
+    :param pos: offset of its first byte.
+    :return: the name and the offset behind it.
+    :raises ProtocolViolation: as :func:`read_string`, or empty.
+    """
+    name, pos = read_string(data, pos, MAX_NAME_BYTES)
+    if not name:
+        raise ProtocolViolation("zero-length identifier")
+    return name, pos
+
+
+def read_namespace(data: bytes, pos: int) -> tuple[str, int]:
+    """Read a schema name, sent empty for pg_catalog (``logicalrep_read_namespace``).
+
+    :param data: the whole message.
+    :param pos: offset of its first byte.
+    :return: the name and the offset behind it.
+    :raises ProtocolViolation: as :func:`read_string`.
+    """
+    namespace, pos = read_string(data, pos, MAX_NAME_BYTES)
+    return namespace or "pg_catalog", pos
+
+
+def read_tuple(data: bytes, pos: int) -> tuple[Tuple, int]:
+    """Read TupleData; the values are slices of the message.
+
+    :param data: the whole message.
+    :param pos: offset of the number of columns.
+    :return: the row and the offset behind it.
+    :raises ProtocolViolation: too many columns, an unknown kind, a length beyond the message.
+    """
+    (count,) = _unpack_int16(data, pos)
+    pos += 2
+    if count > MAX_COLUMNS:
+        raise ProtocolViolation(f"row of {count} columns is too wide", detail=f"At most {MAX_COLUMNS} are possible.")
+    size = len(data)
+    kinds: list[int] = []
+    values: list[bytes | None] = []
+    for _ in range(count):
+        kind = data[pos]
+        if kind in _WITH_VALUE:
+            start = pos + 5
+            pos = start + _unpack_int32(data, pos + 1)[0]
+            if pos > size:
+                raise ProtocolViolation("column value does not fit into its message")
+            values.append(data[start:pos])
+        elif kind in _WITHOUT_VALUE:
+            pos += 1
+            values.append(None)
+        else:
+            raise ProtocolViolation(f"unrecognized data representation type 0x{kind:02X}")
+        kinds.append(kind)
+    return Tuple(bytes(kinds), tuple(values)), pos
+
+
+def read_columns(data: bytes, pos: int) -> tuple[tuple[Column, ...], int]:
+    """Read the columns of a Relation message (``logicalrep_read_attrs``).
+
+    :param data: the whole message.
+    :param pos: offset of the number of columns.
+    :return: the columns and the offset behind them.
+    :raises ProtocolViolation: too many, unknown flags, or two of one name.
+    """
+    (count,) = _unpack_int16(data, pos)
+    pos += 2
+    if count > MAX_COLUMNS:
+        raise ProtocolViolation(f"relation of {count} columns is too wide")
+    columns: list[Column] = []
+    for _ in range(count):
+        flags = data[pos]
+        if flags > 1:
+            raise ProtocolViolation(f"unrecognized column flags 0x{flags:02X} in relation message")
+        name, pos = read_name(data, pos + 1)
+        type_oid, typmod = _ATTRIBUTE.unpack_from(data, pos)
+        pos += 8
+        columns.append(Column(flags, name, type_oid, typmod))
+    if len({column.name for column in columns}) != count:
+        raise ProtocolViolation("relation message names a column twice")
+    return tuple(columns), pos
+
+
+def expect_end(data: bytes, pos: int) -> None:
+    """Prove that a message was read whole.
+
+    :param data: the whole message.
+    :param pos: offset behind its last field.
+    :raises ProtocolViolation: bytes are left over, or fields reached beyond it.
+    """
+    if pos != len(data):
+        raise ProtocolViolation(f"{len(data) - pos} bytes left over at the end of the message")

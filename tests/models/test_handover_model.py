@@ -1,0 +1,102 @@
+"""The rules of the hand-over between tablesync and apply, in every interleaving with crashes."""
+
+from __future__ import annotations
+
+import pytest
+from handover_model import Failure, Handover, Rules
+from model_explorer import explore
+
+SOUND: dict[str, Rules] = {
+    "the sync worker waits until apply is behind it": Rules(),
+    "keepalives move remote_lsn": Rules(keepalives_move_remote_lsn=True),
+    "r follows the received position": Rules(ready_by_received_position=True),
+    "keepalives move remote_lsn and r follows the received position": Rules(
+        keepalives_move_remote_lsn=True, ready_by_received_position=True
+    ),
+    "the sync worker claims, apply may take the claim away": Rules(claims=True),
+    "claims, keepalives move remote_lsn, r follows the received position": Rules(
+        claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
+    ),
+    "the sync worker claims and may fail for good": Rules(claims=True, sync_may_fail_for_good=True),
+    "r at once is made good by srsublsn that counts in r": Rules(ready_waits_for_srsublsn=False),
+    "srsublsn that is forgotten in r is made good by a late r": Rules(srsublsn_counts_in_ready=False),
+    "srsublsn that is forgotten in r, with every freedom": Rules(
+        srsublsn_counts_in_ready=False, claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
+    ),
+}
+
+
+@pytest.mark.parametrize("rules", SOUND.values(), ids=SOUND.keys())
+def test_nothing_is_lost_doubled_or_stuck_when(rules: Rules) -> None:
+    found = explore(Handover(rules))
+    assert found.failure is None, found.trace
+    assert found.good_ends > 0
+    assert found.stranded == 0
+
+
+BROKEN: dict[str, tuple[Rules, Failure]] = {
+    "a transaction that finishes exactly at srsublsn is left out": (
+        Rules(finish_lsn_equal_to_srsublsn_is_applied=False),
+        Failure.LOST,
+    ),
+    "a transaction that finishes exactly at srsublsn is left out and keepalives move remote_lsn": (
+        Rules(finish_lsn_equal_to_srsublsn_is_applied=False, keepalives_move_remote_lsn=True),
+        Failure.LOST,
+    ),
+    "a transaction that finishes exactly at a claim is left out": (
+        Rules(finish_lsn_equal_to_srsublsn_is_applied=False, claims=True),
+        Failure.LOST,
+    ),
+    "apply reads the table states before it has the lock": (
+        Rules(states_are_read_under_the_lock=False),
+        Failure.LOST,
+    ),
+    "apply reads the table states before it has the lock and the sync worker claims": (
+        Rules(states_are_read_under_the_lock=False, claims=True),
+        Failure.LOST,
+    ),
+    "a filtered transaction is forgotten without moving remote_lsn": (
+        Rules(filtered_transactions_move_remote_lsn=False),
+        Failure.LOST,
+    ),
+    "the sync worker reads remote_lsn without the lock": (
+        Rules(sync_looks_under_the_lock=False),
+        Failure.LOST,
+    ),
+    "the sync worker claims without the lock": (
+        Rules(sync_looks_under_the_lock=False, claims=True),
+        Failure.LOST,
+    ),
+    "r comes at once and srsublsn is forgotten in it": (
+        Rules(ready_waits_for_srsublsn=False, srsublsn_counts_in_ready=False),
+        Failure.DOUBLED,
+    ),
+    "apply does not wait at a claim": (
+        Rules(apply_waits_at_the_claim=False, claims=True),
+        Failure.LOST,
+    ),
+    "the sync worker goes on beyond its claim": (
+        Rules(sync_stops_at_the_claim=False, claims=True),
+        Failure.DOUBLED,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rules", "failure"), BROKEN.values(), ids=BROKEN.keys())
+def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
+    found = explore(Handover(rules))
+    assert found.failure is failure
+    assert found.trace
+
+
+def test_a_claim_that_nobody_takes_away_strands_apply_when_the_sync_worker_fails_for_good() -> None:
+    found = explore(Handover(Rules(claims=True, sync_may_fail_for_good=True, apply_takes_a_claim_away=False)))
+    assert found.failure is None
+    assert found.good_ends > 0
+    assert found.stranded > 0
+
+
+def test_a_claim_that_nobody_takes_away_strands_nobody_while_the_sync_worker_comes_back() -> None:
+    found = explore(Handover(Rules(claims=True, apply_takes_a_claim_away=False)))
+    assert found.failure is None
+    assert found.stranded == 0
