@@ -1,0 +1,5 @@
+"""Everything said to the publisher: sessions, walsender stream, slots, snapshots, publication queries by version.
+
+Mirrors ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c`` and the publisher queries of ``tablesync.c`` and
+``subscriptioncmds.c``. Nothing here decodes changes, and nothing is written on the publisher but slots.
+"""

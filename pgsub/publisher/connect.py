@@ -1,0 +1,128 @@
+"""Sessions on the publisher; the only place that opens them. Mirrors libpqrcv_connect (libpqwalreceiver.c)."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import TupleRow
+
+from pgsub import conninfo as ci
+from pgsub.errors import StateForbids
+from pgsub.publisher.faults import refused, translate
+
+Connection = psycopg.Connection[TupleRow]
+
+#: The oldest publisher whose publication functions and pgoutput options are known here.
+MINIMUM_VERSION = 140000
+
+#: Text values depend on the first three; a policy on the publisher must fail and not filter; the rest would end a
+#: session that rightly waits (a snapshot's holder, a walsender between two streams).
+_SETTINGS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
+
+#: A peer that vanished without a FIN is noticed within a minute; a conninfo or service may say otherwise.
+_BELTS = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+
+def connect(
+    conninfo: str, *, application_name: str, replication: bool = False, encoding: str = "UTF8", timeout: int = 10
+) -> Connection:
+    """Open a session on the publisher with everything pinned that text values and long waits rely on.
+
+    Parameters are interpolated by the client, because a walsender speaks the simple query protocol only.
+
+    :param conninfo: as the user gave it; a passfile or service may be named in it.
+    :param application_name: used unless the conninfo names one, as the server does with the subscription's name.
+    :param replication: whether to become a walsender of the database.
+    :param encoding: client_encoding: the encoding of the target's database.
+    :param timeout: seconds for one host and address, unless the conninfo says otherwise.
+    :return: an autocommit connection.
+    :raises PublisherUnavailable: unreachable, refused, shutting down, wrong password, no such database.
+    :raises PermissionMissing: the role may not start a walsender.
+    :raises StateForbids: a connection pooler answered, or a server older than 14.
+    """
+    given = ci.parse(conninfo, "publisher")
+    params = _parameters(given, application_name, replication, encoding, timeout)
+    try:
+        connection: Connection = psycopg.connect(
+            "",
+            autocommit=True,
+            prepare_threshold=None,
+            cursor_factory=psycopg.ClientCursor,
+            **params,  # type: ignore[arg-type]
+        )
+    except (psycopg.Error, OSError, UnicodeError) as error:
+        raise refused(error, ci.endpoint(given), given.get("user")) from None
+    try:
+        _prepare_session(connection, by_sql="service" in given)
+    except psycopg.Error as error:
+        connection.close()
+        raise translate(error, "prepare the session on the publisher") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_replication(connection: Connection) -> bool:
+    """Whether the session is a walsender and takes replication commands."""
+    return "replication" in connection.info.get_parameters()
+
+
+def through_pooler(connection: Connection) -> bool:
+    """Whether a pooler stands between: the key it handed out names another backend than the one that answers.
+
+    An old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so.
+    """
+    return scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
+
+
+def scalar(connection: Connection, query: str) -> object:
+    """First column of the first row of a constant query; errors are psycopg's own."""
+    row = connection.execute(query.encode()).fetchone()
+    return row[0] if row else None
+
+
+def _parameters(
+    given: dict[str, str], application_name: str, replication: bool, encoding: str, timeout: int
+) -> dict[str, str]:
+    pinned = {"client_encoding": encoding}
+    if "service" not in given:  # would hide the service's own options: there the settings follow by SQL
+        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        pinned["options"] = f"{given.get('options', '')} {ours}".strip()
+    if replication:
+        pinned["replication"] = "database"
+    defaults = {**_BELTS, "fallback_application_name": application_name, "connect_timeout": str(timeout)}
+    if "service" in given:
+        defaults = {"fallback_application_name": application_name}
+    return {**defaults, **{key: value for key, value in given.items() if key != "replication"}, **pinned}
+
+
+def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
+    version = connection.info.server_version
+    if version < MINIMUM_VERSION:
+        raise StateForbids(
+            f"the publisher runs PostgreSQL {version // 10000}, which is too old",
+            hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
+        )
+    settings = {"search_path": "", **(_SETTINGS if by_sql else {})}
+    settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if version >= since}
+    calls = [
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
+        for name, value in settings.items()
+    ]
+    connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))

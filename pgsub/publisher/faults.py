@@ -1,0 +1,217 @@
+"""What an error from the publisher means: psycopg errors and failed results become pgsub's own.
+
+Mirrors the ``ereport`` calls of ``libpqwalreceiver.c``: the server's error is embedded as ``could not …: %s``.
+Decisions are made from SQLSTATEs; texts, which a server may translate, only choose between hints where no SQLSTATE
+is known (libpq keeps none of a refused connection) or several faults share one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import pq, sql
+
+from pgsub.errors import (
+    ApplyError,
+    PermissionMissing,
+    PgsubError,
+    PublisherUnavailable,
+    ReplicationBroken,
+    SlotLost,
+    StateForbids,
+    is_transient,
+)
+
+_REPLICATION_ROLE = re.compile(
+    r"permission denied to start WAL sender|must be superuser or replication role|permission denied to use replication"
+)
+_POOLER = re.compile(r"unsupported startup parameter|unsupported pkt type|FATAL:\s+no such database: ")
+_DENIED = re.compile(r"permission denied for (table|schema|sequence|function|view|relation) (.+)")
+
+#: First match gives the hint for a refused connection.
+_REFUSALS = (
+    (r"password authentication failed|no password supplied|authentication failed|empty password",
+     "Check the user and the password (passfile, service or --connection)."),
+    (r"no pg_hba.conf entry|pg_hba.conf rejects",
+     "Add a line for this user, address and the database itself to the publisher's pg_hba.conf; "
+     "the keyword replication does not cover logical replication."),
+    (r'role "[^"]*" (does not exist|is not permitted to log in)', "Check the user in --connection."),
+    (r'database "[^"]*" does not exist', "Check dbname in --connection."),
+    (r"starting up|shutting down|recovery mode|not (yet )?accepting connections|administrator command",
+     "Try again when the publisher accepts connections."),
+    (r"max_wal_senders", "Raise max_wal_senders on the publisher, or end a walsender that nobody needs."),
+    (r"too many (clients|connections)|remaining connection slots",
+     "Raise max_connections on the publisher, or end sessions that nobody needs."),
+    (r"could not translate host name|failed to resolve|name resolution|Name or service|Temporary failure in name",
+     "Check the host name in --connection."),
+    (r"timeout expired|timed out|[Cc]onnection refused|No route|unreachable|No such file",
+     "Check that the publisher runs and that host and port in --connection are right."),
+    (r"SSL|certificate", "Check sslmode and the certificates named in --connection."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServerError:
+    """An error report of the server: the fields that matter, whatever object carried it."""
+
+    sqlstate: str | None
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def from_exception(cls, error: psycopg.Error) -> ServerError:
+        """The fields of a psycopg error; one of libpq itself has a text only."""
+        diag = error.diag
+        if diag.message_primary is not None:
+            return cls(error.sqlstate, diag.message_primary, diag.message_detail, diag.message_hint)
+        first, *rest = _lines(str(error)) or [type(error).__name__]
+        return cls(error.sqlstate, first, " ".join(rest) or None)
+
+    @classmethod
+    def from_result(cls, result: pq.abc.PGresult, encoding: str) -> ServerError:
+        """The fields of a failed result.
+
+        :param encoding: Python's name of the connection's client encoding.
+        """
+
+        def field(code: pq.DiagnosticField) -> str | None:
+            value = result.error_field(code)
+            return None if value is None else value.decode(encoding, "replace")
+
+        message = field(pq.DiagnosticField.MESSAGE_PRIMARY)
+        if message is None:
+            message = (_lines(result.error_message.decode(encoding, "replace")) or ["no error text"])[0]
+        detail, hint = field(pq.DiagnosticField.MESSAGE_DETAIL), field(pq.DiagnosticField.MESSAGE_HINT)
+        return cls(field(pq.DiagnosticField.SQLSTATE), message, detail, hint)
+
+
+def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
+    """What a connection attempt that failed means.
+
+    :param error: as psycopg raised it.
+    :param endpoint: what may be shown of the server.
+    :param user: role name of the conninfo, if it has one.
+    :return: never contains the conninfo or a password.
+    """
+    lines = _lines(str(error)) or [type(error).__name__]
+    first = re.sub(r"^(connection failed: )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
+    reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
+    message = f"could not connect to the publisher: {reason}"
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    whole = "\n".join(lines)
+    detail = " ".join([f"The publisher is {endpoint}.", *lines[1:]]) if endpoint else " ".join(lines[1:]) or None
+    if _POOLER.search(whole):
+        return StateForbids(message, detail=detail, hint=POOLER_HINT, sqlstate=state)
+    if _REPLICATION_ROLE.search(whole):
+        return PermissionMissing(message, detail=detail, hint=replication_hint(user), sqlstate=state or "42501")
+    hints = (hint for pattern, hint in _REFUSALS if re.search(pattern, whole))
+    return PublisherUnavailable(message, detail=detail, hint=next(hints, None), sqlstate=state)
+
+
+POOLER_HINT = (
+    "A connection pooler seems to answer, and logical replication does not work through one. "
+    "Give the address and port of the server itself in --connection."
+)
+
+
+def translate(
+    error: psycopg.Error, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
+) -> PgsubError:
+    """What an error on an established publisher connection means.
+
+    :param error: as psycopg raised it.
+    :param doing: completes "could not …".
+    :param table: schema and name, where one table is concerned: named in a missing GRANT.
+    :param user: role on the publisher, named in a missing GRANT.
+    :return: the error to raise.
+    """
+    return classify(ServerError.from_exception(error), doing, table=table, user=user)
+
+
+def classify(
+    said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
+) -> PgsubError:
+    """As :func:`translate`, from the fields of a server error."""
+    message, state = f"could not {doing}: {said.message}", said.sqlstate
+    if state == "42501":
+        hint = _grant_hint(said, table, user)
+        return PermissionMissing(message, detail=said.detail, hint=hint, sqlstate=state)
+    cls, ours = _meaning(said)
+    error = cls(message, detail=said.detail, hint=said.hint or ours, sqlstate=state)
+    if isinstance(error, ApplyError) and table is not None:
+        error.relation = ".".join(table)
+    return error
+
+
+def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
+    state, text = said.sqlstate, said.message
+    if state == "55006":
+        return PublisherUnavailable, "The slot is free once its walsender ends, after wal_sender_timeout at the latest."
+    if state is None or is_transient(state) or state in ("57014", "58000", "58030"):
+        return PublisherUnavailable, _limit_hint(text)
+    if state in ("42704", "55000", "58P01") and ("slot" in text.lower() or "WAL segment" in text):
+        return SlotLost, RECREATE_HINT
+    if state == "42704" and "publication" in text:
+        return ReplicationBroken, (
+            "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "
+            "Create the publication first, then the subscription again."
+        )
+    if state == "55000" and "wal_level" in text:
+        return StateForbids, WAL_LEVEL_HINT
+    if state == "42710":
+        return StateForbids, None
+    if state[:2] in ("22", "23") or state in ("42P01", "42703", "42883", "3F000"):
+        return ApplyError, None
+    return ReplicationBroken, None
+
+
+RECREATE_HINT = (
+    "What the slot kept is lost, so every table has to be copied again. "
+    "Drop the subscription, empty its tables on the target, and create it again."
+)
+
+WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wal_level = logical;"
+
+
+def _limit_hint(text: str) -> str | None:
+    if "replication slots are in use" in text:
+        return "Drop a slot that nobody needs, or raise max_replication_slots on the publisher."
+    return None
+
+
+def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | None) -> str:
+    role = _role(user)
+    if _REPLICATION_ROLE.search(said.message):
+        return replication_hint(user)
+    if "row-level security" in said.message:
+        return (
+            "A row security policy would filter the copy. Run this on the publisher, or take the table out of the "
+            f"publication:\nALTER ROLE {role} BYPASSRLS;"
+        )
+    denied = _DENIED.search(said.message)
+    if denied and denied[1] in ("schema", "function", "sequence"):
+        kind, privilege = denied[1].upper(), {"schema": "USAGE", "function": "EXECUTE", "sequence": "SELECT"}[denied[1]]
+        return f"Run this on the publisher:\nGRANT {privilege} ON {kind} {denied[2]} TO {role};"
+    name = ".".join(map(_identifier, table)) if table else denied[2] if denied else None
+    if name is None:
+        return f"The role {role} lacks a privilege on the publisher."
+    return f"Run this on the publisher:\nGRANT SELECT ON TABLE {name} TO {role};"
+
+
+def replication_hint(user: str | None) -> str:
+    return f"Run this on the publisher as a superuser:\nALTER ROLE {_role(user)} REPLICATION;"
+
+
+def _role(user: str | None) -> str:
+    return _identifier(user) if user else "<user of --connection>"
+
+
+def _identifier(name: str) -> str:
+    return sql.Identifier(name).as_string()
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]

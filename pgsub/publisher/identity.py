@@ -1,0 +1,224 @@
+"""Is this still the publisher, and the slot, that the subscription was created for? Asked at every connect.
+
+Mirrors ``libpqrcv_identify_system``; the server's own subscriber does not ask the rest and so loses changes silently
+after a restore or a fail-over. Nothing is ever re-created or skipped here: a mismatch ends with a diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psycopg
+
+from pgsub.errors import ReplicationBroken, SlotLost, WrongSystem
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.faults import RECREATE_HINT, translate
+from pgsub.publisher.slots import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherIdentity:
+    """What IDENTIFY_SYSTEM and pg_database say."""
+
+    system_identifier: str
+    dbname: str
+    database_oid: int
+    timeline: int
+    server_version: int
+    flush_lsn: int
+
+
+class TimelineSwitch(NamedTuple):
+    """A line of a timeline history file: the history left ``timeline`` at ``switch_lsn``."""
+
+    timeline: int
+    switch_lsn: int
+    reason: str
+
+
+def identify(connection: Connection) -> PublisherIdentity:
+    """Ask the publisher who it is.
+
+    :param connection: a replication connection.
+    :raises PgsubError: translated.
+    """
+    try:
+        system = connection.execute("IDENTIFY_SYSTEM").fetchone()
+        database = connection.execute(
+            "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
+        ).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, "receive database system identifier and timeline ID from the publisher") from None
+    assert system is not None and database is not None
+    identifier, timeline, flush_lsn, dbname = system
+    return PublisherIdentity(
+        identifier, dbname, database[0], int(timeline), connection.info.server_version, parse_lsn(flush_lsn)
+    )
+
+
+def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwitch]:
+    """Fetch and parse a timeline's history, oldest first.
+
+    :param connection: a replication connection.
+    :param timeline: the first one has no history.
+    :raises PgsubError: translated.
+    """
+    if timeline <= 1:
+        return []
+    try:
+        row = connection.execute(b"TIMELINE_HISTORY %d" % timeline).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, f"receive timeline history of timeline {timeline} from the publisher") from None
+    return parse_history(row[1] if row else b"")
+
+
+def parse_history(content: bytes | str) -> list[TimelineSwitch]:
+    """Read a history file as readTimeLineHistory (timeline.c) does: comments and empty lines are passed over.
+
+    :raises ReplicationBroken: a line of another form.
+    """
+    text = content if isinstance(content, str) else bytes(content).decode("utf-8", "replace")
+    switches = []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        number, lsn, *reason = line.split(None, 2) + [""] * (2 - len(line.split(None, 2)))
+        try:
+            switches.append(TimelineSwitch(int(number), parse_lsn(lsn), "".join(reason)))
+        except ValueError:
+            raise ReplicationBroken("syntax error in the publisher's timeline history", detail=line) from None
+    return switches
+
+
+def check_identity(
+    expected: PublisherIdentity,
+    actual: PublisherIdentity,
+    *,
+    remote_lsn: int,
+    history: Sequence[TimelineSwitch] = (),
+) -> None:
+    """Compare the publisher with the one that was recorded; ``expected.flush_lsn`` and version are not looked at.
+
+    :param remote_lsn: the furthest position that the target contains or has reported.
+    :param history: of ``actual.timeline``; needed where the timelines differ.
+    :raises WrongSystem: with what differs and what it means.
+    """
+    if actual.system_identifier != expected.system_identifier:
+        raise WrongSystem(
+            "the publisher is another database system",
+            detail=f"The subscription was created for system identifier {expected.system_identifier}, "
+            f"this server has {actual.system_identifier}.",
+            hint="Check host, port and name resolution of the subscription's connection. "
+            "After a dump and restore or pg_upgrade of the publisher, create the subscription anew.",
+        )
+    if actual.database_oid != expected.database_oid:
+        raise WrongSystem(
+            "the publisher's database is another one",
+            detail=f'The subscription was created for database "{expected.dbname}" (OID {expected.database_oid}), '
+            f'this is "{actual.dbname}" (OID {actual.database_oid}).',
+            hint="Check dbname in the subscription's connection. "
+            "A database that was dropped and created again has lost its slots: create the subscription anew.",
+        )
+    _check_timeline(expected, actual, remote_lsn, history)
+    if actual.flush_lsn < remote_lsn:
+        raise WrongSystem(
+            "the publisher is behind the subscription",
+            detail=f"The target contains the publisher's changes up to {format_lsn(remote_lsn)}, "
+            f"the publisher's WAL ends at {format_lsn(actual.flush_lsn)}.",
+            hint=_DIVERGED,
+        )
+
+
+def _check_timeline(
+    expected: PublisherIdentity, actual: PublisherIdentity, remote_lsn: int, history: Sequence[TimelineSwitch]
+) -> None:
+    if actual.timeline == expected.timeline:
+        return
+    changed = f"The subscription followed timeline {expected.timeline}, the publisher is on timeline {actual.timeline}"
+    switch = next((s for s in history if s.timeline == expected.timeline), None)
+    if actual.timeline < expected.timeline or switch is None:
+        raise WrongSystem(
+            "the publisher's timeline does not continue the subscription's",
+            detail=f"{changed}, whose history does not contain the former.",
+            hint="Connect to the server that was promoted last. " + _DIVERGED,
+        )
+    if switch.switch_lsn < remote_lsn:
+        raise WrongSystem(
+            "the publisher's timeline branched off before the subscription's position",
+            detail=f"{changed}, which branched off at {format_lsn(switch.switch_lsn)}; "
+            f"the target contains changes up to {format_lsn(remote_lsn)}.",
+            hint=_DIVERGED,
+        )
+
+
+_DIVERGED = (
+    "The publisher went back in time (fail-over to a standby that lagged, or a restore), so the target has changes "
+    "that the publisher lost. Synchronize the tables again, and set synchronized_standby_slots on the publisher "
+    "so that a standby is never behind a subscriber."
+)
+
+
+def verify_publisher(connection: Connection, expected: PublisherIdentity, *, remote_lsn: int) -> PublisherIdentity:
+    """:func:`identify`, fetch the history where the timeline changed, :func:`check_identity`.
+
+    :param connection: a replication connection.
+    :return: the publisher as it is: its timeline is the one to record from now on.
+    :raises WrongSystem: see :func:`check_identity`.
+    """
+    actual = identify(connection)
+    same = actual.system_identifier == expected.system_identifier and actual.timeline != expected.timeline
+    history = timeline_history(connection, actual.timeline) if same else ()
+    check_identity(expected, actual, remote_lsn=remote_lsn, history=history)
+    return actual
+
+
+def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: str) -> None:
+    """Check that the slot still has everything after the position that was last reported.
+
+    :param slot: from :func:`~pgsub.publisher.slots.slot_state`.
+    :param reported_lsn: the flush position that the ledger recorded before it was sent.
+    :param name: the slot's name, for the case that there is none.
+    :param database: the publisher's database.
+    :raises SlotLost: missing or invalidated.
+    :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by somebody else.
+    """
+    if slot is None:
+        raise SlotLost(
+            f'replication slot "{name}" does not exist',
+            detail="It was dropped, or the publisher failed over to a standby that does not have it.",
+            hint=RECREATE_HINT,
+            sqlstate="42704",
+        )
+    if slot.invalidation_reason is not None or slot.wal_status == "lost":
+        reason = slot.invalidation_reason or "wal_removed"
+        raise SlotLost(
+            f'can no longer access replication slot "{name}"',
+            detail=f'This replication slot has been invalidated due to "{reason}".',
+            hint=RECREATE_HINT,
+            sqlstate="55000",
+        )
+    if slot.plugin != "pgoutput":
+        used = "is a physical slot" if slot.plugin is None else f'uses output plugin "{slot.plugin}"'
+        raise ReplicationBroken(f'replication slot "{name}" cannot be used', detail=f"The slot {used}.")
+    if slot.database != database:
+        raise ReplicationBroken(
+            f'replication slot "{name}" was not created in this database',
+            detail=f'It belongs to database "{slot.database}", the subscription to "{database}".',
+        )
+    _check_gap(slot, reported_lsn)
+
+
+def _check_gap(slot: SlotState, reported_lsn: int) -> None:
+    """START_REPLICATION below confirmed_flush_lsn is moved forward by the server, told in its own log only."""
+    if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
+        return
+    raise ReplicationBroken(
+        f'replication slot "{slot.name}" is past the subscription\'s position',
+        detail=f"The slot's confirmed_flush_lsn is {format_lsn(slot.confirmed_flush_lsn)}, the subscription last "
+        f"reported {format_lsn(reported_lsn)}; changes between the two will not be sent again.",
+        hint="The target was restored from a backup, or somebody else advanced, used or re-created the slot. "
+        + RECREATE_HINT,
+    )

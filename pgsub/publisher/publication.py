@@ -1,0 +1,150 @@
+"""What publications contain: tables, missing publications, tables that other subscriptions write.
+
+Mirrors ``fetch_relation_list``, ``check_publications`` and ``check_publications_origin_tables`` (subscriptioncmds.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from pgsub.errors import StateForbids
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.faults import translate
+
+
+class PublishedTable(NamedTuple):
+    """A table as a subscription sees it: a partitioned root stands for its partitions where it is published as such."""
+
+    schema: str
+    name: str
+    relkind: str  #: r plain, p partitioned
+    columns: tuple[str, ...] | None  #: None: every column that is not generated
+
+
+class OtherOrigin(NamedTuple):
+    """A published table that the publisher itself receives from elsewhere."""
+
+    publication: str
+    schema: str
+    name: str
+
+
+def published(connection: Connection) -> sql.SQL:
+    """FROM item ``gpt (relid, attrs, qual)`` for ``%(publications)s``: tables without the partitions of a root that
+    is published itself, over all the publications.
+
+    From 16 the server's function does that for several publications; before, it does for each alone, and one data
+    set would be copied twice.
+    """
+    version = connection.info.server_version
+    if version >= 160000:
+        return sql.SQL("""(
+            SELECT (pg_catalog.pg_get_publication_tables(VARIADIC array_agg(p.pubname::text))).*
+            FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(publications)s::name[])) AS gpt""")
+    columns = "g.attrs, g.qual" if version >= 150000 else "NULL::int2vector AS attrs, NULL::pg_node_tree AS qual"
+    return sql.SQL(
+        """(
+            WITH listed AS (
+                SELECT g.relid, {} FROM pg_catalog.pg_publication p,
+                    LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) g
+                WHERE p.pubname = ANY(%(publications)s::name[]))
+            SELECT l.* FROM listed l WHERE NOT EXISTS (
+                SELECT FROM pg_catalog.pg_partition_ancestors(l.relid) a JOIN listed r ON r.relid = a.relid
+                WHERE a.relid <> l.relid)) AS gpt""".replace("{}", columns)
+    )
+
+
+def published_tables(connection: Connection, publications: Sequence[str]) -> list[PublishedTable]:
+    """The tables of some publications, ordered by name; schema ``pgsub`` is never among them.
+
+    :raises StateForbids: one table has different column lists.
+    :raises PgsubError: translated.
+    """
+    query = sql.SQL("""
+        SELECT DISTINCT n.nspname::text, c.relname::text, c.relkind::text, CASE WHEN gpt.attrs IS NOT NULL THEN ARRAY(
+                SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attnum = ANY(gpt.attrs) ORDER BY a.attnum) END,
+            ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+                ORDER BY a.attnum)
+        FROM {} JOIN pg_catalog.pg_class c ON c.oid = gpt.relid
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname <> 'pgsub'
+        ORDER BY 1, 2""").format(published(connection))
+    rows = _rows(connection, query, publications, "receive list of replicated tables from the publisher")
+    tables: list[PublishedTable] = []
+    for schema, name, relkind, sent, plain in rows:
+        columns = None if sent is None or sent == plain else tuple(sent)
+        if tables and tables[-1][:2] == (schema, name):
+            if tables[-1].columns == columns:
+                continue
+            raise StateForbids(
+                f'cannot use different column lists for table "{schema}.{name}" in different publications'
+            )
+        tables.append(PublishedTable(schema, name, relkind, columns))
+    return tables
+
+
+def missing_publications(connection: Connection, publications: Sequence[str]) -> list[str]:
+    """Those of the names that are no publication in the publisher's database, in the given order."""
+    query = "SELECT p.pubname::text FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(publications)s::name[])"
+    rows = _rows(connection, sql.SQL(query), publications, "receive list of publications from the publisher")
+    there = {name for (name,) in rows}
+    return [name for name in publications if name not in there]
+
+
+def missing_warning(names: Sequence[str]) -> str:
+    """The server's warning for missing publications.
+
+    :param names: at least one.
+    """
+    listed = ", ".join(f'"{name}"' for name in names)
+    if len(names) == 1:
+        return f"publication {listed} does not exist on the publisher"
+    return f"publications {listed} do not exist on the publisher"
+
+
+def tables_with_other_origins(
+    connection: Connection, publications: Sequence[str], known: Collection[tuple[str, str]] = ()
+) -> list[OtherOrigin]:
+    """Published tables that a subscription on the publisher writes, native or pgsub's: a copy has no origin to filter.
+
+    Partitions count for their roots and the other way round. A ledger that the role may not read is passed over.
+
+    :param known: schema and name of tables that are subscribed already, so nothing of them is copied.
+    :raises PgsubError: translated.
+    """
+    subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
+    doing = "receive list of replicated tables from the publisher"
+    if _rows(connection, _LEDGER, publications, doing):
+        subscribed += " UNION SELECT l.srrelid FROM pgsub.subscription_rel l"
+    query = sql.SQL("""
+        SELECT DISTINCT p.pubname::text, n.nspname::text, c.relname::text
+        FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) gpt
+            JOIN pg_catalog.pg_class c ON c.oid = gpt.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
+            ({}) AS s (srrelid)
+        WHERE p.pubname = ANY(%(publications)s::name[]) AND n.nspname <> 'pgsub' AND (gpt.relid = s.srrelid
+            OR gpt.relid IN (SELECT a.relid FROM pg_catalog.pg_partition_ancestors(s.srrelid) a
+                UNION ALL SELECT t.relid FROM pg_catalog.pg_partition_tree(s.srrelid) t))
+        ORDER BY 1, 2, 3""").format(sql.SQL(subscribed))
+    found = [OtherOrigin(*row) for row in _rows(connection, query, publications, doing)]
+    return [table for table in found if (table.schema, table.name) not in known]
+
+
+_LEDGER = sql.SQL("""
+    SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'pgsub' AND c.relname = 'subscription_rel'
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')""")
+
+
+def _rows(
+    connection: Connection, query: sql.SQL | sql.Composed, publications: Sequence[str], doing: str
+) -> list[tuple[Any, ...]]:
+    try:
+        return connection.execute(query, {"publications": list(publications)}).fetchall()
+    except psycopg.Error as error:
+        raise translate(error, doing, user=connection.info.user) from None

@@ -1,0 +1,228 @@
+"""Replication slots: names, state, creation, removal.
+
+Mirrors ``slot.c`` (names), ``libpqrcv_create_slot`` (libpqwalreceiver.c) and ``ReplicationSlotDropAtPubNode``
+(subscriptioncmds.c). A slot is only ever dropped by the full name that the caller gives.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.rows import dict_row
+
+from pgsub.errors import PgsubError, SlotLost, UsageError
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.publisher.connect import Connection, is_replication
+from pgsub.publisher.faults import translate
+from pgsub.publisher.walsender import quote_identifier
+
+_NAME_LENGTH = 63  # NAMEDATALEN - 1
+_RESERVED = "pg_conflict_detection"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A row of pg_replication_slots, whatever the server's version; what it lacks is None or False."""
+
+    name: str
+    plugin: str | None  #: None: a physical slot
+    database: str | None
+    active: bool
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    wal_status: str | None  #: reserved, extended, unreserved, lost
+    safe_wal_size: int | None  #: bytes until the slot is lost; None: no limit is set
+    two_phase: bool
+    failover: bool
+    invalidation_reason: str | None
+    retained_bytes: int | None  #: bytes of WAL from restart_lsn to current_lsn
+    current_lsn: int  #: the server's write position, on a standby its replay position
+
+
+class FreeSlots(NamedTuple):
+    """How much room the publisher has."""
+
+    used: int
+    max: int
+    free_walsenders: int
+
+
+def valid_slot_name(name: str) -> str:
+    """Check a slot name as ReplicationSlotValidateName does.
+
+    :return: the name.
+    :raises UsageError: with the server's text.
+    """
+    if not name:
+        raise UsageError(f'replication slot name "{name}" is too short')
+    if len(name.encode()) > _NAME_LENGTH:
+        raise UsageError(f'replication slot name "{name}" is too long')
+    if not re.fullmatch("[a-z0-9_]+", name):
+        raise UsageError(
+            f'replication slot name "{name}" contains invalid character',
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+        )
+    if name == _RESERVED:
+        raise UsageError(
+            f'replication slot name "{name}" is reserved',
+            detail=f'The name "{_RESERVED}" is reserved for the conflict detection slot.',
+        )
+    return name
+
+
+def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
+    """Name of the slot that synchronizes one table (ReplicationSlotNameForTablesync).
+
+    :param relid: oid of the target's table.
+    :param sysid: system identifier of the *target*, so that copies of it never meet in one slot.
+    """
+    return valid_slot_name(f"pgsub_{subid}_sync_{relid}_{sysid}"[:_NAME_LENGTH])
+
+
+def slot_state(connection: Connection, name: str) -> SlotState | None:
+    """Read one slot.
+
+    :return: None where there is none of that name.
+    :raises PgsubError: translated.
+    """
+    query = """
+        SELECT s.*, w.lsn::text AS current_lsn, pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained
+        FROM pg_catalog.pg_replication_slots s,
+            (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                ELSE pg_catalog.pg_current_wal_lsn() END) AS w (lsn)
+        WHERE s.slot_name = %s"""
+    try:
+        with connection.cursor(row_factory=dict_row) as cursor:
+            row = cursor.execute(query, (name,)).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, f'read replication slot "{name}"') from None
+    return None if row is None else _state(row)
+
+
+def _state(row: dict[str, Any]) -> SlotState:
+    return SlotState(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        database=row["database"],
+        active=row["active"],
+        active_pid=row["active_pid"],
+        restart_lsn=_lsn(row["restart_lsn"]),
+        confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
+        wal_status=row["wal_status"],
+        safe_wal_size=row["safe_wal_size"],
+        two_phase=row["two_phase"],
+        failover=row.get("failover", False),
+        invalidation_reason=_invalidation(row),
+        retained_bytes=row["retained"],
+        current_lsn=parse_lsn(row["current_lsn"] or "0/0"),
+    )
+
+
+def _invalidation(row: dict[str, Any]) -> str | None:
+    """The reason; before 17 the server only tells that the slot is lost, on a primary for want of WAL."""
+    if row.get("invalidation_reason"):
+        return str(row["invalidation_reason"])
+    return "wal_removed" if row["wal_status"] == "lost" else None
+
+
+def _lsn(text: str | None) -> int | None:
+    return None if text is None else parse_lsn(text)
+
+
+def create_slot(
+    connection: Connection, name: str, *, two_phase: bool = False, failover: bool = False, snapshot: str = "nothing"
+) -> int:
+    """Create a permanent logical slot of pgoutput; waits for write transactions that are older.
+
+    :param connection: a replication connection; for ``use`` inside a fresh REPEATABLE READ transaction.
+    :param failover: let standbys synchronize it; ignored before 17.
+    :param snapshot: nothing, use or export.
+    :return: the consistent point: everything committed later is streamed.
+    :raises PgsubError: translated; StateForbids where the slot exists.
+    """
+    valid_slot_name(name)
+    options = _create_options(connection.info.server_version, two_phase, failover, snapshot)
+    command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}"
+    try:
+        row = connection.execute(command.encode()).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, f'create replication slot "{name}"', user=connection.info.user) from None
+    assert row is not None
+    return parse_lsn(row[1])
+
+
+def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str) -> str:
+    if version < 150000:
+        words = {"nothing": "NOEXPORT_SNAPSHOT", "use": "USE_SNAPSHOT", "export": "EXPORT_SNAPSHOT"}
+        return f"{'TWO_PHASE ' if two_phase else ''}{words[snapshot]}"
+    options = ["TWO_PHASE"] if two_phase else []
+    if failover and version >= 170000:
+        options.append("FAILOVER")
+    options.append(f"SNAPSHOT '{snapshot}'")
+    return f"({', '.join(options)})"
+
+
+def drop_slot(
+    connection: Connection, name: str, *, wait: bool = True, missing_ok: bool = True, timeout: float = 60
+) -> bool:
+    """Drop a slot.
+
+    The server's ``DROP_REPLICATION_SLOT … WAIT`` waits without a bound while another walsender holds the slot; here
+    the drop is tried again until the timeout.
+
+    :param connection: of either kind.
+    :param wait: whether to wait while the slot is active.
+    :param missing_ok: False: a missing slot is an error, as for the main slot of DROP SUBSCRIPTION.
+    :param timeout: seconds to wait.
+    :return: whether there was one.
+    :raises SlotLost: missing and not ``missing_ok``.
+    :raises PublisherUnavailable: still active.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.005
+    while True:
+        try:
+            _drop(connection, name)
+            return True
+        except psycopg.errors.ObjectInUse as error:
+            if not wait or time.monotonic() >= deadline:
+                raise _not_dropped(error, name) from None
+        except psycopg.errors.UndefinedObject as error:
+            if not missing_ok:
+                raise SlotLost(_not_dropped(error, name).message, sqlstate=error.sqlstate) from None
+            return False
+        except psycopg.Error as error:
+            raise _not_dropped(error, name) from None
+        time.sleep(pause)
+        pause = min(pause * 2, 0.25)
+
+
+def _drop(connection: Connection, name: str) -> None:
+    if is_replication(connection):
+        connection.execute(f"DROP_REPLICATION_SLOT {quote_identifier(name)}".encode(connection.info.encoding))
+    else:
+        connection.execute("SELECT pg_catalog.pg_drop_replication_slot(%s)", (name,))
+
+
+def _not_dropped(error: psycopg.Error, name: str) -> PgsubError:
+    return translate(error, f'drop replication slot "{name}" on publisher')
+
+
+def free_slots(connection: Connection) -> FreeSlots:
+    """How many slots are used and possible, and how many walsenders may still start."""
+    query = """
+        SELECT (SELECT count(*) FROM pg_catalog.pg_replication_slots),
+            pg_catalog.current_setting('max_replication_slots')::bigint,
+            pg_catalog.current_setting('max_wal_senders')::bigint
+                - (SELECT count(*) FROM pg_catalog.pg_stat_replication)"""
+    try:
+        row = connection.execute(query).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, "count replication slots") from None
+    assert row is not None
+    return FreeSlots(*row)

@@ -1,0 +1,109 @@
+"""A slot together with the snapshot of its consistent point, held open for any number of readers.
+
+Mirrors the start of LogicalRepSyncTableStart (tablesync.c): the copy reads exactly what the slot will not send.
+``USE_SNAPSHOT`` inside a transaction of its own, exported again, outlives further commands on the connection; a
+snapshot exported by CREATE_REPLICATION_SLOT itself is gone with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import psycopg
+
+from pgsub.errors import PublisherUnavailable
+from pgsub.publisher.connect import Connection, connect
+from pgsub.publisher.faults import translate
+from pgsub.publisher.slots import create_slot
+
+
+class SlotSnapshot:
+    """The holder of a slot's snapshot; made by :meth:`open`, ended by :meth:`close` or the end of a ``with`` block."""
+
+    def __init__(self, connection: Connection, slot_name: str, consistent_point: int, snapshot_name: str) -> None:
+        self.connection = connection
+        self.slot_name = slot_name
+        self.consistent_point = consistent_point  #: start LSN of the tables copied from this snapshot
+        self.snapshot_name = snapshot_name  #: for :func:`use_snapshot` of any session in the same database
+
+    @classmethod
+    def open(
+        cls, conninfo: str, slot_name: str, application_name: str, failover: bool = False, *, encoding: str = "UTF8"
+    ) -> SlotSnapshot:
+        """Create a permanent slot and keep the snapshot of its consistent point.
+
+        A failure after the slot was created leaves it: its name is in the ledger before this is called.
+
+        :raises PgsubError: translated.
+        """
+        connection = connect(conninfo, application_name=application_name, replication=True, encoding=encoding)
+        try:
+            _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
+            consistent_point = create_slot(connection, slot_name, failover=failover, snapshot="use")
+            rows = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot")
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, slot_name, consistent_point, str(rows[0][0]))
+
+    def query(self, query: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Rows of a query that sees the snapshot.
+
+        :raises PgsubError: translated; the snapshot is gone then.
+        """
+        return _execute(self.connection, query, "read from the slot's snapshot", params)
+
+    def alive(self) -> bool:
+        """Whether the snapshot can still be imported: the holder's transaction is open and its server answers."""
+        try:
+            self.connection.execute("SELECT 1")
+        except psycopg.Error:
+            return False
+        return self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+    def close(self) -> None:
+        """Give the snapshot up; sessions that imported it keep it. Never fails."""
+        try:
+            self.connection.execute("COMMIT")
+        except psycopg.Error:
+            pass
+        self.connection.close()
+
+    def __enter__(self) -> SlotSnapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def use_snapshot(connection: Connection, snapshot_name: str) -> None:
+    """Begin a read-only transaction that sees an exported snapshot.
+
+    :raises PublisherUnavailable: its holder is gone: that attempt of the copy is over, a new one helps.
+    """
+    _execute(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "start a transaction")
+    statement = psycopg.sql.SQL("SET TRANSACTION SNAPSHOT {}").format(psycopg.sql.Literal(snapshot_name))
+    try:
+        connection.execute(statement)
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+        raise PublisherUnavailable(
+            f"could not import the slot's snapshot: {error.diag.message_primary}",
+            detail="The session that held the snapshot has ended.",
+            sqlstate=error.sqlstate,
+        ) from None
+    except psycopg.Error as error:
+        raise translate(error, "import the slot's snapshot") from None
+
+
+def _execute(
+    connection: Connection, query: str, doing: str, params: Sequence[Any] | None = None
+) -> list[tuple[Any, ...]]:
+    try:
+        cursor = connection.execute(query.encode(), params)
+        return cursor.fetchall() if cursor.description else []
+    except psycopg.Error as error:
+        raise translate(error, doing) from None
