@@ -1,0 +1,158 @@
+"""Between row types and columns: how each kind of value is stored, and what is accepted when it is read back.
+
+The file may have been edited by hand or damaged, so nothing is believed: a value of the wrong type or outside its
+domain is a :class:`~pgsub.errors.StateStoreError` and never travels on. Statements are built here and only from names
+that the row types declare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pgsub.errors import StateStoreError
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+
+Row = TypeVar("Row")
+
+
+class Kind(NamedTuple):
+    """How a value is stored, and how it is read back (ValueError for what cannot be)."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _typed(value: Any, expected: type) -> Any:
+    if not isinstance(value, expected):
+        raise ValueError(value)
+    return value
+
+
+def _decode_bool(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError(value)
+    return bool(value)
+
+
+def _encode_text(value: str) -> str:
+    # data of a server with a broken encoding may hold lone surrogates, which SQLite cannot store
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
+def _decode_names(value: Any) -> tuple[str, ...]:
+    names = _typed(json.loads(_typed(value, str)), list)
+    return tuple(_typed(name, str) for name in names)
+
+
+def optional(kind: Kind) -> Kind:
+    """The same kind with NULL allowed."""
+    return Kind(
+        lambda value: None if value is None else kind.encode(value),
+        lambda value: None if value is None else kind.decode(value),
+    )
+
+
+def choice(words: dict[str, str]) -> Kind:
+    """A closed set of words, stored as the server's letters.
+
+    :param words: word in pgsub to what is stored.
+    """
+    back = {stored: word for word, stored in words.items()}
+
+    def look_up(table: dict[str, str], value: Any) -> str:
+        if value not in table:
+            raise ValueError(value)
+        return table[value]
+
+    return Kind(lambda word: look_up(words, word), lambda stored: look_up(back, stored))
+
+
+INT = Kind(int, lambda value: _typed(value, int))
+TEXT = Kind(_encode_text, lambda value: _typed(value, str))
+BOOL = Kind(int, _decode_bool)
+LSN = Kind(format_lsn, lambda value: parse_lsn(_typed(value, str)))
+NAMES = Kind(lambda names: json.dumps(list(names), ensure_ascii=False), _decode_names)
+JSON = Kind(
+    lambda value: json.dumps(value, ensure_ascii=False, default=str),
+    lambda value: _typed(json.loads(_typed(value, str)), dict),
+)
+_KINDS = {"int": INT, "str": TEXT, "bool": BOOL, "Lsn": LSN, "Time": TEXT, "Json": JSON}
+
+
+def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
+    """One value read back.
+
+    :raises StateStoreError: if it is not what pgsub would have written.
+    """
+    try:
+        return kind.decode(value)
+    except (ValueError, TypeError):
+        raise StateStoreError(
+            "state store holds an invalid value",
+            detail=f'Column "{column}" of "{table}" holds {value!r:.80}.',
+        ) from None
+
+
+def assignments(columns: Sequence[str]) -> str:
+    """``"a" = ?, "b" = ?`` for an UPDATE.
+
+    :param columns: names that a row type declares.
+    """
+    return ", ".join(f'"{column}" = ?' for column in columns)
+
+
+@dataclass(frozen=True)
+class Table(Generic[Row]):
+    """A table of the state store whose rows are values of one dataclass.
+
+    :param name: the table.
+    :param row: the dataclass; its fields are the columns (``class_`` is column ``class``).
+    :param owner: the column with the subscription's id where it is no field of ``row``.
+    """
+
+    name: str
+    row: type[Row]
+    owner: str | None = None
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """Columns in the order of the fields."""
+        found = {}
+        for field in fields(self.row):  # type: ignore[arg-type]
+            word, _, null = str(field.type).partition(" | ")
+            found[field.name.rstrip("_")] = optional(_KINDS[word]) if null else _KINDS[word]
+        return found
+
+    @cached_property
+    def columns(self) -> str:
+        """The columns of a row for a SELECT."""
+        return ", ".join(f'"{column}"' for column in self.kinds)
+
+    @cached_property
+    def select(self) -> str:
+        """SELECT of the rows of one subscription; the parameter is its id."""
+        return f'SELECT {self.columns} FROM "{self.name}" WHERE "{self.owner or "subid"}" = ?'
+
+    @cached_property
+    def insert(self) -> str:
+        """INSERT OR REPLACE of one row: the owner first, then the fields."""
+        names = f'"{self.owner}", {self.columns}' if self.owner else self.columns
+        marks = ", ".join("?" * (len(self.kinds) + bool(self.owner)))
+        return f'INSERT OR REPLACE INTO "{self.name}" ({names}) VALUES ({marks})'
+
+    def encode(self, row: Row) -> tuple[Any, ...]:
+        """The values of a row as stored."""
+        values = [getattr(row, field.name) for field in fields(row)]  # type: ignore[arg-type]
+        return tuple(kind.encode(value) for kind, value in zip(self.kinds.values(), values, strict=True))
+
+    def decode(self, values: Sequence[Any]) -> Row:
+        """The row of stored values.
+
+        :raises StateStoreError: if one of them is not what pgsub would have written.
+        """
+        pairs = zip(self.kinds.items(), values, strict=True)
+        return self.row(*(decoded(kind, self.name, column, value) for (column, kind), value in pairs))

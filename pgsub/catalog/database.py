@@ -1,0 +1,222 @@
+"""One SQLite connection to ``state.db``: opening, transactions, threads, and errors in pgsub's words.
+
+Takes the place of the server's catalog access (``access/table/table.c``, ``xact.c``). Writes are short BEGIN IMMEDIATE
+transactions, so that two writers wait for each other (up to 5 s) instead of failing in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pgsub.catalog.folder import create_private
+from pgsub.catalog.locks import Lock
+from pgsub.catalog.migrations import APPLICATION_ID, MIGRATIONS, migrate
+from pgsub.errors import InternalError, PgsubError, StateStoreError
+
+_BUSY_SECONDS = 5.0
+_PRAGMAS = (
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA foreign_keys = ON",
+    "PRAGMA synchronous = FULL",
+)
+# history may be 10,000 wide rows: a command that only opens the store does not wait for them to be read
+_CHECK_STATE = """
+    SELECT quick_check FROM sqlite_master JOIN pragma_quick_check(name)
+     WHERE type = 'table' AND name NOT IN ('pgsub_conflict', 'pgsub_journal')
+"""
+_OUTER = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
+_INNER = ("SAVEPOINT inner_write", "RELEASE inner_write", ("ROLLBACK TO inner_write", "RELEASE inner_write"))
+
+
+class Database:
+    """A connection that the threads of one process share; every call holds the lock for its time.
+
+    :param path: the file, in a folder that passed :func:`~pgsub.catalog.folder.prepare_folder`.
+    :raises StateStoreError: not private, damaged, not a state store, or written by a newer pgsub.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        create_private(path)
+        with self._errors():
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; again does nothing."""
+        with self._lock, self._errors():
+            self._connection.close()
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query.
+
+        :param sql: with ``?`` for each parameter.
+        :param parameters: values.
+        """
+        with self._lock, self._errors():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def described(self, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Column names and all rows of a query.
+
+        :param sql: without parameters.
+        """
+        with self._lock, self._errors():
+            cursor = self._connection.execute(sql)
+            return tuple(column[0] for column in cursor.description), cursor.fetchall()
+
+    def run(self, sql: str, *parameters: Any) -> int:
+        """A statement that changes one row; inside :meth:`transaction`.
+
+        :return: the row id of what an INSERT wrote last.
+        """
+        with self._lock, self._errors():
+            return self._connection.execute(sql, parameters).lastrowid or 0
+
+    def run_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        """A statement once for each row of parameters; inside :meth:`transaction`."""
+        with self._lock, self._errors():
+            self._connection.executemany(sql, parameters)
+
+    def changed(self) -> int:
+        """``PRAGMA data_version``: another number than before says that another connection committed."""
+        return int(self.rows("PRAGMA data_version")[0][0])
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or not at all; inside another one it is a savepoint.
+
+        :raises StateStoreError: locked for more than 5 s, disk full, not writable.
+        """
+        with self._lock:
+            begin, commit, undo = _INNER if self._depth else _OUTER
+            self.rows(begin)
+            self._depth += 1
+            try:
+                yield
+                self.rows(commit)
+            except BaseException:
+                # a full disk makes SQLite roll back by itself
+                if self._connection.in_transaction:
+                    for statement in undo:
+                        self.rows(statement)
+                raise
+            finally:
+                self._depth -= 1
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All reads inside see one state of the file. Nothing is written inside."""
+        with self._lock:
+            inside = self._connection.in_transaction
+            if not inside:
+                self.rows("BEGIN")
+            try:
+                yield
+            finally:
+                if not inside and self._connection.in_transaction:
+                    self.rows("ROLLBACK")
+
+    def check(self, sql: str = "PRAGMA quick_check(1)") -> None:
+        """Look for damage, in the whole file unless a narrower query is given.
+
+        :param sql: yields ``ok`` or what is wrong.
+        :raises StateStoreError: with the first problem found.
+        """
+        for (found,) in self.rows(sql):
+            if found != "ok":
+                raise _damaged(self.path, str(found))
+
+    def _prepare(self) -> None:
+        for pragma in _PRAGMAS:
+            self.rows(pragma)
+        if not self._is_current():
+            self._upgrade()
+        self.check(_CHECK_STATE)
+
+    def _is_current(self) -> bool:
+        version = int(self.rows("PRAGMA user_version")[0][0])
+        application = int(self.rows("PRAGMA application_id")[0][0])
+        newest = MIGRATIONS[-1][0]
+        if application != APPLICATION_ID and self.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
+            raise StateStoreError(
+                f'file "{self.path}" is not a pgsub state store',
+                detail="It is an SQLite database of another application.",
+                hint="Choose another state folder.\npgsub --state-dir FOLDER status",
+            )
+        if version > newest:
+            raise StateStoreError(
+                f'state store "{self.path}" has schema version {version}, this pgsub knows versions up to {newest}',
+                detail="It was written by a newer pgsub.",
+                hint="Upgrade pgsub.\npgsub version",
+            )
+        return version == newest
+
+    def _upgrade(self) -> None:
+        # one process at a time: the change to WAL does not wait for others, and the backup must precede the steps
+        lock = Lock(self.path.with_name("upgrade.lock"))
+        if not lock.acquire(_BUSY_SECONDS):
+            raise StateStoreError(f'state store "{self.path}" is being upgraded by another process')
+        try:
+            if not self._is_current():
+                self.rows("PRAGMA journal_mode = WAL")
+                with self._errors():
+                    migrate(self._connection, self.path)
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translated(self.path, error) from None
+        except OverflowError:
+            raise InternalError("a number is too large for the state store") from None
+
+
+def _translated(path: Path, error: sqlite3.Error) -> PgsubError:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    file, folder = shlex.quote(str(path)), shlex.quote(str(path.parent))
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode" in str(error):
+        return _damaged(path, str(error))
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StateStoreError(
+            f'state store "{path}" is locked',
+            detail=f"Another process kept it for more than {_BUSY_SECONDS:.0f} s.",
+            hint=f"Find the process.\nfuser -v {file}",
+        )
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
+        return InternalError(f"wrong use of the state store: {error}")
+    hint = None
+    if name.startswith("SQLITE_FULL"):
+        hint = f"Free some space.\ndf -h {folder}"
+    elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        hint = f"The file, its -wal and -shm files and the folder must be writable.\nls -la {folder}"
+    elif name.startswith("SQLITE_IOERR"):
+        hint = f"Look at the disk and its free space.\ndf -h {folder}"
+    return StateStoreError(f'could not use state store "{path}": {error}', hint=hint)
+
+
+def _damaged(path: Path, found: str) -> StateStoreError:
+    file, recovered = shlex.quote(str(path)), shlex.quote(f"{path}.recovered")
+    return StateStoreError(
+        f'state store "{path}" is damaged',
+        detail=f"SQLite says: {found}. The file is left as it is; replicated data and progress are in the target.",
+        hint="Restore the state folder from a backup, or recover what can be read.\n"
+        f"sqlite3 {file} .recover | sqlite3 {recovered}",
+    )

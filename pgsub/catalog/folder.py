@@ -1,0 +1,169 @@
+"""The state folder: where it is, who may look into it, and which files may be opened there.
+
+Mirrors ``checkDataDir`` in ``utils/init/miscinit.c``, and ``initdb``, which corrects the mode of an empty folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+from pgsub.errors import StateStoreError
+
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def state_dir(option: str | None) -> Path:
+    """The state folder: the option, else ``PGSUB_STATE_DIR``, else ``$XDG_STATE_HOME/pgsub``, else below the home.
+
+    :param option: ``--state-dir``.
+    :return: absolute, not resolved: a symbolic link in its place has to be seen.
+    """
+    chosen = option or os.environ.get("PGSUB_STATE_DIR")
+    if chosen:
+        return Path(os.path.abspath(Path(chosen).expanduser()))
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # the XDG specification: a relative path is to be ignored
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "pgsub"
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create the state folder, or refuse one that others could read or exchange.
+
+    :param folder: absolute path.
+    :raises StateStoreError: symbolic link, foreign owner, group or others may enter it or replace it, NFS.
+    """
+    try:
+        if not os.path.lexists(folder):
+            _create(folder)
+        _check_folder(folder)
+        _check_parent(folder.parent.resolve())
+    except OSError as error:
+        raise StateStoreError(f'could not open state folder "{folder}": {error.strerror}') from None
+    network = network_file_system(folder.resolve(), _MOUNTS.read_text() if _MOUNTS.exists() else "")
+    if network:
+        raise StateStoreError(
+            f'state folder "{folder}" is on a network file system ({network})',
+            detail="Locks and the write-ahead log of the state store need a local file system.",
+            hint="Choose a local folder.\npgsub --state-dir FOLDER status",
+        )
+
+
+def create_private(path: Path) -> None:
+    """Make sure that a file exists and that only its owner may read it, without opening it if it exists.
+
+    Closing any descriptor of a file drops all POSIX locks that this process has on it, those of SQLite included.
+
+    :param path: inside a folder that passed :func:`prepare_folder`.
+    :raises StateStoreError: as :func:`open_private`.
+    """
+    if os.path.lexists(path):
+        try:
+            _check_file(path, path.lstat())
+        except OSError as error:
+            raise _unopened(path, error) from None
+    else:
+        os.close(open_private(path))
+
+
+def open_private(path: Path) -> int:
+    """Open a file of the state folder for reading and writing, create it with mode 0600 if it is missing.
+
+    :param path: inside a folder that passed :func:`prepare_folder`.
+    :return: file descriptor, not inherited by children.
+    :raises StateStoreError: symbolic link, hard link, foreign owner, mode wider than 0600, or refused by the system.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise _unopened(path, error) from None
+    try:
+        _check_file(path, os.fstat(descriptor))
+    except StateStoreError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def network_file_system(path: Path, mounts: str) -> str | None:
+    """The type of the network file system that a path is on.
+
+    :param path: resolved path.
+    :param mounts: text of ``/proc/self/mounts``.
+    :return: e.g. ``nfs4``; None for any other file system.
+    """
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[1]))
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), words[2]
+    return kind if kind.startswith("nfs") else None
+
+
+def _create(folder: Path) -> None:
+    # mkdir(parents=True) would give the parents the mode of the umask
+    for part in (*reversed(folder.parents), folder):
+        if not os.path.lexists(part):
+            part.mkdir(mode=0o700, exist_ok=True)
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        link = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
+        raise StateStoreError(f'state folder "{folder}" {link}', hint="Name the folder itself.")
+    if status.st_uid != os.geteuid():
+        raise StateStoreError(
+            f'state folder "{folder}" has wrong ownership',
+            detail=f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}.",
+            hint="pgsub must be started by the user that owns the state folder.",
+        )
+    if status.st_mode & 0o077:
+        if any(folder.iterdir()):
+            raise StateStoreError(
+                f'state folder "{folder}" has invalid permissions',
+                detail="Permissions should be u=rwx (0700).",
+                hint=f"chmod 700 {shlex.quote(str(folder))}",
+            )
+        folder.chmod(0o700)
+
+
+def _check_parent(parent: Path) -> None:
+    status = parent.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise StateStoreError(
+            f'parent folder "{parent}" of the state folder has wrong ownership',
+            detail=f"It belongs to user id {status.st_uid}, who could exchange the state folder.",
+        )
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise StateStoreError(
+            f'parent folder "{parent}" of the state folder is writable by others',
+            detail="Another user could exchange the state folder.",
+            hint=f"chmod go-w {shlex.quote(str(parent))}",
+        )
+
+
+def _unopened(path: Path, error: OSError) -> StateStoreError:
+    detail = "It is a symbolic link." if path.is_symlink() else None
+    return StateStoreError(f'could not open file "{path}": {error.strerror}', detail=detail)
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    hint = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = "It is not a regular file."
+    elif status.st_uid != os.geteuid():
+        problem = f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}."
+    elif status.st_nlink > 1:
+        problem = "It has more than one hard link."
+    elif status.st_mode & 0o077:
+        problem, hint = "Permissions should be u=rw (0600).", f"chmod 600 {shlex.quote(str(path))}"
+    else:
+        return
+    raise StateStoreError(f'file "{path}" is not private', detail=problem, hint=hint)

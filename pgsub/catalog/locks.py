@@ -1,0 +1,141 @@
+"""Locks of the state folder: one launcher for a folder, one applier for a subscription.
+
+Mirrors ``CreateLockFile`` in ``utils/init/miscinit.c``, but the lock is ``flock``: the kernel frees it when the holder
+dies, whatever killed it. What stands in the file is only for messages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+from pgsub.catalog.folder import open_private, prepare_folder
+from pgsub.catalog.times import utc_now
+from pgsub.errors import LockHeld, StateStoreError
+
+_RETRY_SECONDS = 0.01
+_MAX_TEXT = 200
+
+
+class Lock:
+    """An exclusive lock on a file.
+
+    :param path: the lock file; its folder passed :func:`~pgsub.catalog.folder.prepare_folder`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self, timeout: float = 0.05) -> bool:
+        """Take the lock if nobody has it.
+
+        :param timeout: seconds to keep trying. The default outlasts someone who only looks with :meth:`holder`.
+        :return: False if another holder has it; True if this object has it already.
+        :raises StateStoreError: if the file is not private or cannot be written.
+        """
+        deadline = time.monotonic() + timeout
+        while self._descriptor is None:
+            descriptor = open_private(self.path)
+            if _flock(descriptor, fcntl.LOCK_EX) and self._is_current(descriptor):
+                self._descriptor = descriptor
+                self._sign(descriptor)
+                break
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_RETRY_SECONDS)
+        return True
+
+    def release(self, *, unlink: bool = False) -> None:
+        """Free the lock; nothing happens if it is not held.
+
+        :param unlink: also remove the file, for a lock that is never needed again.
+        """
+        if self._descriptor is None:
+            return
+        if unlink:
+            self.path.unlink(missing_ok=True)
+        else:
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def holder(self) -> str | None:
+        """Who has the lock, e.g. ``pid 4711 on host db1 since 2026-01-01T00:00:00.000000Z``; None if nobody has.
+
+        Never creates the file, never takes the lock from anybody.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateStoreError(f'could not open lock file "{self.path}": {error.strerror}') from None
+        try:
+            if _flock(descriptor, fcntl.LOCK_SH):
+                return None
+            text = os.pread(descriptor, _MAX_TEXT, 0).decode("utf-8", "replace").partition("\n")[0]
+        finally:
+            os.close(descriptor)
+        return "".join(character for character in text if character.isprintable()) or "an unknown process"
+
+    def _is_current(self, descriptor: int) -> bool:
+        # its last holder may have removed the file between our open and our flock
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _sign(self, descriptor: int) -> None:
+        text = f"pid {os.getpid()} on host {socket.gethostname()} since {utc_now()}\n"
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text.encode(), 0)
+        except OSError as error:
+            self.release()
+            raise StateStoreError(f'could not write lock file "{self.path}": {error.strerror}') from None
+
+
+def launcher_lock(folder: Path) -> Lock:
+    """The lock of the launcher that serves a whole state folder.
+
+    :param folder: the state folder; created if it is missing.
+    """
+    prepare_folder(folder)
+    return Lock(folder / "launcher.lock")
+
+
+def subscription_lock(folder: Path, subid: int) -> Lock:
+    """The lock of whoever applies, or maintains, one subscription.
+
+    :param folder: the state folder; created if it is missing.
+    :param subid: pg_subscription.oid.
+    """
+    prepare_folder(folder)
+    return Lock(folder / f"subscription-{subid}.lock")
+
+
+def lock_held(lock: Lock, what: str) -> LockHeld:
+    """The error for a lock that another one has.
+
+    :param lock: the lock that :meth:`Lock.acquire` did not get.
+    :param what: what it protects, e.g. ``subscription "s"``.
+    """
+    holder = lock.holder()
+    return LockHeld(
+        f"{what} is in use by another process",
+        detail=f"The lock is held by {holder}." if holder else "The lock was freed in the meantime.",
+        hint="Wait until it ends, or stop it.",
+    )
+
+
+def _flock(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""Row types of the state store: plain frozen values, one class for each table that is read or written by rows.
+
+Fields are named and ordered as the columns of the server's catalogs and views (``system_views.sql``); what is pgsub's
+own follows them. The annotation decides how a field is stored: ``Lsn`` as text ``X/X``, ``Time`` as RFC 3339 UTC text,
+``bool`` as 0/1, ``Json`` as a JSON object. The subscription's id is no field where the call names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pgsub.errors import ApplyError, PgsubError
+from pgsub.protocol.lsn import parse_lsn
+
+Lsn: TypeAlias = int
+Time: TypeAlias = str
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RelationRow:
+    """pg_subscription_rel without srsubid. Only states the server stores: i, d, f, s, r."""
+
+    srrelid: int
+    srsubstate: str
+    srsublsn: Lsn | None
+    schemaname: str
+    relname: str
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRow:
+    """Progress in pg_replication_origin_status: durable positions only."""
+
+    remote_lsn: Lsn | None
+    local_lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """pg_stat_subscription without subid and subname: one worker that runs now."""
+
+    worker_type: str  #: apply, parallel apply, table synchronization
+    pid: int | None
+    leader_pid: int | None = None
+    relid: int | None = None
+    received_lsn: Lsn | None = None
+    last_msg_send_time: Time | None = None
+    last_msg_receipt_time: Time | None = None
+    latest_end_lsn: Lsn | None = None
+    latest_end_time: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    """pg_stat_progress_copy: one table that is being copied. Sizes in bytes; totals are 0 where unknown."""
+
+    relid: int
+    schemaname: str
+    relname: str
+    pid: int | None = None
+    datid: int | None = None
+    datname: str | None = None
+    command: str = "COPY FROM"
+    type: str = "CALLBACK"
+    bytes_processed: int = 0
+    bytes_total: int = 0
+    tuples_processed: int = 0
+    tuples_excluded: int = 0
+    tuples_skipped: int = 0
+    chunks_done: int = 0
+    chunks_total: int = 0
+    tuples_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRow:
+    """pg_stat_subscription_stats without subid and subname."""
+
+    apply_error_count: int = 0
+    sync_seq_error_count: int = 0
+    sync_table_error_count: int = 0
+    confl_insert_exists: int = 0
+    confl_update_origin_differs: int = 0
+    confl_update_exists: int = 0
+    confl_update_deleted: int = 0
+    confl_update_missing: int = 0
+    confl_delete_origin_differs: int = 0
+    confl_delete_missing: int = 0
+    confl_multiple_unique_conflicts: int = 0
+    stats_reset: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRow:
+    """pgsub_conflict: one conflict. ``id`` 0, ``at`` None and ``attempts`` are filled in by the store."""
+
+    subid: int
+    subname: str
+    conflict_type: str
+    schemaname: str | None
+    relname: str | None
+    action: str  #: error, skipped, applied
+    index_name: str | None = None
+    key: str | None = None
+    remote_tuple: str | None = None
+    local_tuple: str | None = None
+    origin: str | None = None
+    remote_xid: int | None = None
+    finish_lsn: Lsn | None = None
+    remote_commit_ts: Time | None = None
+    message: str | None = None
+    detail: str | None = None
+    identical: bool = False
+    attempts: int = 1
+    at: Time | None = None
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """pgsub_error: the last error of one worker. ``at`` None, ``attempts`` and ``first_at`` are the store's."""
+
+    worker: str  #: whose error: a later success of the same worker clears it
+    class_: str
+    message: str
+    sqlstate: str | None = None
+    detail: str | None = None
+    hint: str | None = None
+    context: str | None = None
+    relation: str | None = None
+    conflict: str | None = None
+    finish_lsn: Lsn | None = None
+    xid: int | None = None
+    at: Time | None = None
+    attempts: int = 1
+    first_at: Time | None = None
+
+    @classmethod
+    def of(cls, error: PgsubError, worker: str) -> ErrorRow:
+        """The row of an exception.
+
+        :param error: what ended the worker.
+        :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
+        """
+        place = error if isinstance(error, ApplyError) else ApplyError("")
+        return cls(
+            worker=worker,
+            class_=type(error).__name__,
+            message=error.message,
+            sqlstate=error.sqlstate,
+            detail=error.detail,
+            hint=error.hint,
+            context=error.context,
+            relation=place.relation,
+            conflict=place.conflict,
+            finish_lsn=parse_lsn(place.finish_lsn) if place.finish_lsn else None,
+            xid=place.xid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """What pg_replication_slots on the publisher said of the subscription's slot, and when."""
+
+    slot_name: str
+    plugin: str | None = None
+    slot_type: str | None = None
+    database: str | None = None
+    temporary: bool | None = None
+    active: bool | None = None
+    active_pid: int | None = None
+    restart_lsn: Lsn | None = None
+    confirmed_flush_lsn: Lsn | None = None
+    wal_status: str | None = None
+    safe_wal_size: int | None = None
+    two_phase: bool | None = None
+    inactive_since: Time | None = None
+    conflicting: bool | None = None
+    invalidation_reason: str | None = None
+    failover: bool | None = None
+    synced: bool | None = None
+    retained_bytes: int | None = None  #: WAL kept on the publisher for this slot
+    taken_at: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """pgsub_journal: one operator action."""
+
+    id: int
+    at: Time
+    subid: int | None
+    subname: str | None
+    action: str
+    actor: str
+    detail: Json
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    """pgsub_server: the launcher that serves a subscription. Only a held lock proves that it still lives."""
+
+    pid: int
+    host: str
+    since: Time

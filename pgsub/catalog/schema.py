@@ -1,0 +1,210 @@
+"""The tables and views of ``state.db`` as its first version created them.
+
+Those that bear a server's name have the columns of the newest server (``pg_subscription.h``,
+``pg_subscription_rel.h``, ``system_views.sql``) in its order; pgsub's own columns follow.
+"""
+
+_SUBSCRIPTION = """
+CREATE TABLE pg_subscription (
+    oid INTEGER PRIMARY KEY,
+    subdbid INTEGER,
+    subskiplsn TEXT NOT NULL DEFAULT '0/0',
+    subname TEXT NOT NULL UNIQUE,
+    subowner INTEGER,
+    subenabled INTEGER NOT NULL CHECK (subenabled IN (0, 1)),
+    subbinary INTEGER NOT NULL CHECK (subbinary IN (0, 1)),
+    substream TEXT NOT NULL CHECK (substream IN ('f', 't', 'p')),
+    subtwophasestate TEXT NOT NULL CHECK (subtwophasestate IN ('d', 'p', 'e')),
+    subdisableonerr INTEGER NOT NULL CHECK (subdisableonerr IN (0, 1)),
+    subpasswordrequired INTEGER NOT NULL CHECK (subpasswordrequired IN (0, 1)),
+    subrunasowner INTEGER NOT NULL CHECK (subrunasowner IN (0, 1)),
+    subfailover INTEGER NOT NULL CHECK (subfailover IN (0, 1)),
+    subretaindeadtuples INTEGER,
+    submaxretention INTEGER,
+    subretentionactive INTEGER,
+    subserver INTEGER,
+    subconflictlogrelid INTEGER,
+    subconflictlogdest TEXT,
+    subconninfo TEXT NOT NULL,
+    subslotname TEXT,
+    subsynccommit TEXT NOT NULL,
+    subwalrcvtimeout TEXT,
+    subpublications TEXT NOT NULL,
+    suborigin TEXT NOT NULL CHECK (suborigin IN ('any', 'none')),
+    pgsub_target TEXT NOT NULL,
+    pgsub_apply_mode TEXT NOT NULL CHECK (pgsub_apply_mode IN ('batched', 'transactional')),
+    pgsub_copy_atomic INTEGER NOT NULL CHECK (pgsub_copy_atomic IN (0, 1)),
+    pgsub_max_sync_workers INTEGER NOT NULL,
+    pgsub_copy_workers INTEGER NOT NULL,
+    pgsub_owner_name TEXT NOT NULL,
+    pgsub_options_changed_at TEXT NOT NULL
+);
+CREATE TABLE pg_subscription_rel (
+    srsubid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    srrelid INTEGER NOT NULL,
+    srsubstate TEXT NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
+    srsublsn TEXT,
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    PRIMARY KEY (srsubid, srrelid)
+);
+"""
+
+_PROGRESS = """
+CREATE TABLE pgsub_origin (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    remote_lsn TEXT,
+    local_lsn TEXT
+);
+CREATE VIEW pg_replication_origin_status AS
+    SELECT subid AS local_id, 'pgsub_' || subid AS external_id, remote_lsn, local_lsn FROM pgsub_origin;
+CREATE TABLE pgsub_worker (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    worker_type TEXT NOT NULL,
+    pid INTEGER,
+    leader_pid INTEGER,
+    relid INTEGER,
+    received_lsn TEXT,
+    last_msg_send_time TEXT,
+    last_msg_receipt_time TEXT,
+    latest_end_lsn TEXT,
+    latest_end_time TEXT
+);
+CREATE INDEX pgsub_worker_subid ON pgsub_worker (subid);
+CREATE VIEW pg_stat_subscription AS
+    SELECT s.oid AS subid, s.subname AS subname, w.worker_type AS worker_type, w.pid AS pid,
+           w.leader_pid AS leader_pid, w.relid AS relid, w.received_lsn AS received_lsn,
+           w.last_msg_send_time AS last_msg_send_time, w.last_msg_receipt_time AS last_msg_receipt_time,
+           w.latest_end_lsn AS latest_end_lsn, w.latest_end_time AS latest_end_time
+      FROM pg_subscription s LEFT JOIN pgsub_worker w ON w.subid = s.oid;
+CREATE TABLE pg_stat_progress_copy (
+    pid INTEGER,
+    datid INTEGER,
+    datname TEXT,
+    relid INTEGER NOT NULL,
+    command TEXT NOT NULL,
+    type TEXT NOT NULL,
+    bytes_processed INTEGER NOT NULL,
+    bytes_total INTEGER NOT NULL,
+    tuples_processed INTEGER NOT NULL,
+    tuples_excluded INTEGER NOT NULL,
+    tuples_skipped INTEGER NOT NULL,
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    chunks_done INTEGER NOT NULL,
+    chunks_total INTEGER NOT NULL,
+    tuples_total INTEGER NOT NULL,
+    PRIMARY KEY (subid, relid)
+);
+CREATE TABLE pgsub_slot (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    slot_name TEXT NOT NULL,
+    plugin TEXT,
+    slot_type TEXT,
+    database TEXT,
+    temporary INTEGER,
+    active INTEGER,
+    active_pid INTEGER,
+    restart_lsn TEXT,
+    confirmed_flush_lsn TEXT,
+    wal_status TEXT,
+    safe_wal_size INTEGER,
+    two_phase INTEGER,
+    inactive_since TEXT,
+    conflicting INTEGER,
+    invalidation_reason TEXT,
+    failover INTEGER,
+    synced INTEGER,
+    retained_bytes INTEGER,
+    taken_at TEXT
+);
+CREATE TABLE pgsub_server (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    pid INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    since TEXT NOT NULL
+);
+"""
+
+_HISTORY = """
+CREATE TABLE pgsub_stats (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    apply_error_count INTEGER NOT NULL DEFAULT 0,
+    sync_seq_error_count INTEGER NOT NULL DEFAULT 0,
+    sync_table_error_count INTEGER NOT NULL DEFAULT 0,
+    confl_insert_exists INTEGER NOT NULL DEFAULT 0,
+    confl_update_origin_differs INTEGER NOT NULL DEFAULT 0,
+    confl_update_exists INTEGER NOT NULL DEFAULT 0,
+    confl_update_deleted INTEGER NOT NULL DEFAULT 0,
+    confl_update_missing INTEGER NOT NULL DEFAULT 0,
+    confl_delete_origin_differs INTEGER NOT NULL DEFAULT 0,
+    confl_delete_missing INTEGER NOT NULL DEFAULT 0,
+    confl_multiple_unique_conflicts INTEGER NOT NULL DEFAULT 0,
+    stats_reset TEXT
+);
+CREATE VIEW pg_stat_subscription_stats AS
+    SELECT s.oid AS subid, s.subname AS subname, t.apply_error_count AS apply_error_count,
+           t.sync_seq_error_count AS sync_seq_error_count, t.sync_table_error_count AS sync_table_error_count,
+           t.confl_insert_exists AS confl_insert_exists,
+           t.confl_update_origin_differs AS confl_update_origin_differs,
+           t.confl_update_exists AS confl_update_exists, t.confl_update_deleted AS confl_update_deleted,
+           t.confl_update_missing AS confl_update_missing,
+           t.confl_delete_origin_differs AS confl_delete_origin_differs,
+           t.confl_delete_missing AS confl_delete_missing,
+           t.confl_multiple_unique_conflicts AS confl_multiple_unique_conflicts, t.stats_reset AS stats_reset,
+           t.sync_table_error_count AS sync_error_count
+      FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
+CREATE TABLE pgsub_error (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    worker TEXT NOT NULL,
+    class TEXT NOT NULL,
+    message TEXT NOT NULL,
+    sqlstate TEXT,
+    detail TEXT,
+    hint TEXT,
+    context TEXT,
+    relation TEXT,
+    conflict TEXT,
+    finish_lsn TEXT,
+    xid INTEGER,
+    at TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    first_at TEXT NOT NULL,
+    PRIMARY KEY (subid, worker)
+);
+CREATE TABLE pgsub_conflict (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    subid INTEGER NOT NULL,
+    subname TEXT NOT NULL,
+    at TEXT NOT NULL,
+    conflict_type TEXT NOT NULL,
+    schemaname TEXT,
+    relname TEXT,
+    index_name TEXT,
+    key TEXT,
+    remote_tuple TEXT,
+    local_tuple TEXT,
+    origin TEXT,
+    remote_xid INTEGER,
+    finish_lsn TEXT,
+    remote_commit_ts TEXT,
+    action TEXT NOT NULL CHECK (action IN ('error', 'skipped', 'applied')),
+    attempts INTEGER NOT NULL,
+    message TEXT,
+    detail TEXT,
+    identical INTEGER NOT NULL CHECK (identical IN (0, 1))
+);
+CREATE INDEX pgsub_conflict_place ON pgsub_conflict (subid, finish_lsn);
+CREATE TABLE pgsub_journal (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at TEXT NOT NULL,
+    subid INTEGER,
+    subname TEXT,
+    action TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    detail TEXT NOT NULL
+);
+"""
+
+VERSION_1 = _SUBSCRIPTION + _PROGRESS + _HISTORY

@@ -1,0 +1,103 @@
+"""The local state store: one SQLite file that the CLI and the launcher share; executors never open it.
+
+It plays the part of the server's subscription catalogs and statistics views; the authority on progress is the ledger
+in the target database. Any SQLite tool may read the file while workers run.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pgsub.catalog.database import Database
+from pgsub.catalog.folder import prepare_folder, state_dir
+from pgsub.catalog.history import HistoryCatalog
+from pgsub.errors import UsageError
+
+__all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
+
+FILE_NAME = "state.db"
+
+#: tables and views that may be shown by name
+VIEWS = (
+    "pg_subscription",
+    "pg_subscription_rel",
+    "pg_replication_origin_status",
+    "pg_stat_subscription",
+    "pg_stat_subscription_stats",
+    "pg_stat_progress_copy",
+    "pgsub_conflict",
+    "pgsub_journal",
+    "pgsub_error",
+    "pgsub_slot",
+    "pgsub_server",
+)
+
+
+class StateStore(HistoryCatalog):
+    """An open state store; several threads of a process may share it.
+
+    :param database: see :meth:`open`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._version = database.changed()
+
+    @classmethod
+    def open(cls, folder: Path) -> StateStore:
+        """Open the store of a state folder; folder, file and all tables are created if they are missing.
+
+        :param folder: see :func:`~pgsub.catalog.folder.state_dir`.
+        :raises StateStoreError: not private, damaged, written by a newer pgsub, or not writable.
+        """
+        prepare_folder(folder)
+        return cls(Database(folder / FILE_NAME))
+
+    @property
+    def path(self) -> Path:
+        """The SQLite file."""
+        return self._database.path
+
+    def close(self) -> None:
+        """Close the file; again does nothing."""
+        self._database.close()
+
+    def __enter__(self) -> StateStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def changed(self) -> bool:
+        """Whether another connection changed the file since the last call; costs microseconds."""
+        before, self._version = self._version, self._database.changed()
+        return self._version != before
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Several writes in one transaction; keep it short, other threads and processes wait meanwhile."""
+        return self._database.transaction()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Several reads of one and the same state; nothing may be written inside."""
+        return self._database.snapshot()
+
+    def check(self) -> None:
+        """Look for damage in the whole file; :meth:`open` leaves out the history, which may be large.
+
+        :raises StateStoreError: with the first problem found.
+        """
+        self._database.check()
+
+    def view(self, name: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Columns and rows of a table or view as stored.
+
+        :param name: one of :data:`VIEWS`.
+        :return: column names, rows in the order of the table.
+        :raises UsageError: for any other name.
+        """
+        if name not in VIEWS:
+            raise UsageError(f'view "{name}" does not exist', hint=f"Choose one of {', '.join(VIEWS)}.")
+        return self._database.described(f'SELECT * FROM "{name}"')

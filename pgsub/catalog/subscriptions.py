@@ -1,0 +1,172 @@
+"""pg_subscription: definitions of subscriptions.
+
+Mirrors ``catalog/pg_subscription.c`` and the catalog part of ``commands/subscriptioncmds.c``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, assignments, choice, decoded, optional
+from pgsub.catalog.database import Database
+from pgsub.catalog.times import utc_now
+from pgsub.errors import InternalError, SubscriptionExists, SubscriptionNotFound
+from pgsub.subscription import Subscription
+
+
+def _words(*words: str) -> Kind:
+    return choice({word: word for word in words})
+
+
+#: field of Subscription: column of pg_subscription and how it is stored
+_COLUMNS: dict[str, tuple[str, Kind]] = {
+    "subid": ("oid", INT),
+    "name": ("subname", TEXT),
+    "connection": ("subconninfo", TEXT),
+    "target": ("pgsub_target", TEXT),
+    "publications": ("subpublications", NAMES),
+    "slot_name": ("subslotname", optional(TEXT)),
+    "enabled": ("subenabled", BOOL),
+    "binary": ("subbinary", BOOL),
+    "streaming": ("substream", choice({"off": "f", "on": "t", "parallel": "p"})),
+    "synchronous_commit": ("subsynccommit", TEXT),
+    "two_phase": ("subtwophasestate", _words("d", "p", "e")),
+    "disable_on_error": ("subdisableonerr", BOOL),
+    "password_required": ("subpasswordrequired", BOOL),
+    "run_as_owner": ("subrunasowner", BOOL),
+    "origin": ("suborigin", _words("any", "none")),
+    "failover": ("subfailover", BOOL),
+    "apply_mode": ("pgsub_apply_mode", _words("batched", "transactional")),
+    "copy_atomic": ("pgsub_copy_atomic", BOOL),
+    "skip_lsn": ("subskiplsn", LSN),
+    "owner": ("pgsub_owner_name", TEXT),
+    "dboid": ("subdbid", INT),
+    "max_sync_workers": ("pgsub_max_sync_workers", INT),
+    "copy_workers": ("pgsub_copy_workers", INT),
+}
+#: what maybe_reread_subscription() does not restart a worker for
+_NOT_OPTIONS = {"enabled", "skip_lsn", "two_phase"}
+_SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
+_INSERT = (
+    f"INSERT INTO pg_subscription ({', '.join(column for column, _ in _COLUMNS.values())}, pgsub_options_changed_at)"
+    f" VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
+)
+_SECRETS = frozenset(("password", "sslpassword", "oauth_client_secret"))
+_KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
+_URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(_SECRETS)) + ")=)")
+
+
+class SubscriptionCatalog:
+    """The part of the state store that knows subscriptions."""
+
+    _database: Database
+
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions by name."""
+        return [_decode(values) for values in self._database.rows(f"{_SELECT} ORDER BY subname")]
+
+    def subscription(self, name: str) -> Subscription:
+        """One subscription (``get_subscription_oid``).
+
+        :param name: subname.
+        :raises SubscriptionNotFound: if there is none.
+        """
+        found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
+        if not found:
+            raise SubscriptionNotFound(f'subscription "{name}" does not exist')
+        return _decode(found[0])
+
+    def subscription_by_id(self, subid: int) -> Subscription | None:
+        """One subscription, or None (``GetSubscription`` with missing_ok).
+
+        :param subid: pg_subscription.oid.
+        """
+        found = self._database.rows(f"{_SELECT} WHERE oid = ?", (subid,))
+        return _decode(found[0]) if found else None
+
+    def add_subscription(self, subscription: Subscription) -> None:
+        """Register a subscription with counters at 0.
+
+        :param subscription: its conninfos name no password.
+        :raises SubscriptionExists: if the name is taken.
+        """
+        fields = {field: getattr(subscription, field) for field in _COLUMNS}
+        values = _encode(fields)
+        with self._database.transaction():
+            self._refuse_name(subscription.name)
+            self._database.run(_INSERT, *values.values(), utc_now())
+            self._database.run("INSERT INTO pgsub_stats (subid) VALUES (?)", subscription.subid)
+
+    def remove_subscription(self, subid: int) -> None:
+        """Remove a subscription and what belongs to it; its conflicts and its journal stay. Again does nothing.
+
+        :param subid: pg_subscription.oid.
+        """
+        with self._database.transaction():
+            self._database.run("DELETE FROM pg_subscription WHERE oid = ?", subid)
+
+    def set_enabled(self, subid: int, enabled: bool) -> None:
+        """Set subenabled (``AlterSubscription_enable``, ``DisableSubscriptionAndExit``).
+
+        :raises SubscriptionNotFound: if it is gone.
+        """
+        self.alter(subid, enabled=enabled)
+
+    def alter(self, subid: int, **fields: Any) -> None:
+        """Change a subscription; where nothing differs nothing is written.
+
+        :param fields: fields of :class:`~pgsub.subscription.Subscription` with their new values.
+        :raises SubscriptionNotFound: if it is gone.
+        :raises SubscriptionExists: if a new name is taken.
+        """
+        if not fields.keys() <= _COLUMNS.keys():
+            raise InternalError(f"no such fields of a subscription: {sorted(fields.keys() - _COLUMNS.keys())}")
+        with self._database.transaction():
+            self.require(subid)
+            present = self.subscription_by_id(subid)
+            changes = {field: value for field, value in fields.items() if getattr(present, field) != value}
+            if not changes:
+                return
+            if "name" in changes:
+                self._refuse_name(changes["name"])
+            values = _encode(changes)
+            if changes.keys() - _NOT_OPTIONS:
+                values["pgsub_options_changed_at"] = utc_now()
+            sql = f"UPDATE pg_subscription SET {assignments(list(values))} WHERE oid = ?"
+            self._database.run(sql, *values.values(), subid)
+
+    def require(self, subid: int) -> None:
+        """Raise if a subscription was dropped; inside a transaction it stays until the end.
+
+        :raises SubscriptionNotFound: in the server's words.
+        """
+        if not self._database.rows("SELECT 1 FROM pg_subscription WHERE oid = ?", (subid,)):
+            raise SubscriptionNotFound(f"subscription with OID {subid} does not exist")
+
+    def _refuse_name(self, name: str) -> None:
+        if self._database.rows("SELECT 1 FROM pg_subscription WHERE subname = ?", (TEXT.encode(name),)):
+            raise SubscriptionExists(f'subscription "{name}" already exists')
+
+
+def _decode(values: tuple[Any, ...]) -> Subscription:
+    pairs = zip(_COLUMNS.items(), values, strict=True)
+    fields = {field: decoded(kind, "pg_subscription", column, value) for (field, (column, kind)), value in pairs}
+    return Subscription(**fields)
+
+
+def _encode(fields: dict[str, Any]) -> dict[str, Any]:
+    for field in fields.keys() & {"connection", "target"}:
+        if names_secret(fields[field]):
+            raise InternalError(f"the {field} of a subscription must not hold a password")
+    return {_COLUMNS[field][0]: _COLUMNS[field][1].encode(value) for field, value in fields.items()}
+
+
+def names_secret(conninfo: str) -> bool:
+    """Whether a connection string holds a password in its own text: the last guard before it is stored.
+
+    :param conninfo: keyword/value string or URI.
+    """
+    if "://" in conninfo.partition("=")[0]:
+        return _URI_SECRET.match(conninfo) is not None
+    return any(keyword in _SECRETS for keyword in _KEYWORD.findall(conninfo))

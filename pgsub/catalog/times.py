@@ -1,0 +1,33 @@
+"""Times as the state store writes them: RFC 3339 text in UTC with microseconds, so that text order is time order.
+
+Mirrors what ``timestamptz_out`` is to the server; the wire's epoch is that of ``datatype/timestamp.h``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+_WIRE_EPOCH = datetime(2000, 1, 1)
+
+
+def utc_now() -> str:
+    """The present time as RFC 3339 text."""
+    return _text(datetime.now(UTC))
+
+
+def wire_time(microseconds: int | None) -> str | None:
+    """A timestamp of the replication protocol as RFC 3339 text.
+
+    :param microseconds: since 2000-01-01 UTC; None and 0 mean "never".
+    :return: None also for a time that no calendar holds: the publisher's clock is not ours to trust.
+    """
+    if not microseconds:
+        return None
+    try:
+        return _text(_WIRE_EPOCH + timedelta(microseconds=microseconds))
+    except OverflowError:
+        return None
+
+
+def _text(moment: datetime) -> str:
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -1,0 +1,109 @@
+"""Counters, conflicts, errors and the journal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pgsub.catalog import history
+from pgsub.catalog.rows import ConflictRow, ErrorRow, StatsRow
+from pgsub.catalog.store import StateStore
+from pgsub.errors import ApplyError, InternalError, TargetUnavailable
+
+CONFLICT = ConflictRow(
+    5, "orders", "insert_exists", "public", "t", "error", "t_pkey", "(1)", "(1, a)", "(1, b)", finish_lsn=0x100
+)
+
+
+def test_counters_add_up_and_are_reset_one_subscription_at_a_time(store: StateStore) -> None:
+    store.add_stats(5, apply_error_count=1, confl_insert_exists=2)
+    store.add_stats(5, apply_error_count=1)
+    store.add_stats(7, confl_update_missing=1)
+    assert store.stats(5) == StatsRow(apply_error_count=2, confl_insert_exists=2)
+    store.reset_stats(5)
+    assert store.stats(5).stats_reset is not None
+    assert replace(store.stats(5), stats_reset=None) == StatsRow()
+    assert store.stats(7) == StatsRow(confl_update_missing=1)
+    store.reset_stats(None)
+    assert store.stats(7).confl_update_missing == 0
+
+
+@pytest.mark.parametrize("counter", ["stats_reset", "oid", 'x" = 1 --'])
+def test_counting_what_is_no_counter_is_a_bug(store: StateStore, counter: str) -> None:
+    with pytest.raises(InternalError):
+        store.add_stats(5, **{counter: 1})
+
+
+def test_the_same_conflict_met_again_is_one_row_with_its_attempts_and_last_action(store: StateStore) -> None:
+    first = store.add_conflict(CONFLICT)
+    again = store.add_conflict(replace(CONFLICT, action="skipped"))
+    other = store.add_conflict(replace(CONFLICT, key="(2)"))
+    assert again == first < other
+    met = store.conflict(first)
+    assert met is not None and (met.attempts, met.action, met.finish_lsn) == (2, "skipped", 0x100)
+    assert [row.id for row in store.conflicts(5)] == [other, first]
+    assert [row.id for row in store.conflicts(5, limit=1)] == [other]
+    assert (store.conflicts(7), store.conflict(2**80)) == ([], None)
+
+
+def test_tuples_with_any_characters_are_kept(store: StateStore) -> None:
+    row = replace(CONFLICT, key="'\x00\udc80\U0001f418", remote_tuple="a\nb", identical=True)
+    stored = store.conflict(store.add_conflict(row))
+    assert stored is not None
+    assert (stored.key, stored.remote_tuple, stored.identical) == ("'\x00\\udc80\U0001f418", "a\nb", True)
+
+
+def test_history_is_bounded_and_its_ids_rise(store: StateStore) -> None:
+    with store.batch():
+        for number in range(history.KEEP + 5):
+            store.add_conflict(replace(CONFLICT, finish_lsn=number))
+            store.journal("skip-lsn", 5, "orders", {"lsn": number})
+    for ids in ([row.id for row in store.conflicts(5, 20_000)], [row.id for row in store.journal_rows(5, 20_000)]):
+        assert (len(ids), ids[-1], ids[0]) == (history.KEEP, 6, history.KEEP + 5)
+
+
+def test_an_error_at_the_same_place_counts_attempts_and_another_one_starts_anew(store: StateStore) -> None:
+    row = ErrorRow("apply", "ApplyError", "duplicate key", finish_lsn=0x10)
+    first = store.record_error(5, row)
+    second = store.record_error(5, row)
+    assert (second.attempts, second.first_at) == (2, first.at)
+    moved = store.record_error(5, replace(row, finish_lsn=0x20))
+    assert (moved.attempts, moved.first_at) == (1, moved.at)
+    assert store.errors(5) == [moved]
+
+
+def test_the_last_error_is_the_newest_of_all_workers_until_its_own_worker_clears_it(store: StateStore) -> None:
+    old = store.record_error(5, ErrorRow("apply", "A", "first"))
+    new = store.record_error(5, ErrorRow("table synchronization 9", "B", "second"))
+    assert (store.last_error(5), store.errors(5)) == (new, [new, old])
+    store.clear_error(5, "table synchronization 9")
+    assert store.last_error(5) == old
+    store.clear_error(5)
+    assert store.last_error(5) is None
+
+
+def test_an_exception_becomes_a_row_with_its_place(store: StateStore) -> None:
+    error = ApplyError("duplicate key", detail="Key (1) exists.", hint="Skip it.", context="in", sqlstate="23505")
+    error.relation, error.finish_lsn, error.xid, error.conflict = "public.t", "0/1F", 740, "insert_exists"
+    store.record_error(5, ErrorRow.of(error, "apply"))
+    row = store.last_error(5)
+    assert row is not None
+    assert (row.class_, row.sqlstate, row.relation, row.conflict) == (
+        "ApplyError",
+        "23505",
+        "public.t",
+        "insert_exists",
+    )
+    assert (row.detail, row.hint, row.context) == ("Key (1) exists.", "Skip it.", "in")
+    assert (row.relation, row.finish_lsn, row.xid) == ("public.t", 0x1F, 740)
+    assert ErrorRow.of(TargetUnavailable("gone"), "apply").finish_lsn is None
+
+
+def test_the_journal_names_action_actor_and_detail(store: StateStore) -> None:
+    store.journal("create", 5, "orders", {"publications": ["pub"], "folder": Path("/a")})
+    store.journal("drop", None, None, {})
+    newest, oldest = store.journal_rows()
+    assert (newest.action, newest.subid, newest.detail) == ("drop", None, {})
+    assert (oldest.subname, oldest.detail) == ("orders", {"publications": ["pub"], "folder": "/a"})
+    assert oldest.actor
+    assert store.journal_rows(5) == [oldest]
