@@ -1,0 +1,1 @@
+"""The apply worker: transactions in, one target transaction for one or many of them, feedback out."""

@@ -1,0 +1,165 @@
+"""Conflicts and faults in the server's words. Mirrors conflict.c and the error context of worker.c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import psycopg
+
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import ApplyError, PgsubError
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Tuple
+from pgsub.target.connect import translate
+from pgsub.target.relation import RelationMap
+
+_SHOWN = 64  #: bytes of a value in a message, as the server truncates them
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which change of which transaction: what a statement of the pipeline is tagged with."""
+
+    transaction: RemoteTransaction
+    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT
+    relation: RelationMap | None = None
+    new: Tuple | None = None
+    old: Tuple | None = None
+
+    def name(self) -> str:
+        """schema.table of the target, as messages show it."""
+        return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRecord:
+    """A conflict that did not stop apply: travels through the ledger's event table to the launcher."""
+
+    conflict_type: str
+    schemaname: str
+    relname: str
+    key: str
+    remote_tuple: str | None
+    remote_xid: int
+    finish_lsn: str
+    remote_commit_ts: int
+    message: str
+    detail: str
+    context: str
+
+    def body(self) -> dict[str, object]:
+        """As JSON for the ledger."""
+        return {"kind": "conflict", **asdict(self)}
+
+
+def context(subid: int, place: Place) -> str:
+    """The server's apply_error_callback line."""
+    text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
+    if place.relation is not None:
+        text += f' for replication target relation "{place.name()}"'
+    transaction = place.transaction
+    return f"{text} in transaction {transaction.xid}, finished at {format_lsn(transaction.finish_lsn)}"
+
+
+def missing_row(subid: int, place: Place) -> ConflictRecord:
+    """update_missing or delete_missing: the change is skipped, logged and counted (apply_handle_*_internal)."""
+    assert place.relation is not None
+    updating = place.message_type == "UPDATE"
+    kind = "update_missing" if updating else "delete_missing"
+    key = _key(place)
+    full = "" if place.relation.by_identity else " full"
+    remote = _row(place.relation, place.new) if place.new is not None else None
+    if updating:
+        detail = f"Could not find the row to be updated: remote row {remote}, replica identity{full} {key}."
+    else:
+        detail = f"Could not find the row to be deleted: replica identity{full} {key}."
+    return ConflictRecord(
+        kind,
+        place.relation.target.schema,
+        place.relation.target.name,
+        key,
+        remote,
+        place.transaction.xid,
+        format_lsn(place.transaction.finish_lsn),
+        place.transaction.commit_ts,
+        f'conflict detected on relation "{place.name()}": conflict={kind}',
+        detail,
+        context(subid, place),
+    )
+
+
+def fault(subid: int, error: psycopg.Error, place: Place | None) -> PgsubError:
+    """What a failed statement becomes: a conflict of the server's types where it is one, else a fault with place.
+
+    :param place: the change that failed, None where none is to blame.
+    """
+    diag = error.diag
+    if place is None:
+        return translate(error, "apply changes to the target")
+    if error.sqlstate == "23505" and place.message_type in ("INSERT", "UPDATE"):
+        raised: PgsubError = _unique(error, place)
+    else:
+        where = f'relation "{place.name()}"' if place.relation else "the target"
+        raised = translate(error, f"apply remote transaction to {where}")
+        raised.detail = diag.message_detail or raised.detail
+    located(raised, subid, place)
+    return raised
+
+
+def located(error: PgsubError, subid: int, place: Place) -> None:
+    """Add the place to an error: relation, transaction, finish LSN."""
+    error.context = context(subid, place)
+    if isinstance(error, ApplyError):
+        error.relation = place.name() or error.relation
+        error.finish_lsn = format_lsn(place.transaction.finish_lsn)
+        error.xid = place.transaction.xid
+
+
+def _unique(error: psycopg.Error, place: Place) -> ApplyError:
+    assert place.relation is not None
+    kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
+    parts = [f"remote row {_row(place.relation, place.new)}"] if place.new is not None else []
+    if place.old is not None:
+        parts.append(f"replica identity {_key(place)}")
+    index, existing = error.diag.constraint_name, error.diag.message_detail or ""
+    raised = ApplyError(
+        f'conflict detected on relation "{place.name()}": conflict={kind}',
+        detail=f"Could not apply remote change: {', '.join(parts)}.\n"
+        f'Key already exists in unique index "{index}": {existing}',
+        hint="Change or remove the target row; apply retries by itself.",
+        sqlstate=error.sqlstate,
+    )
+    raised.conflict = kind
+    return raised
+
+
+def _key(place: Place) -> str:
+    relation = place.relation
+    assert relation is not None
+    values = place.old or place.new
+    assert values is not None
+    names = [relation.columns[i].name for i in relation.lookup]
+    shown = [_value(values, i) for i in relation.lookup]
+    return f"({', '.join(names)})=({', '.join(shown)})"
+
+
+def _row(relation: RelationMap, values: Tuple | None) -> str:
+    if values is None:
+        return "()"
+    return f"({', '.join(_value(values, i) for i in range(len(relation.columns)))})"
+
+
+def _value(values: Tuple, position: int) -> str:
+    raw = values.values[position]
+    if raw is None:
+        return "null"
+    if values.kinds[position : position + 1] == b"b":
+        return "\\x" + raw[:_SHOWN].hex()
+    text = raw.decode("utf-8", "replace")
+    return text if len(raw) <= _SHOWN else raw[:_SHOWN].decode("utf-8", "ignore") + "..."
+
+
+def events(records: Sequence[ConflictRecord], subid: int) -> list[tuple[int, dict[str, object]]]:
+    """Rows for the ledger's event table."""
+    return [(subid, record.body()) for record in records]

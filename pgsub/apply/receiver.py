@@ -1,0 +1,183 @@
+"""The stream from the publisher in a thread of its own. Mirrors LogicalRepApplyLoop's outer half (worker.c).
+
+Receiving and applying overlap; keepalives are answered while a large batch runs on the target; the thread that owns
+the connection is the only one that sends feedback.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+
+from pgsub import failpoints
+from pgsub.errors import ProtocolViolation, PublisherUnavailable
+from pgsub.protocol import envelope
+from pgsub.protocol.envelope import Keepalive, XLogData
+from pgsub.publisher.walsender import WalSender
+
+QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
+EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
+_KEEPALIVE = ord("k")
+
+
+def now() -> int:
+    """Microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
+    return time.time_ns() // 1000 - EPOCH_2000
+
+
+class Receiver(threading.Thread):
+    """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
+
+    :param walsender: a started stream.
+    :param position: where it started; the first write and apply positions.
+    :param flushed: what the ledger says was reported before.
+    :param status_interval: seconds between unsolicited status updates (wal_receiver_status_interval).
+    :param timeout: seconds of silence after which the publisher counts as lost (wal_receiver_timeout).
+    """
+
+    def __init__(
+        self, walsender: WalSender, position: int, flushed: int, *, status_interval: float = 10, timeout: float = 60
+    ) -> None:
+        super().__init__(name="receiver", daemon=True)
+        self._walsender = walsender
+        self._status_interval = status_interval
+        self._timeout = timeout
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ready = threading.Condition()
+        self._queue: deque[list[bytes]] = deque()
+        self._queued = 0
+        self._error: Exception | None = None
+        self._closing = False
+        self._due = self._ping = False
+        self.received = position
+        self.applied = position
+        self.flushed = flushed
+        self.reported = 0  #: flush position of the last feedback that was sent
+        self.told = 0  #: apply position of the last feedback: latest_end_lsn of pg_stat_subscription
+        self.last_send_ts = 0
+        self.last_receipt_ts = 0
+        self.last_feedback_ts = 0
+
+    # what the applying thread calls
+
+    def take(self, timeout: float) -> list[bytes]:
+        """Next burst of CopyData messages, empty when none came in time.
+
+        :raises PgsubError: the stream ended or broke, after everything received before was taken.
+        """
+        with self._ready:
+            if not self._queue and self._error is None:
+                self._ready.wait(timeout)
+            if self._queue:
+                burst = self._queue.popleft()
+                self._queued -= sum(map(len, burst))
+                if self._queued < QUEUE_BYTES:
+                    self._wake()
+                return burst
+            if self._error is not None:
+                raise self._error
+            return []
+
+    def idle(self) -> bool:
+        """Whether nothing more is at hand."""
+        return not self._queue
+
+    def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
+        """Set what the next feedback says, and send it soon."""
+        if applied is not None:
+            self.applied = max(self.applied, applied)
+        if flushed is not None:
+            self.flushed = max(self.flushed, flushed)
+        self._due = True
+        self._wake()
+
+    def ping(self) -> None:
+        """Ask the publisher for a keepalive: an idle one finishes hand-overs too."""
+        self._ping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Send what is still to be reported, end the stream, stop the thread."""
+        self._closing = True
+        self._wake()
+        self.join(10)
+        os.close(self._wake_write)
+        os.close(self._wake_read)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+
+    # the thread
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            self._loop()
+            self._walsender.stop()
+        except Exception as error:
+            with self._ready:
+                self._error = error
+                self._ready.notify_all()
+
+    def _loop(self) -> None:
+        last_heard = last_status = time.monotonic()
+        pinged, more = False, True  # the start may have left messages in libpq's hands
+        while not self._closing:
+            if not more:  # what libpq holds already does not make the socket readable
+                self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
+            burst = self._walsender.receive() if self._queued < QUEUE_BYTES else []
+            clock, more = time.monotonic(), bool(burst)
+            if burst:
+                last_heard, pinged = clock, False
+                self._deliver(burst)
+            elif self._queued < QUEUE_BYTES and clock - last_heard > self._timeout:
+                raise PublisherUnavailable("terminating logical replication worker due to timeout")
+            elif clock - last_heard > self._timeout / 2 and not pinged:
+                pinged = self._ping = True
+            if self._due or self._ping or clock - last_status >= self._status_interval:
+                self._feedback()
+                last_status = clock
+        self._feedback()
+
+    def _wait(self, timeout: float) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._queued < QUEUE_BYTES:
+            poll.register(self._walsender.fileno, select.POLLIN)
+        ready = poll.poll(timeout * 1000)
+        if any(fd == self._wake_read for fd, _ in ready):
+            os.read(self._wake_read, 4096)
+
+    def _deliver(self, burst: list[bytes]) -> None:
+        last = envelope.parse(burst[-1])
+        if isinstance(last, XLogData):
+            self.received = max(self.received, last.start, last.wal_end)
+        else:
+            self.received = max(self.received, last.wal_end)
+        self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
+        for frame in burst:
+            if not frame:
+                raise ProtocolViolation("empty replication message")
+            if frame[0] == _KEEPALIVE:
+                keepalive = envelope.parse(frame)
+                self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
+        with self._ready:
+            self._queue.append(burst)
+            self._queued += sum(map(len, burst))
+            self._ready.notify()
+
+    def _feedback(self) -> None:
+        ping, self._ping, self._due = self._ping, False, False
+        flushed = self.flushed
+        write = max(self.received, self.applied, flushed)
+        self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
+        self.last_feedback_ts, self.told = now(), max(self.applied, flushed)
+        if flushed > self.reported:
+            self.reported = flushed
+            failpoints.point("apply.after_feedback")

@@ -1,0 +1,117 @@
+"""Starting a worker's two streams together: claim, checks, START_REPLICATION. Mirrors start_apply (worker.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.loop import Streams
+from pgsub.apply.relations import RelationCache
+from pgsub.apply.spool import Spool
+from pgsub.apply.transactions import Assembler
+from pgsub.errors import PublisherUnavailable
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.pulse import PulseAddress
+from pgsub.subscription import Subscription
+from pgsub.target import connect as target
+from pgsub.target import ledger
+from pgsub.target.connect import SessionName
+from pgsub.target.ledger import Claim
+from pgsub.target.progress import Progress
+
+_IN_USE = "55006"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All a worker task is given; picklable, without a secret.
+
+    :ivar slot_name: the slot to stream; ``application_name`` is shown on the publisher.
+    :ivar spool_dir: where unfinished transactions wait, None for the executor's temporary folder.
+    """
+
+    subscription: Subscription
+    claim: Claim
+    slot_name: str
+    application_name: str
+    pulse: PulseAddress | None = None
+    until_lsn: int = 0
+    spool_dir: str | None = None
+    relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
+
+    @property
+    def role(self) -> str:
+        """The role in the session's name."""
+        return "apply" if self.claim.worker == ledger.APPLY else f"sync:{self.claim.worker}"
+
+
+@contextlib.contextmanager
+def streams(spec: WorkerSpec) -> Iterator[Streams]:
+    """Open both ends at the ledger's position, with the claim taken.
+
+    :raises Fenced: a second attempt of the same task.
+    :raises PgsubError: unreachable servers, wrong system, lost slot: see identity.py.
+    """
+    sub, claim = spec.subscription, spec.claim
+    name = SessionName(sub.subid, spec.role, claim.epoch)
+    spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
+    with contextlib.ExitStack() as stack:
+        stack.callback(spool.close)
+        session = stack.enter_context(
+            contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
+        )
+        progress = Progress(session, claim)
+        progress.claim()
+        progress.read()
+        replication = stack.enter_context(
+            contextlib.closing(
+                publisher.connect(sub.connection, application_name=spec.application_name, replication=True)
+            )
+        )
+        _check(session, replication, spec, progress)
+        options = walsender.start_options(
+            replication.info.server_version,
+            sub.publications,
+            binary=sub.binary,
+            streaming=sub.streaming,
+            origin=sub.origin,
+        )
+        sender = walsender.WalSender(replication)
+        sender.start(spec.slot_name, progress.remote_lsn, options)
+        assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
+        relations = RelationCache(session, replica=target.is_replica(session))
+        yield Streams(session, sender, progress, relations, assembler)
+
+
+def _check(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
+) -> None:
+    known = ledger.identity(session, spec.subscription.subid)
+    dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
+    expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
+    furthest = max(progress.remote_lsn, progress.reported_lsn)
+    actual = identity.verify_publisher(replication, expected, remote_lsn=furthest)
+    state = _slot(replication, spec.slot_name)
+    identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
+    if actual.timeline != known.timeline:
+        ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
+
+
+def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
+    """The slot's state, once nobody streams it: our own killed predecessor's walsender ends within moments."""
+    deadline = time.monotonic() + 3
+    while True:
+        state = slots.slot_state(replication, slot_name)
+        if state is None or not state.active:
+            return state
+        if time.monotonic() > deadline:
+            raise PublisherUnavailable(
+                f'replication slot "{slot_name}" is active for PID {state.active_pid}', sqlstate=_IN_USE
+            )
+        time.sleep(0.1)

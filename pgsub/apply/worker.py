@@ -1,0 +1,131 @@
+"""The apply worker: the task of a Spark job that lasts until it is asked to stop. Mirrors ApplyWorkerMain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.start import WorkerSpec, streams
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import ProtocolViolation
+from pgsub.protocol.lsn import covered
+from pgsub.protocol.messages import Relation
+from pgsub.pulse import Pulse, PulseSender
+from pgsub.target import states
+from pgsub.target.ledger import RelationState
+from pgsub.target.progress import Control, table_states
+
+#: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
+CLAIM_PATIENCE = 5.0
+_OWN_SCHEMA = "pgsub"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """How a worker ended: ``stopped``, ``reached`` or ``done``, and where."""
+
+    outcome: str
+    remote_lsn: int
+    position: int
+
+
+def run(spec: WorkerSpec) -> WorkerResult:
+    """Apply the subscription's slot until asked to stop, fenced, or ``until_lsn`` is reached.
+
+    :raises PgsubError: whatever ended it; the launcher decides by its directive.
+    """
+    with streams(spec) as opened:
+        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch)
+        loop = ApplyLoop(
+            opened,
+            ApplyRole(opened, spec),
+            pulse,
+            PulseSender(spec.pulse),
+            transactional=spec.subscription.apply_mode == "transactional",
+            until_lsn=spec.until_lsn,
+        )
+        outcome = loop.run()
+        return WorkerResult(outcome, loop.remote_lsn, loop.position)
+
+
+class ApplyRole:
+    """Which changes apply takes: should_apply_changes_for_rel with the states that hold under the lock."""
+
+    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+        self._streams = opened
+        self._subid = spec.subscription.subid
+        self._states: dict[tuple[str, str], RelationState] = {}
+        self._version = -1
+        self._refused_since: float | None = None
+        self._waiting_for: RelationState | None = None
+
+    def attach(self, loop: ApplyLoop) -> None:
+        """See :class:`~pgsub.apply.loop.Role`."""
+        self._loop = loop
+
+    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
+        """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
+        if self._streams.progress.states_version != self._version:
+            self._states = table_states(self._streams.connection, self._subid)
+            self._version = self._streams.progress.states_version
+        claims = [s for s in self._states.values() if s.srsubstate == "f" and s.handover_lsn is not None]
+        if not claims:
+            self._refused_since = None
+            return len(transactions)
+        for number, transaction in enumerate(transactions):
+            self._waiting_for = next((s for s in claims if self._beyond(transaction, s)), None)
+            if self._waiting_for is not None:
+                return number
+        return len(transactions)
+
+    def _beyond(self, transaction: RemoteTransaction, state: RelationState) -> bool:
+        assert state.handover_lsn is not None
+        if covered(transaction.finish_lsn, state.handover_lsn):
+            return False
+        for relid in transaction.relids():
+            try:
+                remote = self._streams.relations.remote(relid)
+            except ProtocolViolation:
+                return True  # described inside this very transaction: rather wait in vain than decide blindly
+            if (remote.namespace, remote.name) == (state.schemaname, state.relname):
+                return True
+        return False
+
+    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
+        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker."""
+        state = self._states.get((relation.namespace, relation.name))
+        if state is None or state.srsubstate not in "rs" or relation.namespace == _OWN_SCHEMA:
+            return None
+        if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
+            return None
+        return state.srrelid
+
+    def refused(self) -> bool:
+        """Wait a moment for the sync worker; after :data:`CLAIM_PATIENCE` take its claim back."""
+        clock = time.monotonic()
+        self._refused_since = self._refused_since or clock
+        if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for is not None:
+            self._refused_since = None
+            states.unclaim(self._streams.connection, self._subid, self._waiting_for.srrelid)
+        time.sleep(0.02)
+        return False
+
+    def boundary(self, control: Control | None) -> bool:
+        """Tables whose srsublsn apply has passed become ``r``."""
+        if control is not None and control.states_version != self._version:
+            self._states = table_states(self._streams.connection, self._subid)
+            self._version = control.states_version
+        position = self._loop.position
+        waiting = [s.srsublsn for s in self._states.values() if s.srsubstate == "s" and s.srsublsn is not None]
+        if waiting and min(waiting) <= position:
+            try:
+                states.ready(self._streams.connection, self._subid, position)
+            except psycopg.errors.LockNotAvailable:
+                return False  # a hand-over is being decided; the next boundary comes soon
+            self._states = table_states(self._streams.connection, self._subid)
+            self._version = -1
+        return False

@@ -1,0 +1,157 @@
+"""All subscriptions of one state store: starts and stops their runners as definitions come, change and go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.catalog.locks import Lock, lock_held, subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.errors import PgsubError, TimeoutExpired
+from pgsub.launcher.engine import Engine
+from pgsub.launcher.runner import Goal, Runner, same_service
+from pgsub.pulse import PulseReceiver
+from pgsub.subscription import Subscription
+
+Log = Callable[[str, str], None]
+
+TICK = 0.1
+#: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
+AGAIN_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Served:
+    runner: Runner
+    lock: Lock
+    again_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the service of one subscription ended in a bounded run."""
+
+    name: str
+    outcome: str
+    error: PgsubError | None
+
+
+class Launcher:
+    """Serves subscriptions until told to stop or, bounded, until each has reached its goal.
+
+    :param names: only these; empty for all, also those that come later.
+    :param locks: subscription locks that the caller took already, by subid.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        folder: Path,
+        log: Log,
+        *,
+        names: tuple[str, ...] = (),
+        goal: Goal | None = None,
+        master: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        locks: Mapping[int, Lock] | None = None,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._log = log
+        self._names = names
+        self._goal = goal or Goal()
+        self._bounded = self._goal.caught_up or bool(self._goal.until_lsn)
+        self._engine = Engine(folder, master, conf or {})
+        self._pulses = PulseReceiver()
+        self._locks = dict(locks or {})
+        self._served: dict[int, _Served] = {}
+        self._ended: dict[int, Ended] = {}
+
+    def run(
+        self, stop: threading.Event, timeout: float | None = None, tick: Callable[[], None] = lambda: None
+    ) -> list[Ended]:
+        """Until ``stop`` is set, or every goal is reached.
+
+        :param timeout: seconds.
+        :param tick: called every :data:`TICK` seconds, for progress.
+        :return: how each subscription's service ended; empty for an unbounded run.
+        :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
+        :raises LockHeld: a subscription that was named is served by somebody else.
+        """
+        self._pulses.start()
+        self._engine.warm_up()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._reconcile()
+            while not stop.is_set():
+                if self._bounded and not self._served:
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutExpired(
+                        "the subscription did not get there in time",
+                        detail=f"Not finished: {', '.join(s.runner.sub.name for s in self._served.values())}.",
+                    )
+                stop.wait(TICK)
+                tick()
+                self._reap()
+                self._reconcile()
+        finally:
+            self._stop_all()
+        return list(self._ended.values())
+
+    def _wanted(self) -> dict[int, Subscription]:
+        subscriptions = self._store.subscriptions()
+        return {
+            s.subid: s
+            for s in subscriptions
+            if s.enabled and s.slot_name is not None and (not self._names or s.name in self._names)
+        }
+
+    def _reconcile(self) -> None:
+        wanted = self._wanted()
+        for subid, served in self._served.items():
+            if subid not in wanted or not same_service(served.runner.sub, wanted[subid]):
+                served.runner.stop()
+        for subid, sub in wanted.items():
+            if subid not in self._served and subid not in self._ended:
+                self._start(sub)
+
+    def _start(self, sub: Subscription) -> None:
+        lock = self._locks.pop(sub.subid, None)
+        if lock is None:
+            lock = subscription_lock(self._folder, sub.subid)
+            if not lock.acquire():
+                if self._names:
+                    raise lock_held(lock, f'subscription "{sub.name}"')
+                return  # somebody else serves it; when they end, we do
+        runner = Runner(sub, self._store, self._engine, self._pulses, self._log, self._goal)
+        self._served[sub.subid] = _Served(runner, lock)
+        runner.start()
+
+    def _reap(self) -> None:
+        clock = time.monotonic()
+        for subid, served in list(self._served.items()):
+            runner = served.runner
+            if runner.is_alive():
+                continue
+            if runner.outcome == "failed" and not self._bounded:
+                served.again_at = served.again_at or clock + AGAIN_SECONDS
+                if clock < served.again_at and self._store.subscription_by_id(subid) == runner.sub:
+                    continue
+            served.lock.release()
+            del self._served[subid]
+            if self._bounded and runner.outcome != "stopped":
+                self._ended[subid] = Ended(runner.sub.name, runner.outcome or "stopped", runner.error)
+
+    def _stop_all(self) -> None:
+        for served in self._served.values():
+            served.runner.stop()
+        for served in self._served.values():
+            served.runner.join()
+            served.lock.release()
+        self._served.clear()
+        self._engine.close()
+        self._pulses.close()

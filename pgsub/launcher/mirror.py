@@ -1,0 +1,162 @@
+"""From the ledger and the workers' pulses into the state store. Nothing here decides anything.
+
+``state.db`` follows outside the chain that carries the promise: only durable positions, and conflicts before the
+feedback that passes them (the worker holds its feedback back until the event is gone from the ledger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from pgsub import failpoints
+from pgsub.catalog.rows import ConflictRow, CopyRow, RelationRow, WorkerRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import wire_time
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.pulse import Pulse, PulseReceiver
+from pgsub.subscription import Subscription
+from pgsub.target import ledger
+from pgsub.target.ledger import RelationState
+
+Log = Callable[[str, str], None]
+
+#: A pulse older than this shows nothing any more: its worker hangs or is gone.
+STALE_SECONDS = 30.0
+
+_PROGRESS = """
+SELECT least(remote_lsn, reported_lsn)::text, remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0
+"""
+_CHUNKS = """
+SELECT srrelid::bigint, count(*), count(xid), sum(bytes_total)::bigint, sum(rows_total)::bigint,
+       coalesce(sum(bytes_done), 0)::bigint, coalesce(sum(rows_done), 0)::bigint
+  FROM pgsub.copy_chunk WHERE subid = %s GROUP BY srrelid
+"""
+
+
+class Mirror:
+    """Keeps one subscription's rows of the state store.
+
+    :param session: the launcher's own target session.
+    """
+
+    def __init__(
+        self, session: psycopg.Connection, store: StateStore, sub: Subscription, pulses: PulseReceiver, log: Log
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._sub = sub
+        self._pulses = pulses
+        self._log = log
+        self.relations: list[RelationState] = []
+        self.remote_lsn = 0
+
+    def refresh(self, *, apply_alive: bool, syncing: set[int]) -> None:
+        """Read the ledger and write what changed.
+
+        :param apply_alive: whether the apply job runs.
+        :param syncing: relids whose sync worker runs.
+        """
+        subid = self._sub.subid
+        self.relations = ledger.relations(self._session, subid)
+        row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
+        chunks = self._session.execute(_CHUNKS.encode(), (subid,)).fetchall() if syncing else []
+        pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
+        failpoints.point("mirror.before_state_db")
+        with self._store.batch():
+            self._store.put_relations(
+                subid,
+                [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in self.relations],
+            )
+            if row is not None:
+                self.remote_lsn = parse_lsn(row[1])
+                self._store.put_origin(subid, parse_lsn(row[0]), None)
+            self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
+            self._store.put_copy_progress(subid, self._copies(chunks, pulses, syncing))
+
+    def apply_pulse(self) -> Pulse | None:
+        """The apply worker's newest pulse."""
+        return next((p for _, p in self._pulses.of(self._sub.subid) if p.worker == ledger.APPLY), None)
+
+    def _workers(self, pulses: list[Pulse], apply_alive: bool, syncing: set[int]) -> list[WorkerRow]:
+        rows: dict[int, WorkerRow] = {}
+        for pulse in pulses:
+            alive = apply_alive if pulse.worker == ledger.APPLY else pulse.worker in syncing
+            if alive and (pulse.worker not in rows or pulse.chunk < 0):
+                rows[pulse.worker] = _worker(pulse)
+        return [rows[worker] for worker in sorted(rows)]
+
+    def _copies(self, chunks: list[Any], pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
+        names = {r.srrelid: r for r in self.relations}
+        rows = []
+        for relid, total, done, size, tuples, size_done, tuples_done in chunks:
+            state = names.get(relid)
+            if state is None or relid not in syncing or state.srsubstate != "d":
+                continue
+            live = [p for p in pulses if p.worker == relid and p.chunk >= 0]
+            moving = sum(p.bytes_done for p in live if not p.rows_done)
+            rows.append(
+                CopyRow(
+                    relid,
+                    state.schemaname,
+                    state.relname,
+                    pid=live[0].pid if live else None,
+                    datid=self._sub.dboid,
+                    bytes_processed=size_done + moving,
+                    bytes_total=size or 0,
+                    tuples_processed=tuples_done,
+                    chunks_done=done,
+                    chunks_total=total,
+                    tuples_total=tuples or 0,
+                )
+            )
+        return rows
+
+    def events(self) -> None:
+        """Move conflicts from the ledger into log and state store, then let the worker's feedback pass."""
+        rows = self._session.execute(
+            "SELECT id, body FROM pgsub.event WHERE subid = %s ORDER BY id LIMIT 1000", (self._sub.subid,)
+        ).fetchall()
+        if not rows:
+            return
+        with self._store.batch():
+            for _, body in rows:
+                self._conflict(body)
+        self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
+
+    def _conflict(self, body: dict[str, Any]) -> None:
+        self._log("LOG", f"{body['message']}\nDETAIL:  {body['detail']}\nCONTEXT:  {body['context']}")
+        self._store.add_stats(self._sub.subid, **{f"confl_{body['conflict_type']}": 1})
+        self._store.add_conflict(
+            ConflictRow(
+                self._sub.subid,
+                self._sub.name,
+                body["conflict_type"],
+                body["schemaname"],
+                body["relname"],
+                "skipped",
+                key=body["key"],
+                remote_tuple=body["remote_tuple"],
+                remote_xid=body["remote_xid"],
+                finish_lsn=parse_lsn(body["finish_lsn"]),
+                remote_commit_ts=wire_time(body["remote_commit_ts"]),
+                message=body["message"],
+                detail=body["detail"],
+            )
+        )
+
+
+def _worker(pulse: Pulse) -> WorkerRow:
+    apply = pulse.worker == ledger.APPLY
+    return WorkerRow(
+        "apply" if apply else "table synchronization",
+        pulse.pid,
+        relid=None if apply else pulse.worker,
+        received_lsn=pulse.received_lsn or None,
+        last_msg_send_time=wire_time(pulse.last_msg_send_time) if pulse.last_msg_send_time else None,
+        last_msg_receipt_time=wire_time(pulse.last_msg_receipt_time) if pulse.last_msg_receipt_time else None,
+        latest_end_lsn=pulse.latest_end_lsn or None,
+        latest_end_time=wire_time(pulse.latest_end_time) if pulse.latest_end_time else None,
+    )

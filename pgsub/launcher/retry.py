@@ -1,0 +1,51 @@
+"""When a worker that ended starts again. Mirrors wal_retrieve_retry_interval and the launcher's last-start table."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart
+
+RETRY_SECONDS = 5.0  #: wal_retrieve_retry_interval
+COPY_BACKOFF_MAX = 300.0
+BROKEN_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Retry:
+    """Remembers one worker's failures."""
+
+    failures: int = 0
+    not_before: float = 0.0
+    error: PgsubError | None = None
+
+    def due(self) -> bool:
+        """Whether it may start now."""
+        return time.monotonic() >= self.not_before
+
+    def failed(self, error: PgsubError, *, growing: bool = False) -> None:
+        """Schedule the next start.
+
+        :param growing: double the wait with every fault (a copy that fails on data would fail again).
+        """
+        self.error = error
+        if isinstance(error, Fenced | StreamsMustRestart):
+            wait = 0.2 if self.failures == 0 else 1.0
+        elif error.directive is Directive.STOP:
+            wait = BROKEN_SECONDS
+        elif growing and error.directive is Directive.FAULT:
+            wait = min(RETRY_SECONDS * 2**self.failures, COPY_BACKOFF_MAX)
+        else:
+            wait = RETRY_SECONDS
+        self.failures += 1
+        self.not_before = time.monotonic() + wait
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.failures, self.not_before, self.error = 0, 0.0, None
+
+
+def worth_reporting(error: PgsubError) -> bool:
+    """Whether an operator is told: a fenced attempt or a restart of streams is pgsub's own business."""
+    return not isinstance(error, Fenced | StreamsMustRestart)

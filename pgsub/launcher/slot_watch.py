@@ -1,0 +1,72 @@
+"""Looks at the subscription's slot on the publisher now and then, for ``status``. Never in the way of anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from pgsub.catalog.rows import SlotRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import utc_now
+from pgsub.errors import PgsubError
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.subscription import Subscription
+
+SECONDS = 5.0
+
+
+class SlotWatch:
+    """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up."""
+
+    def __init__(self, sub: Subscription, store: StateStore) -> None:
+        self._sub = sub
+        self._store = store
+        self._next = 0.0
+        self._thread: threading.Thread | None = None
+
+    def tick(self) -> None:
+        """Look again if it is time."""
+        clock = time.monotonic()
+        if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
+            return
+        self._next = clock + SECONDS
+        self._thread = threading.Thread(target=self._look, name="slot watch", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        assert self._sub.slot_name is not None
+        try:
+            connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
+            try:
+                state = slots.slot_state(connection, self._sub.slot_name)
+            finally:
+                connection.close()
+            self._store.put_slot(self._sub.subid, _row(state) if state is not None else None)
+        except PgsubError:
+            return  # the apply worker meets the same problem and reports it
+
+    def close(self) -> None:
+        """Wait for a look under way."""
+        if self._thread is not None:
+            self._thread.join(2)
+
+
+def _row(state: slots.SlotState) -> SlotRow:
+    return SlotRow(
+        state.name,
+        plugin=state.plugin,
+        slot_type="logical" if state.plugin else "physical",
+        database=state.database,
+        active=state.active,
+        active_pid=state.active_pid,
+        restart_lsn=state.restart_lsn,
+        confirmed_flush_lsn=state.confirmed_flush_lsn,
+        wal_status=state.wal_status,
+        safe_wal_size=state.safe_wal_size,
+        two_phase=state.two_phase,
+        invalidation_reason=state.invalidation_reason,
+        failover=state.failover,
+        retained_bytes=state.retained_bytes,
+        taken_at=utc_now(),
+    )

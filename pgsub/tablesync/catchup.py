@@ -1,0 +1,144 @@
+"""The tablesync worker after its copy: streams its own slot until the table changes hands. Mirrors tablesync.c.
+
+Without shared memory: a chase while apply is far, then a claim that fixes where the table changes hands. In the
+terms of the server ``c`` (catchup) is this worker at work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub import failpoints
+from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.start import WorkerSpec, streams
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.apply.worker import WorkerResult
+from pgsub.protocol.lsn import covered
+from pgsub.protocol.messages import Relation
+from pgsub.pulse import Pulse, PulseSender
+from pgsub.tablesync import machine
+from pgsub.target import ledger, states
+from pgsub.target.progress import Control
+
+#: Chase freely while apply is further ahead than this, and for so many looks; then claim.
+NEAR_BYTES = 16 << 20
+CHASES = 20
+_LOOK_SECONDS = 0.1
+
+
+def run(spec: WorkerSpec) -> WorkerResult:
+    """Apply this table's changes from its slot until ``s`` is committed.
+
+    :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
+    """
+    with streams(spec) as opened:
+        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=machine.CATCHUP)
+        loop = ApplyLoop(
+            opened,
+            SyncRole(opened, spec),
+            pulse,
+            PulseSender(spec.pulse),
+            transactional=spec.subscription.apply_mode == "transactional",
+        )
+        outcome = loop.run()
+        return WorkerResult(outcome, loop.remote_lsn, loop.position)
+
+
+class SyncRole:
+    """Only this worker's table, and with a claim only what the claim covers."""
+
+    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+        assert spec.relation is not None
+        self._streams = opened
+        self._claim = spec.claim
+        self._relation = spec.relation
+        self._handover: int | None = None
+        self._reached = False  #: a transaction beyond the claim came: everything before it is applied
+        self._looks = 0
+        self._next_look = 0.0
+        self._done = False
+
+    def attach(self, loop: ApplyLoop) -> None:
+        """See :class:`~pgsub.apply.loop.Role`; an older attempt's claim still stands and is kept."""
+        self._loop = loop
+        rows = ledger.relations(self._streams.connection, self._claim.subid)
+        self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+
+    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
+        """Nothing beyond the claim."""
+        if self._handover is None:
+            return len(transactions)
+        for number, transaction in enumerate(transactions):
+            if not covered(transaction.finish_lsn, self._handover):
+                self._reached = True
+                return number
+        return len(transactions)
+
+    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
+        """Changes of this table."""
+        return self._claim.worker if (relation.namespace, relation.name) == self._relation else None
+
+    def refused(self) -> bool:
+        """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""
+        self._attempt()
+        if not self._done:
+            time.sleep(0.02)
+        return self._done
+
+    def boundary(self, control: Control | None) -> bool:
+        """Try to hand over; True once ``s`` is committed."""
+        if self._done:
+            return True
+        clock = time.monotonic()
+        if clock < self._next_look:
+            return False
+        self._next_look = clock + _LOOK_SECONDS
+        self._attempt()
+        return self._done
+
+    @property
+    def _position(self) -> int:
+        """S: everything before is applied here; with a claim never beyond it."""
+        if self._handover is None:
+            return self._loop.position
+        return self._handover if self._reached else min(self._loop.position, self._handover)
+
+    def _attempt(self) -> None:
+        self._looks += 1
+        connection, position = self._streams.connection, self._position
+        apply_lsn = ledger.apply_position(connection, self._claim.subid)
+        if self._handover is None and apply_lsn > position:
+            if apply_lsn - position > NEAR_BYTES and self._looks < CHASES:
+                return
+        elif self._handover is not None and position < self._handover:
+            self._recheck()
+            return
+        try:
+            self._hand_over(apply_lsn, position)
+        except psycopg.errors.LockNotAvailable:
+            return  # apply holds its row in a long transaction; the stream is served meanwhile
+
+    def _hand_over(self, apply_lsn: int, position: int) -> None:
+        connection = self._streams.connection
+        if self._handover is None and apply_lsn > position:
+            self._handover = states.claim_handover(connection, self._claim, position)
+            failpoints.point("sync.after_claim")
+            return
+        failpoints.point("sync.before_s")
+        outcome = states.try_done(connection, self._claim, position)
+        self._done = outcome.done
+        if not outcome.done and outcome.handover_lsn != self._handover:
+            self._forget_claim(outcome.handover_lsn)
+
+    def _recheck(self) -> None:
+        """Apply may have taken the claim back while this worker was on its way."""
+        rows = ledger.relations(self._streams.connection, self._claim.subid)
+        standing = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+        if standing != self._handover:
+            self._forget_claim(standing)
+
+    def _forget_claim(self, standing: int | None) -> None:
+        self._handover, self._reached, self._looks = standing, False, 0

@@ -1,0 +1,48 @@
+"""After a lost attempt of a chunked copy: exactly its rows are removed, nobody else's.
+
+Every row of a chunk carries the xid that the chunk recorded. Local rows stay; a row that was changed locally
+meanwhile carries another xid, is kept and reported, and the table stays in error rather than silently go on.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgsub.errors import ApplyError
+from pgsub.target import ledger, statements
+from pgsub.target.relation import TargetRelation
+
+
+def remove_rows(connection: psycopg.Connection, subid: int, target: TargetRelation) -> int:
+    """Remove what the chunks of earlier attempts committed, and their ledger rows.
+
+    The attempt's sessions were evicted before, so no late chunk commits after this.
+
+    :return: rows removed.
+    :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
+    """
+    table = statements.table_name(target)
+    with ledger.durable(connection):
+        chunks = connection.execute(
+            "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
+            " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",
+            (subid, target.oid),
+        ).fetchall()
+        removed = 0
+        if chunks:
+            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+            xids = [str(row[0]) for row in chunks]
+            removed = connection.execute(
+                sql.SQL("DELETE FROM {} WHERE xmin::text = ANY (%s)").format(table), (xids,)
+            ).rowcount
+            expected = sum(row[1] for row in chunks)
+            if removed != expected:
+                raise ApplyError(
+                    f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
+                    detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
+                    " locally meanwhile.",
+                    hint=f'Empty the table, then the copy starts again: TRUNCATE "{target.schema}"."{target.name}"',
+                )
+        connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
+    return removed

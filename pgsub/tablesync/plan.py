@@ -1,0 +1,117 @@
+"""How a table is copied: in one transaction or in chunks, and which chunks. No IO but the look under the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
+from pgsub.subscription import Subscription
+from pgsub.target import statements
+from pgsub.target.relation import TargetRelation
+
+#: A table below this is copied in one transaction, as the server does.
+CHUNKED_FROM_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a table: the publisher's COPY and what it is expected to give."""
+
+    number: int
+    copy_out: str
+    bytes: int
+    rows: int | None  #: estimate, None where the table was never analyzed
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """``mode`` is atomic (rows commit together with ``f``) or chunked; ``reason`` says why not chunked."""
+
+    mode: str
+    reason: str
+    copy_in: str
+    binary: bool
+    chunks: tuple[Chunk, ...]
+
+
+def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
+    """Why a table has to be copied in one transaction, None where chunks are safe if it is found empty.
+
+    Half a table is visible while chunks commit, and what a trigger did cannot be undone.
+    """
+    if sub.copy_atomic:
+        return "copy_atomic is set"
+    if remote.bytes < CHUNKED_FROM_BYTES:
+        return "the table is small"
+    if not replica:
+        return "session_replication_role cannot be set"
+    if target.fires:
+        return "a trigger on the target table would fire"
+    if target.rules:
+        return "a rule on the target table would apply"
+    return None
+
+
+def columns_of(remote: RemoteTable, target: TargetRelation) -> list[str]:
+    """The columns to copy: what is published and is no generated column of the target."""
+    generated = {c.name for c in target.columns if c.generated}
+    return [c.name for c in remote.columns if c.name not in generated]
+
+
+def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, publisher_version: int) -> bool:
+    """Whether the copy goes in the binary format, as the server's own copy_table decides."""
+    if not sub.binary or publisher_version < 160000:
+        return False
+    types = {c.name: c.type_oid for c in target.columns}
+    # beyond the built-in ones an oid means nothing on another server
+    return all(c.type_oid < 10000 and types.get(c.name) == c.type_oid for c in remote.columns)
+
+
+def make(
+    sub: Subscription, remote: RemoteTable, target: TargetRelation, *, mode: str, reason: str, publisher_version: int
+) -> CopyPlan:
+    """The statements of a copy.
+
+    :param mode: atomic or chunked, as decided with the look under the lock.
+    """
+    names = columns_of(remote, target)
+    binary = binary_copy(sub, remote, target, publisher_version)
+    copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
+    rows = int(remote.reltuples) if remote.reltuples >= 0 else None
+    if mode == "atomic":
+        whole = copy_statement(remote, columns=names, binary=binary).as_string(None)
+        return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
+    chunks: list[Chunk] = []
+    for leaf in remote.leaves:
+        for start, stop in _ranges(leaf):
+            text = copy_statement(remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary)
+            share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
+            chunks.append(
+                Chunk(
+                    len(chunks),
+                    text.as_string(None),
+                    int(leaf.bytes * share),
+                    int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
+                )
+            )
+    return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))
+
+
+def _ranges(leaf: Leaf) -> Sequence[tuple[int, int | None]]:
+    """Block ranges of about :data:`CHUNK_BYTES` with TOAST; the last one is open-ended."""
+    count = max(1, min(leaf.pages, -(-leaf.bytes // CHUNK_BYTES)))
+    bounds = [leaf.pages * i // count for i in range(count)]
+    return [(start, bounds[i + 1] if i + 1 < count else None) for i, start in enumerate(bounds)]
+
+
+def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
+    """Whether nobody's row is in the table, seen inside the caller's transaction under SHARE ROW EXCLUSIVE."""
+    table = statements.table_name(target)
+    connection.execute("SET LOCAL lock_timeout = '5s'")
+    connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+    return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

@@ -1,0 +1,141 @@
+"""Sessions on the target; the only place that opens them. Mirrors InitializeLogRepWorker (worker.c)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub import conninfo as ci
+from pgsub.errors import (
+    ApplyError,
+    InternalError,
+    PermissionMissing,
+    PgsubError,
+    SchemaFault,
+    TargetUnavailable,
+    is_transient,
+)
+
+#: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
+_SETTINGS = {
+    "search_path": "",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "client_min_messages": "warning",
+    "jit": "off",
+}
+_BELTS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+_PASSWORD_STATES = ("28P01", "28000")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName:
+    """Who a target session belongs to: how a take-over finds the sessions of older epochs."""
+
+    subid: int
+    role: str  #: launcher, apply, sync:<relid>, copy:<relid>
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"pgsub {self.subid} {self.role} {self.epoch}"
+
+
+def connect(
+    conninfo: str, name: SessionName | str, *, synchronous_commit: str = "on", replica: bool = True
+) -> psycopg.Connection:
+    """Open a session with everything pinned that apply relies on.
+
+    :param conninfo: without a password (a passfile is named in it).
+    :param name: the session's application_name.
+    :param synchronous_commit: the session's default for that setting.
+    :param replica: whether to try ``session_replication_role = replica``; see :func:`is_replica`.
+    :return: an autocommit connection.
+    :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
+    """
+    params = {**_BELTS, **ci.parse(conninfo, "target"), "application_name": str(name), "client_encoding": "UTF8"}
+    try:
+        connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise _refused(error, params) from None
+    settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
+    calls = sql.SQL(", ").join(
+        sql.SQL("set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v)) for k, v in settings.items()
+    )
+    connection.execute(sql.SQL("SELECT ") + calls)
+    if replica:
+        try:
+            connection.execute("SET session_replication_role = replica")
+        except psycopg.errors.InsufficientPrivilege:
+            pass  # works without; create and status say what that means and name the GRANT
+    return connection
+
+
+def is_replica(connection: psycopg.Connection) -> bool:
+    """Whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
+    return _scalar(connection, "SHOW session_replication_role") == "replica"
+
+
+def through_pooler(connection: psycopg.Connection) -> bool:
+    """Whether a pooler stands between: the key it handed out names another backend than the one that answers."""
+    return _scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
+
+
+def _scalar(connection: psycopg.Connection, query: str) -> object:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
+    state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
+    text = str(error).strip().splitlines()
+    reason = text[-1] if text else type(error).__name__
+    hint = "Check host, port and that the server accepts connections."
+    if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
+        hint = "Check user, password (passfile, service or --target) and the server's pg_hba.conf."
+    elif "does not exist" in reason:
+        hint = "Check dbname and user in --target."
+    return TargetUnavailable(
+        f"could not connect to the target: {reason}",
+        detail=f"The target is {ci.endpoint(params)}.",
+        hint=hint,
+        sqlstate=state,
+    )
+
+
+def translate(error: psycopg.Error, doing: str) -> PgsubError:
+    """What an error on an established target session means.
+
+    :param error: as psycopg raised it.
+    :param doing: completes "could not …".
+    :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.
+    """
+    diag = error.diag
+    message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = f"could not {doing}: {message}"
+    detail, hint, state = diag.message_detail, diag.message_hint, error.sqlstate
+    if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return InternalError(text)  # psycopg refused our own statement: no server said anything
+    if is_transient(state):
+        return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
+    if state == "42501":
+        return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message), sqlstate=state)
+    if state in ("42P01", "42703", "3F000", "42809"):
+        return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
+    return ApplyError(text, detail=detail, hint=hint, context=diag.context, sqlstate=state)
+
+
+def _grant_hint(message: str) -> str:
+    if "schema" in message:
+        return "Grant the role of --target the right: GRANT USAGE ON SCHEMA … TO …"
+    return "Grant the role of --target the right: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON … TO …"

@@ -1,0 +1,235 @@
+"""Identity, states and take-over of a subscription in the ledger: the launcher's side.
+
+Mirrors pg_subscription.c (UpdateSubscriptionRelState and its like). Everything here commits synchronously: the
+slot of a table may only be dropped when its state is on disk (a crash of the target would otherwise bring back a
+state whose slot is gone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+
+APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What fences one try of one worker: given to its task, checked by every commit."""
+
+    subid: int
+    worker: int
+    epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose slot, on which system: compared at every connect."""
+
+    subid: int
+    subname: str
+    state_store: str
+    system_identifier: str | None
+    publisher_dbname: str | None
+    publisher_dboid: int | None
+    timeline: int | None
+    slot_name: str | None
+    slot_intent: bool
+    consistent_point: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RelationState:
+    """One row of pgsub.subscription_rel."""
+
+    srrelid: int
+    schemaname: str
+    relname: str
+    srsubstate: str
+    srsublsn: int | None = None
+    handover_lsn: int | None = None
+    sync_slot: str | None = None
+    attempt: int = 0
+    copy_mode: str | None = None
+
+
+def lsn_or_none(text: str | None) -> int | None:
+    """A pg_lsn column's text as an integer."""
+    return None if text is None else parse_lsn(text)
+
+
+@contextlib.contextmanager
+def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
+    """A transaction that is on disk when it ends well, whatever the subscription's synchronous_commit is."""
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = on")
+        yield connection
+
+
+def register(
+    connection: psycopg.Connection,
+    subid: int,
+    name: str,
+    state_store: str,
+    slot_name: str | None,
+    relations: Sequence[RelationState],
+    *,
+    slot_intent: bool,
+) -> None:
+    """Write a new subscription's rows; ``slot_intent`` is set when a slot is about to be created.
+
+    :raises SubscriptionExists: another state store has one of this number.
+    """
+    try:
+        with durable(connection):
+            connection.execute(
+                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
+                " VALUES (%s, %s, %s, %s, %s)",
+                (subid, name, state_store, slot_name, slot_intent),
+            )
+            connection.execute(
+                "INSERT INTO pgsub.control (subid, worker, token) VALUES (%s, 0, %s)", (subid, uuid.uuid4())
+            )
+            connection.execute("INSERT INTO pgsub.progress (subid, worker) VALUES (%s, 0)", (subid,))
+            add_relations(connection, subid, relations)
+    except psycopg.errors.UniqueViolation:
+        raise SubscriptionExists(f"subscription number {subid} is taken in the target's ledger") from None
+
+
+def add_relations(connection: psycopg.Connection, subid: int, relations: Sequence[RelationState]) -> None:
+    """Insert relations inside the caller's transaction."""
+    for rel in relations:
+        connection.execute(
+            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate)"
+            " VALUES (%s, %s, %s, %s, %s)",
+            (subid, rel.srrelid, rel.schemaname, rel.relname, rel.srsubstate),
+        )
+
+
+def slot_created(
+    connection: psycopg.Connection,
+    subid: int,
+    *,
+    system_identifier: str,
+    dbname: str,
+    dboid: int,
+    timeline: int,
+    position: int,
+) -> None:
+    """The slot exists: its consistent point (or a given slot's confirmed position) is where reporting starts."""
+    with durable(connection):
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
+            " timeline = %s, slot_intent = false, consistent_point = %s WHERE subid = %s",
+            (system_identifier, dbname, dboid, timeline, format_lsn(position), subid),
+        )
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = 0",
+            (format_lsn(position), subid),
+        )
+
+
+def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> None:
+    """The publisher moved to another timeline and was checked to be the same history."""
+    connection.execute("UPDATE pgsub.subscription SET timeline = %s WHERE subid = %s", (timeline, subid))
+
+
+def identity(connection: psycopg.Connection, subid: int) -> Identity:
+    """:raises StateForbids: the ledger has no such subscription (restored or another database)."""
+    row = connection.execute(
+        "SELECT subid, subname, state_store, system_identifier, publisher_dbname, publisher_dboid, timeline,"
+        " slot_name, slot_intent, consistent_point::text FROM pgsub.subscription WHERE subid = %s",
+        (subid,),
+    ).fetchone()
+    if row is None:
+        raise StateForbids(
+            "the target's ledger does not know this subscription",
+            detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
+            hint="Was the target replaced or restored? Drop the subscription and create it again.",
+        )
+    name, store, system, dbname, dboid, timeline, slot, intent, point = row[1:]
+    return Identity(subid, name, store, system, dbname, dboid, timeline, slot, intent, lsn_or_none(point))
+
+
+def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
+    """All tables of a subscription, in the order of their oids."""
+    rows = connection.execute(
+        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text, sync_slot,"
+        " attempt, copy_mode FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid",
+        (subid,),
+    )
+    return [
+        RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover), slot, attempt, mode)
+        for oid, schema, name, state, lsn, handover, slot, attempt, mode in rows
+    ]
+
+
+def forget(connection: psycopg.Connection, subid: int) -> None:
+    """Remove everything the ledger has about a subscription."""
+    with durable(connection):
+        connection.execute("DELETE FROM pgsub.subscription WHERE subid = %s", (subid,))
+
+
+def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
+    """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
+
+    A zombie that connects after the raise fails its claim; one that connected before is listed and terminated. What
+    it committed before dying is in the ledger that the new worker reads afterwards.
+
+    :param worker: :data:`APPLY` or a table's oid.
+    :raises TargetUnavailable: an older session would not end within 30 s.
+    """
+    token = uuid.uuid4()
+    with durable(connection):
+        row = connection.execute(
+            "INSERT INTO pgsub.control AS c (subid, worker, epoch, token) VALUES (%s, %s, 1, %s)"
+            " ON CONFLICT (subid, worker) DO UPDATE SET epoch = c.epoch + 1, token = excluded.token,"
+            " claimed_by = NULL, stop = false RETURNING epoch",
+            (subid, worker, token),
+        ).fetchone()
+    assert row is not None
+    evict(connection, subid, ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}"), row[0])
+    return Claim(subid, worker, row[0], str(token))
+
+
+def evict(connection: psycopg.Connection, subid: int, roles: Sequence[str], epoch: int) -> None:
+    """Terminate sessions of these roles with an epoch below ``epoch`` and wait until none is left."""
+    deadline = time.monotonic() + 30
+    pattern = f"^pgsub {subid} ({'|'.join(roles)}) [0-9]+$"
+    while connection.execute(
+        "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
+        " WHERE application_name ~ %s AND pid <> pg_catalog.pg_backend_pid()"
+        " AND pg_catalog.split_part(application_name, ' ', 4)::bigint < %s",
+        (pattern, epoch),
+    ).fetchall():
+        if time.monotonic() > deadline:
+            raise TargetUnavailable(
+                "could not end an older worker's session on the target", detail=f"Sessions: {', '.join(roles)}."
+            )
+
+
+def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
+    """Set the stop flag of every worker; each reads it at a transaction boundary."""
+    connection.execute("UPDATE pgsub.control SET stop = true WHERE subid = %s AND NOT stop", (subid,))
+
+
+def apply_position(connection: psycopg.Connection, subid: int) -> int:
+    """Apply's ``remote_lsn``, read without a lock: good for estimates only."""
+    row = connection.execute(
+        "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0", (subid,)
+    ).fetchone()
+    return parse_lsn(row[0]) if row else 0
+
+
+def lock_timeout(connection: psycopg.Connection) -> None:
+    """Nothing waits long for a ledger row while it holds another (hand-over, TRUNCATE of a re-sync)."""
+    connection.execute("SET LOCAL lock_timeout = '1s'")

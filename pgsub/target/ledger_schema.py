@@ -1,0 +1,177 @@
+"""The ledger's tables in schema ``pgsub`` of the target database, and their migrations.
+
+Only the target can commit progress in the same transaction as the data, so the authority lives here.
+Mirrors pg_subscription_rel, pg_replication_origin and the launcher's shared memory.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgsub.errors import PermissionMissing, StateForbids
+
+VERSION = 1
+
+_V1 = """
+REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
+COMMENT ON SCHEMA pgsub IS 'ledger of pgsub: replication progress committed together with the data; do not edit';
+
+CREATE TABLE pgsub.ledger_version (version integer PRIMARY KEY, installed_at timestamptz NOT NULL DEFAULT now());
+
+-- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned
+CREATE TABLE pgsub.subscription (
+    subid integer PRIMARY KEY,
+    subname text NOT NULL,
+    state_store text NOT NULL,
+    system_identifier text,
+    publisher_dbname text,
+    publisher_dboid oid,
+    timeline integer,
+    slot_name text,
+    slot_intent boolean NOT NULL DEFAULT false,
+    consistent_point pg_lsn,
+    created_at timestamptz NOT NULL DEFAULT now());
+
+-- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data
+CREATE TABLE pgsub.control (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    worker oid NOT NULL,
+    epoch bigint NOT NULL DEFAULT 0,
+    token uuid NOT NULL,
+    claimed_by uuid,
+    stop boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (subid, worker));
+
+CREATE TABLE pgsub.progress (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    worker oid NOT NULL,
+    remote_lsn pg_lsn NOT NULL DEFAULT '0/0',
+    remote_commit_ts timestamptz,
+    reported_lsn pg_lsn NOT NULL DEFAULT '0/0',
+    states_version bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
+
+CREATE TABLE pgsub.subscription_rel (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    srrelid oid NOT NULL,
+    schemaname text NOT NULL,
+    relname text NOT NULL,
+    srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
+    srsublsn pg_lsn,
+    handover_lsn pg_lsn,
+    sync_slot text,
+    attempt integer NOT NULL DEFAULT 0,
+    copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
+    PRIMARY KEY (subid, srrelid),
+    UNIQUE (subid, schemaname, relname));
+
+CREATE TABLE pgsub.copy_chunk (
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    attempt integer NOT NULL,
+    chunk integer NOT NULL,
+    bytes_total bigint,
+    rows_total bigint,
+    bytes_done bigint,
+    rows_done bigint,
+    xid xid8,
+    PRIMARY KEY (subid, srrelid, attempt, chunk),
+    FOREIGN KEY (subid, srrelid) REFERENCES pgsub.subscription_rel ON DELETE CASCADE);
+
+-- what the launcher must have in its log and state store before feedback passes it
+CREATE TABLE pgsub.event (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    body jsonb NOT NULL);
+
+-- markers of prepared transactions, and changes that were not applied (dead letters)
+CREATE TABLE pgsub.prepared_xact (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    gid text NOT NULL,
+    PRIMARY KEY (subid, gid));
+
+CREATE TABLE pgsub.skipped_change (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subid integer NOT NULL,
+    finish_lsn pg_lsn NOT NULL,
+    xid bigint NOT NULL,
+    schemaname text NOT NULL,
+    relname text NOT NULL,
+    body jsonb NOT NULL,
+    skipped_at timestamptz NOT NULL DEFAULT now(),
+    replayed_at timestamptz);
+"""
+
+_MIGRATIONS = {1: _V1}
+_LOCK_KEY = 0x7067737562  # "pgsub"
+
+
+def installed_version(connection: psycopg.Connection) -> int:
+    """The ledger's version in this database, 0 where there is none."""
+    row = connection.execute("SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL").fetchone()
+    if not row or not row[0]:
+        return 0
+    row = connection.execute("SELECT max(version) FROM pgsub.ledger_version").fetchone()
+    return int(row[0]) if row and row[0] is not None else 0
+
+
+def check(connection: psycopg.Connection) -> None:
+    """Whether :func:`install` would succeed, without doing it.
+
+    :raises PermissionMissing: the role may not create what is missing.
+    """
+    row = connection.execute(
+        "SELECT CASE WHEN n.oid IS NULL THEN pg_catalog.has_database_privilege(current_database(), 'CREATE')"
+        " ELSE pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND (pg_catalog.has_schema_privilege(n.oid, 'CREATE')"
+        " OR pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL) END"
+        " FROM (VALUES (pg_catalog.to_regnamespace('pgsub')::oid)) AS n(oid)"
+    ).fetchone()
+    if not row or not row[0]:
+        raise PermissionMissing(
+            "permission denied to keep the ledger on the target",
+            detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
+            hint=_hint(connection),
+            sqlstate="42501",
+        )
+
+
+def install(connection: psycopg.Connection) -> None:
+    """Create or upgrade the ledger; safe with several callers at once.
+
+    :raises PermissionMissing: the role may not; the hint holds the statement to run.
+    :raises StateForbids: the ledger was written by a newer pgsub.
+    """
+    version = installed_version(connection)
+    if version == VERSION:
+        return
+    if version > VERSION:
+        raise StateForbids(
+            f"the ledger on the target has version {version}, this pgsub knows {VERSION}",
+            hint="Upgrade pgsub.",
+        )
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+            if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+                connection.execute("CREATE SCHEMA pgsub")
+            for number in range(installed_version(connection) + 1, VERSION + 1):
+                connection.execute(_MIGRATIONS[number].encode())
+                connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PermissionMissing(
+            f"could not create the ledger schema on the target: {error.diag.message_primary}",
+            detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
+            hint=_hint(connection),
+            sqlstate=error.sqlstate,
+        ) from None
+
+
+def _hint(connection: psycopg.Connection) -> str:
+    row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
+    database, user = row.fetchone() or ("", "")
+    return (
+        "Let an owner of the database run one of these:\n"
+        f"GRANT CREATE ON DATABASE {database} TO {user};\n"
+        f"CREATE SCHEMA pgsub AUTHORIZATION {user};"
+    )

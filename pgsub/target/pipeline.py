@@ -1,0 +1,177 @@
+"""Single-row statements in libpq's pipeline mode: many changes to a round trip, each with its own row count.
+
+psycopg's cursors cost more per statement than the server needs to run it, so this room speaks to ``pgconn``
+directly, with the wire's bytes as parameters.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import psycopg
+from psycopg import pq
+
+from pgsub.errors import TargetUnavailable
+from pgsub.target.statements import Statement
+
+#: Results to leave unread before the sender looks for some: enough to fill a round trip, little enough that neither
+#: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).
+WINDOW = 256
+
+RowCount = Callable[[int], None]
+
+
+class StatementFailed(Exception):
+    """A statement of the pipeline failed; everything after it was not run.
+
+    :ivar tag: what the sender named it by.
+    :ivar error: psycopg's exception with SQLSTATE and diagnostics.
+    """
+
+    def __init__(self, tag: object, error: psycopg.Error) -> None:
+        super().__init__(str(error))
+        self.tag = tag
+        self.error = error
+
+
+class Pipeline:
+    """Sends prepared statements and checks their row counts.
+
+    :param connection: an autocommit session; between :meth:`sync` and the next :meth:`send` others may use it.
+    """
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._prepared: dict[int, tuple[bytes, Statement]] = {}
+        self._waiting: deque[tuple[object, RowCount | None]] = deque()
+        self._unread = 0
+        self._active = False
+        self._failure: StatementFailed | None = None
+
+    def send(
+        self,
+        statement: Statement,
+        values: Sequence[bytes | None],
+        formats: Sequence[int],
+        tag: object,
+        on_count: RowCount | None = None,
+    ) -> None:
+        """Queue one execution.
+
+        :param values: parameter values as they came from the wire.
+        :param formats: 0 text, 1 binary, one per value.
+        :param tag: returned in :class:`StatementFailed`.
+        :param on_count: called with the number of rows when the result is read.
+        """
+        if not self._active:
+            self._pgconn.nonblocking = 1
+            self._pgconn.enter_pipeline_mode()
+            self._active = True
+        name = self._name(statement, tag)
+        self._pgconn.send_query_prepared(name, values, param_formats=formats)
+        self._waiting.append((tag, on_count))
+        self._unread += 1
+        if self._unread >= WINDOW:
+            self._pgconn.send_flush_request()
+            self._pump(until_sync=False)
+
+    def _name(self, statement: Statement, tag: object) -> bytes:
+        known = self._prepared.get(id(statement))
+        if known is not None:
+            return known[0]
+        name = f"pgsub_{len(self._prepared)}".encode()
+        self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
+        self._waiting.append((tag, None))
+        self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
+        return name
+
+    def sync(self) -> None:
+        """Wait for every result.
+
+        :raises StatementFailed: the first failure; the session left the pipeline and its transaction is aborted.
+        :raises TargetUnavailable: the connection broke.
+        """
+        if not self._active:
+            return
+        self._pgconn.pipeline_sync()
+        self._pump(until_sync=True)
+        self._pgconn.exit_pipeline_mode()
+        self._pgconn.nonblocking = 0
+        self._active = False
+        self._unread = 0
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self.reset()
+            raise failure
+
+    def reset(self) -> None:
+        """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed)."""
+        self._prepared.clear()
+        self._waiting.clear()
+        with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
+        if with_transaction:
+            self._connection.execute("ROLLBACK")
+        self._connection.execute("DEALLOCATE ALL")
+
+    def _pump(self, *, until_sync: bool) -> None:
+        poll = select.poll()
+        poll.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
+        while True:
+            unsent = self._flush()
+            if self._drain(until_sync):
+                return
+            if not unsent:
+                poll.modify(self._pgconn.socket, select.POLLIN)
+            poll.poll()
+            self._consume()
+
+    def _flush(self) -> int:
+        try:
+            return self._pgconn.flush()
+        except psycopg.Error as error:
+            raise TargetUnavailable(f"could not send to the target: {_first_line(error)}") from None
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise TargetUnavailable(f"could not receive from the target: {_first_line(error)}") from None
+
+    def _drain(self, until_sync: bool) -> bool:
+        """Read the results at hand; True when what was waited for is complete."""
+        separator = False  # libpq gives None after each statement's result, and again when it has nothing
+        while not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                if self._pgconn.status == pq.ConnStatus.BAD:
+                    raise TargetUnavailable("connection to the target was lost")
+                if separator:
+                    return False
+                separator = True
+                continue
+            separator = False
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                return True
+            self._take(result)
+            if not until_sync and not self._waiting:
+                self._unread = 0
+                return True
+        return False
+
+    def _take(self, result: pq.abc.PGresult) -> None:
+        tag, on_count = self._waiting.popleft() if self._waiting else (None, None)
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            if self._failure is None:
+                error = psycopg.errors.error_from_result(result)
+                if error.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
+                    raise TargetUnavailable("connection to the target was lost", sqlstate=error.sqlstate)
+                self._failure = StatementFailed(tag, error)
+        elif on_count is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
+            on_count(result.command_tuples or 0)
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,168 @@
+"""A worker's own rows in the ledger: claim, lock, compare-and-set, report. Mirrors origin.c for one session.
+
+The progress row is addressed by its remembered ctid with the key as fall-back: under an old snapshot on the target
+the key's index chain grows with every version (76 µs became 350 µs after 24,000 updates, by ctid it stays).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.errors import Fenced, StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.target.ledger import Claim, RelationState, lsn_or_none
+
+_COLUMNS = "ctid::text, remote_lsn::text, reported_lsn::text, states_version"
+_KEY = "subid = %s AND worker = %s"
+_MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
+
+
+@dataclass(slots=True)
+class Control:
+    """What an idle worker looks at: its flags and apply's version of the table states."""
+
+    stop: bool
+    states_version: int
+
+
+class Progress:
+    """The progress row of one worker under one claim, used by one session.
+
+    :param connection: the writing session, autocommit.
+    :param claim: the epoch this worker was started under.
+    """
+
+    def __init__(self, connection: psycopg.Connection, claim: Claim) -> None:
+        self._connection = connection
+        self._claim = claim
+        self._key = (claim.subid, claim.worker)
+        self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
+        self._ctid: str | None = None
+        self.remote_lsn = 0
+        self.reported_lsn = 0
+        self.states_version = -1
+
+    def claim(self) -> None:
+        """Take the epoch for this attempt; a second attempt of the same task ends here.
+
+        :raises Fenced: claimed already, or the epoch was raised.
+        """
+        row = self._connection.execute(
+            "UPDATE pgsub.control SET claimed_by = %s"
+            " WHERE subid = %s AND worker = %s AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true",
+            (uuid.uuid4(), *self._fence),
+        ).fetchone()
+        if row is None:
+            raise Fenced("another attempt of this worker holds the claim")
+        self._read("")
+
+    def read(self) -> None:
+        """Read the row without a lock: where the streams are to start."""
+        self._read("")
+
+    def _read(self, suffix: str) -> None:
+        row = None
+        if self._ctid is not None:
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = %s::tid AND {_KEY} {suffix}".encode(),
+                (self._ctid, *self._key),
+            ).fetchone()
+        if row is None:
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY} {suffix}".encode(), self._key
+            ).fetchone()
+        if row is None:
+            raise Fenced("the subscription was removed from the ledger")
+        self._ctid = row[0]
+        self.remote_lsn, self.reported_lsn, self.states_version = parse_lsn(row[1]), parse_lsn(row[2]), row[3]
+
+    def lock(self, expected: int) -> None:
+        """Lock the row in the caller's transaction, before anything is decided about table states.
+
+        READ COMMITTED re-reads only the locked row after waiting: states are read in the *next* statement
+        (:func:`table_states`), and only when ``states_version`` moved.
+
+        :param expected: where this worker's memory says the ledger is.
+        :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
+        """
+        self._read("FOR UPDATE")
+        if self.remote_lsn != expected:
+            raise StreamsMustRestart(
+                "the ledger is not where this worker left it",
+                detail=f"Expected {format_lsn(expected)}, found {format_lsn(self.remote_lsn)}.",
+            )
+
+    def advance(self, old: int, new: int, commit_ts: int | None) -> None:
+        """Compare-and-set of ``remote_lsn`` in the transaction that holds the data (or nothing but this).
+
+        :param old: where this batch began.
+        :param new: end LSN of its last transaction.
+        :param commit_ts: microseconds since 2000-01-01 UTC on the publisher.
+        :raises StreamsMustRestart: not one row was hit; the caller rolls back.
+        """
+        row = self._connection.execute(
+            "UPDATE pgsub.progress SET remote_lsn = %s, remote_commit_ts = coalesce("
+            "'2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval, remote_commit_ts)"
+            f" WHERE ctid = %s::tid AND {_KEY} AND remote_lsn = %s AND {_MINE} RETURNING ctid::text".encode(),
+            (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence),
+        ).fetchone()
+        if row is None:
+            raise StreamsMustRestart("compare-and-set of the progress row failed")
+        self._ctid = row[0]
+
+    def report(self, position: int) -> None:
+        """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.
+
+        :param position: what the feedback may name as flushed from now on.
+        :raises Fenced: the epoch was raised meanwhile.
+        """
+        with self._connection.transaction():
+            self._connection.execute("SET LOCAL synchronous_commit = on")
+            row = self._connection.execute(
+                f"UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE {_KEY} AND {_MINE}"
+                " RETURNING ctid::text, reported_lsn::text".encode(),
+                (format_lsn(position), *self._key, *self._fence),
+            ).fetchone()
+        if row is None:
+            raise Fenced("another worker took over")
+        self._ctid, self.reported_lsn = row[0], parse_lsn(row[1])
+
+    def control(self) -> Control:
+        """The worker's flags, without a lock and without a write.
+
+        :raises Fenced: the epoch was raised meanwhile.
+        """
+        row = self._connection.execute(
+            "SELECT c.stop, p.states_version FROM pgsub.control c"
+            " JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0"
+            " WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s",
+            self._fence,
+        ).fetchone()
+        if row is None:
+            raise Fenced("another worker took over")
+        return Control(*row)
+
+    def unmirrored_events(self) -> bool:
+        """Whether the launcher still has to record something that feedback must not pass."""
+        return bool(
+            self._connection.execute(
+                "SELECT FROM pgsub.event WHERE subid = %s LIMIT 1", (self._claim.subid,)
+            ).fetchone()
+            is not None
+        )
+
+
+def table_states(connection: psycopg.Connection, subid: int) -> dict[tuple[str, str], RelationState]:
+    """Table states by name, as of this statement: what apply's filter decides with."""
+    rows = connection.execute(
+        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
+        " FROM pgsub.subscription_rel WHERE subid = %s",
+        (subid,),
+    )
+    return {
+        (schema, name): RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
+        for oid, schema, name, state, lsn, handover in rows
+    }

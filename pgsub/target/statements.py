@@ -1,0 +1,136 @@
+"""SQL of single changes, composed once per relation and shape. Mirrors execReplication.c's single-row operations.
+
+Parameters are declared with the *target* column's type, so a value is read by the very input (or receive) function
+that the server's own apply would call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.target.relation import RelationMap, TargetColumn, TargetRelation
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement to prepare: text, parameter types, and which values it takes in which order.
+
+    ``takes``: pairs of ('n'ew or 'o'ld tuple, remote column position).
+    """
+
+    text: sql.Composed
+    types: tuple[int, ...]
+    takes: tuple[tuple[str, int], ...]
+
+
+def table_name(target: TargetRelation) -> sql.Identifier:
+    """The table's qualified name."""
+    return sql.Identifier(target.schema, target.name)
+
+
+def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> sql.Composed:
+    """COPY FROM STDIN for these columns."""
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    listed = sql.SQL(" ({})").format(names) if columns else sql.SQL("")
+    options = sql.SQL(" WITH (FORMAT binary)") if binary else sql.SQL("")
+    return sql.SQL("COPY {}{} FROM STDIN{}").format(table_name(target), listed, options)
+
+
+def insert(relation: RelationMap) -> Statement:
+    """INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value."""
+    if not relation.columns:
+        text = sql.SQL("INSERT INTO {} DEFAULT VALUES").format(table_name(relation.target))
+        return Statement(text, (), ())
+    text = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
+        table_name(relation.target),
+        sql.SQL(", ").join(sql.Identifier(c.name) for c in relation.columns),
+        sql.SQL(", ").join(sql.SQL(f"${i + 1}") for i in range(len(relation.columns))),
+    )
+    types = tuple(c.type_oid for c in relation.columns)
+    return Statement(text, types, tuple(("n", i) for i in range(len(types))))
+
+
+def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+    """UPDATE of one row: every sent column but unchanged TOAST ones.
+
+    :param kinds: kinds of the new tuple's columns.
+    :param old_kinds: kinds of the K or O tuple, None where there is none.
+    """
+    build = _Builder()
+    assigned = [i for i, c in enumerate(relation.columns) if kinds[i] != ord("u") and c.identity != "a"]
+    assignments = [
+        sql.SQL("{} = {}").format(sql.Identifier(relation.columns[i].name), build.parameter(relation, "n", i))
+        for i in assigned
+    ]
+    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    if not assignments:  # nothing to set, but the row must be there: a missing one is still a conflict
+        first = relation.target.columns[0].name if relation.target.columns else "ctid"
+        assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(first))]
+    text = sql.SQL("UPDATE {} SET {} WHERE {}").format(_only(relation.target), sql.SQL(", ").join(assignments), where)
+    return build.done(text)
+
+
+def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
+    """DELETE of one row."""
+    build = _Builder()
+    where = _condition(relation, build, "o", old_kinds)
+    return build.done(sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where))
+
+
+def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
+    """One TRUNCATE for all tables, RESTRICT whatever the publisher said, as ExecuteTruncateGuts is called by apply."""
+    names = sql.SQL(", ").join(_only(t) for t in targets)
+    return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
+
+
+def _only(target: TargetRelation) -> sql.Composed:
+    # inheritance children are tables of their own; a partitioned table is nothing without its partitions
+    prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")
+    return sql.Composed([prefix, table_name(target)])
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.types: list[int] = []
+        self.takes: list[tuple[str, int]] = []
+
+    def parameter(self, relation: RelationMap, source: str, position: int) -> sql.SQL:
+        self.types.append(relation.columns[position].type_oid)
+        self.takes.append((source, position))
+        return sql.SQL(f"${len(self.types)}")
+
+    def done(self, text: sql.Composed) -> Statement:
+        return Statement(text, tuple(self.types), tuple(self.takes))
+
+
+def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes) -> sql.Composed:
+    parts: list[sql.Composable] = []
+    for i in relation.lookup:
+        column = relation.columns[i]
+        if kinds[i] in b"nu":
+            parts.append(sql.SQL("{} IS NULL").format(sql.Identifier(column.name)))
+        else:
+            parts.append(_equals(column, build.parameter(relation, source, i)))
+    parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
+    found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
+    if relation.by_identity:
+        return sql.Composed([found])
+    # exactly one row per message, even among duplicates; a ctid alone is ambiguous among partitions, but only
+    # alone is it a TID scan
+    if relation.target.relkind == "p":
+        row = sql.SQL("(tableoid, ctid) = (SELECT t.tableoid, t.ctid FROM {} t WHERE {} LIMIT 1)")
+    else:
+        row = sql.SQL("ctid = (SELECT t.ctid FROM {} t WHERE {} LIMIT 1)")
+    return row.format(_only(relation.target), found)
+
+
+def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
+    operator = sql.SQL("=")
+    if column.equality is not None:
+        schema, _, name = column.equality.rpartition(".")
+        # the catalog query quoted the schema already; an operator's name cannot be quoted
+        operator = sql.SQL(f"OPERATOR({schema}.{name})")
+    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), operator, parameter)
