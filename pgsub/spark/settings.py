@@ -1,0 +1,161 @@
+"""What the user set for Spark, read before its JVM runs, and pgsub's own defaults below it.
+
+Spark's precedence is kept (SparkSubmitArguments.scala): settings made in code, then the submit arguments, then a
+properties file or ``spark-defaults.conf``, then environment variables. pgsub's defaults come after all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pgsub.errors import StateForbids
+
+#: Tasks wait for IO, so a local master has many more slots than the machine has cores.
+_LEAST_LOCAL_SLOTS = 16
+
+_OPTIONS = {
+    "--master": "spark.master",
+    "--name": "spark.app.name",
+    "--driver-memory": "spark.driver.memory",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+}
+
+#: For any master.
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.eventLog.enabled": "false",
+    "spark.speculation": "false",  # a second attempt of a task that writes is fenced off, but wasted
+    "spark.task.maxFailures": "1",  # the launcher retries, with a new epoch
+    "spark.scheduler.mode": "FAIR",  # a copy does not wait for the tasks of another job
+}
+
+#: For a master on this machine.
+_LOCAL_DEFAULTS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def user_settings(conf: Mapping[str, str], spark_home: Path) -> dict[str, str]:
+    """Spark settings that the user made, by name, as far as they can be known without the JVM.
+
+    :param conf: of pgsub's command line.
+    :param spark_home: whose ``conf/spark-defaults.conf`` counts, unless ``SPARK_CONF_DIR`` names another folder.
+    """
+    submitted = dict(_submit_arguments(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))))
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or spark_home / "conf") / "spark-defaults.conf"
+    settings = _properties(Path(submitted.pop("", str(defaults))))
+    if environment := os.environ.get("MASTER"):
+        settings.setdefault("spark.master", environment)
+    return {**settings, **submitted, **conf}
+
+
+def _submit_arguments(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    for option, value in itertools.pairwise(arguments):
+        if option in ("--conf", "-c") and "=" in value:
+            name, _, text = value.partition("=")
+            yield name, text
+        elif option == "--properties-file":
+            yield "", value
+        elif option in _OPTIONS:
+            yield _OPTIONS[option], value
+
+
+def _properties(file: Path) -> dict[str, str]:
+    """A Java properties file, without its rarely used continuation lines."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (re.split(r"\s*[=:\s]\s*", line.strip(), maxsplit=1) for line in lines if not line.lstrip().startswith("#"))
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def default_master(workers: int) -> str:
+    """The master where the user names none.
+
+    :param workers: tasks that run at the same time.
+    """
+    return f"local[{max(_LEAST_LOCAL_SLOTS, workers + 2)}]"
+
+
+def is_local(master: str) -> bool:
+    """Whether the tasks run on this machine."""
+    return master.startswith("local")
+
+
+def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
+    """pgsub's own settings; each only where the user made none.
+
+    :param run_folder: private folder for Spark's scratch files.
+    :param own_spark: whether Spark is the one of the installed pyspark package.
+    """
+    if not is_local(master):
+        return dict(_DEFAULTS)
+    chosen = {**_DEFAULTS, **_LOCAL_DEFAULTS, "spark.local.dir": str(run_folder / "spark")}
+    if own_spark:
+        chosen["spark.python.daemon.module"] = "pgsub.spark.daemon"
+    if not master.startswith("local-cluster"):  # Spark makes the secret by itself (SecurityManager.scala)
+        chosen["spark.authenticate"] = "true"  # other users of this machine reach the loopback too
+    return chosen
+
+
+def local_slots(master: str) -> int | None:
+    """How many tasks a local master runs at once; None for a cluster.
+
+    :param master: ``local``, ``local[N]``, ``local[*]``, ``local[N,F]`` or ``local-cluster[N,cores,memory]``
+        (SparkContext.scala, SparkMasterRegex).
+    """
+    if master == "local":
+        return 1
+    if found := re.fullmatch(r"local\[(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
+        return (os.cpu_count() or 1) if found[1] == "*" else int(found[1])
+    if found := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master):
+        return int(found[1]) * int(found[2])
+    return None
+
+
+def check_local_slots(master: str, cpus: str, workers: int) -> None:
+    """:func:`check_slots` for a local master, whose slots are known before anything runs.
+
+    :param cpus: ``spark.task.cpus``.
+    """
+    slots = local_slots(master)
+    if slots is not None:
+        check_slots(slots // int(cpus), workers, master)
+
+
+def check_slots(slots: int, workers: int, master: str) -> None:
+    """Refuse a master on which long tasks would starve the others.
+
+    :param slots: tasks that it runs at once.
+    :param workers: tasks that pgsub runs at once.
+    :raises StateForbids: where there are fewer slots than workers.
+    """
+    if slots < workers:
+        raise StateForbids(
+            f'Spark master "{master}" has {slots} task slots, but {workers} are needed',
+            detail="A worker occupies a slot for as long as it runs, so with too few of them others never begin.",
+            hint=f"Give it more cores, or fewer subscriptions to one launcher.\n--master '{default_master(workers)}'",
+        )
+
+
+def check_version(spark_home: Path, pyspark_version: str) -> None:
+    """Refuse a SPARK_HOME of another release than the Python package.
+
+    :raises StateForbids: where release and feature version differ; a vendor's suffix and a patch level may.
+    """
+    for jar in spark_home.glob("jars/spark-core_*.jar"):
+        version = jar.stem.partition("-core_")[2].partition("-")[2]
+        if version.split(".")[:2] != pyspark_version.split(".")[:2]:
+            raise StateForbids(
+                f"SPARK_HOME holds Spark {version}, but the Python package pyspark is {pyspark_version}",
+                detail=f'SPARK_HOME is "{spark_home}".',
+                hint="Use the Spark that came with pyspark.\nunset SPARK_HOME",
+            )

