@@ -1,0 +1,1 @@
+"""The command line: options, rendering, exit codes. Mirrors ``src/bin/psql`` and the other client programs."""

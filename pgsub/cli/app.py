@@ -1,0 +1,57 @@
+"""The command tree. Each group of commands registers itself from a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgsub import __version__
+from pgsub.cli import completion, create, demo, drop, run, status, toggles, version, wait
+from pgsub.cli.documents import emit
+from pgsub.cli.settings import Color, Debug, Quiet, StateDir, Verbose, remember
+
+SUMMARY = "PostgreSQL logical-replication subscriber outside the server"
+DESCRIPTION = """
+pgsub creates subscriptions against a PostgreSQL publisher, copies their tables and applies their changes to a target
+database, and shows how far they are. Words, options and states are those of CREATE SUBSCRIPTION.
+"""
+
+app = typer.Typer(
+    name="pgsub",
+    help=f"{SUMMARY}.\n\n{DESCRIPTION.strip()}",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        emit(f"pgsub {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    state_dir: StateDir = None,
+    color: Color = None,
+    verbose: Verbose = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that may also stand behind the command."""
+    remember(state_dir, color, verbose, quiet, debug)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+for group in (create, run, status, wait, toggles, drop, demo, version, completion):
+    group.register(app)

@@ -1,0 +1,67 @@
+"""What goes to stderr: errors, warnings and notices in the form and the colours of the server's client programs.
+
+Mirrors ``src/common/logging.c`` and, for the fields of a message, ``pqBuildErrorMessage3`` in ``fe-protocol3.c``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from pgsub.cli.settings import current
+from pgsub.errors import PgsubError
+
+_SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: values of rows must not steer a terminal."""
+    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def redacted(text: str) -> str:
+    """The text without passwords of conninfos and URIs, for words of the command line that land in an error."""
+    return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
+
+
+def say(text: str) -> None:
+    """Write to stderr in one write; a stderr that is gone is no reason to stop."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+
+
+def error(problem: PgsubError) -> None:
+    """Show what ended the command: ``pgsub: error: …``, then DETAIL, CONTEXT and HINT."""
+    say("\n".join([_first("error", problem.message), *map(_field, problem.lines())]))
+
+
+def warning(message: str, detail: str | None = None, hint: str | None = None) -> None:
+    """Show a warning: ``pgsub: warning: …``, then DETAIL and HINT."""
+    if current.verbosity >= 0:
+        fields = [f"{name}:  {text}" for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
+        say("\n".join([_first("warning", message), *map(_field, fields)]))
+
+
+def notice(message: str) -> None:
+    """Show ``NOTICE:  …``."""
+    if current.verbosity >= 0:
+        say(_field(f"NOTICE:  {message}"))
+
+
+def _first(kind: str, message: str) -> str:
+    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{printable(message)}"
+
+
+def _field(line: str) -> str:
+    name, colon, text = line.partition(":")
+    return _paint("note", name + colon) + printable(text)
+
+
+def _paint(kind: str, text: str) -> str:
+    return f"\x1b[{_SGR[kind]}m{text}\x1b[0m" if current.coloured() else text

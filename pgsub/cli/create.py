@@ -1,0 +1,138 @@
+"""``pgsub create``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from pgsub.cli import create_options as given
+from pgsub.cli.command import command
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.cli.values import Conf, Master, Timeout, conninfo, parse_settings
+
+if TYPE_CHECKING:
+    from pgsub.commands.create import CreateOptions
+
+PAGE = Page(
+    summary="Create a subscription and synchronize its tables",
+    description="""
+Registers the subscription, creates its replication slot on the publisher, copies the tables of its publications and
+applies changes until the target has reached the publisher's position of that moment. The tables must exist on the
+target.
+
+With --no-wait the subscription is only registered and a running pgsub run does the work; with --follow the command
+stays. Where pgsub run serves the state folder already, it does the work and this command watches.
+
+A password in a connection string is moved to a file that only you can read.
+""",
+    examples=(
+        (
+            "Subscribe and wait until all rows are there.",
+            'pgsub create sales --connection "host=db1 dbname=shop user=repl" --target "host=db2 dbname=shop"'
+            " --publication sales",
+        ),
+        (
+            "Register only; a pgsub run that serves the folder does the rest.",
+            "pgsub create sales --connection service=shop --target service=copy --publication sales --no-wait",
+        ),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "create", PAGE)(create)
+
+
+def create(
+    name: given.Name,
+    publication: given.Publications,
+    connection: given.Connection = None,
+    target: given.Target = None,
+    connect: given.Connect = None,
+    create_slot: given.CreateSlot = None,
+    slot_name: given.SlotName = None,
+    enabled: given.Enabled = None,
+    copy_data: given.CopyData = None,
+    binary: given.Binary = False,
+    streaming: given.Streaming = "parallel",
+    synchronous_commit: given.SynchronousCommit = "off",
+    two_phase: given.TwoPhase = False,
+    disable_on_error: given.DisableOnError = False,
+    password_required: given.PasswordRequired = True,
+    origin: given.Origin = "any",
+    failover: given.Failover = False,
+    run_as_owner: given.RunAsOwner = False,
+    apply_mode: given.ApplyMode = "batched",
+    copy_atomic: given.CopyAtomic = False,
+    max_sync_workers: given.MaxSyncWorkers = 2,
+    copy_workers: given.CopyWorkers = 2,
+    if_not_exists: given.IfNotExists = False,
+    dry_run: given.DryRun = False,
+    strict: given.Strict = False,
+    wait: given.Wait = True,
+    follow: given.Follow = False,
+    timeout: Timeout = None,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Collect the options and create the subscription."""
+    # Neither server is to be guessed from, nor children to inherit, what only this command was given
+    from pgsub.conninfo import take_environment
+
+    environment = take_environment()
+    for variable in ("PGSUB_CONNECTION", "PGSUB_TARGET"):
+        os.environ.pop(variable, None)
+    from pgsub.commands.create import CreateOptions
+
+    _create(
+        CreateOptions(
+            name=name,
+            connection=conninfo(connection, "--connection"),
+            target=conninfo(target, "--target"),
+            publications=tuple(publication),
+            state_dir=current.state_dir,
+            environment=environment,
+            connect=connect,
+            create_slot=create_slot,
+            enabled=enabled,
+            copy_data=copy_data,
+            slot_name=slot_name,
+            binary=binary,
+            streaming=streaming,
+            synchronous_commit=synchronous_commit,
+            two_phase=two_phase,
+            disable_on_error=disable_on_error,
+            password_required=password_required,
+            origin=origin,
+            failover=failover,
+            run_as_owner=run_as_owner,
+            apply_mode=apply_mode,
+            copy_atomic=copy_atomic,
+            if_not_exists=if_not_exists,
+            dry_run=dry_run,
+            strict=strict,
+            wait=wait,
+            follow=follow,
+            timeout=timeout,
+            max_sync_workers=max_sync_workers,
+            copy_workers=copy_workers,
+            master=master,
+            conf=parse_settings(conf),
+        )
+    )
+
+
+def _create(options: CreateOptions) -> None:
+    from pgsub.cli.reporting import ConsoleReporter
+    from pgsub.commands.create import create as create_subscription
+
+    # who follows sees the log as pgsub run shows it
+    reporter = ConsoleReporter(log_from=0 if options.follow else 1)
+    try:
+        create_subscription(options, reporter=reporter)
+    finally:
+        reporter.done()

@@ -1,0 +1,136 @@
+"""The clauses and options of CREATE SUBSCRIPTION as words of the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+Publications = Annotated[
+    list[str], typer.Option("--publication", metavar="PUB", help="Publication to subscribe to; may be repeated.")
+]
+Connection = Annotated[
+    str | None,
+    typer.Option(
+        "--connection",
+        metavar="CONNINFO",
+        envvar="PGSUB_CONNECTION",
+        show_envvar=True,
+        help="Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input.",
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="CONNINFO",
+        envvar="PGSUB_TARGET",
+        show_envvar=True,
+        help="Target database, in the same forms; PGHOST and its like complete it.",
+    ),
+]
+Connect = Annotated[
+    bool | None,
+    typer.Option("--connect/--no-connect", show_default="--connect", help="Connect to the publisher now."),
+]
+CreateSlot = Annotated[
+    bool | None,
+    typer.Option(
+        "--create-slot/--no-create-slot",
+        show_default="--create-slot",
+        help="Create the replication slot on the publisher.",
+    ),
+]
+SlotName = Annotated[
+    str | None,
+    typer.Option("--slot-name", metavar="NAME|none", show_default="NAME", help="Replication slot to use."),
+]
+Enabled = Annotated[
+    bool | None, typer.Option("--enabled/--no-enabled", show_default="--enabled", help="Start replicating at once.")
+]
+CopyData = Annotated[
+    bool | None,
+    typer.Option(
+        "--copy-data/--no-copy-data", show_default="--copy-data", help="Copy the rows that the tables hold already."
+    ),
+]
+Binary = Annotated[bool, typer.Option("--binary/--no-binary", help="Ask the publisher for values in binary format.")]
+Streaming = Annotated[
+    Literal["off", "on", "parallel"],
+    typer.Option(
+        "--streaming",
+        metavar="off|on|parallel",
+        case_sensitive=False,
+        show_default=True,
+        help="Receive large transactions while they are in progress.",
+    ),
+]
+SynchronousCommit = Annotated[
+    Literal["off", "on", "local", "remote_write", "remote_apply"],
+    typer.Option(
+        "--synchronous-commit",
+        metavar="off|local|remote_write|on|remote_apply",
+        case_sensitive=False,
+        show_default=True,
+        help="synchronous_commit of apply on the target.",
+    ),
+]
+TwoPhase = Annotated[
+    bool, typer.Option("--two-phase/--no-two-phase", help="Apply PREPARE TRANSACTION as such, not at its commit.")
+]
+DisableOnError = Annotated[
+    bool,
+    typer.Option(
+        "--disable-on-error/--no-disable-on-error", help="Disable the subscription when apply or a copy meets an error."
+    ),
+]
+PasswordRequired = Annotated[
+    bool,
+    typer.Option("--password-required/--no-password-required", help="Refuse a publisher that asks for no password."),
+]
+Origin = Annotated[
+    Literal["any", "none"],
+    typer.Option(
+        "--origin",
+        metavar="any|none",
+        case_sensitive=False,
+        show_default=True,
+        help="Receive all changes, or only those that came from no other origin.",
+    ),
+]
+Failover = Annotated[
+    bool, typer.Option("--failover/--no-failover", help="Let standbys of the publisher synchronize the slots.")
+]
+RunAsOwner = Annotated[
+    bool,
+    typer.Option("--run-as-owner/--no-run-as-owner", help="Apply as the target's user, not as the tables' owners."),
+]
+ApplyMode = Annotated[
+    Literal["batched", "transactional"],
+    typer.Option(
+        "--apply-mode",
+        metavar="batched|transactional",
+        case_sensitive=False,
+        show_default=True,
+        help="One commit on the target for several transactions of the publisher, or for each one.",
+    ),
+]
+CopyAtomic = Annotated[
+    bool, typer.Option("--copy-atomic/--no-copy-atomic", help="Copy every table in one transaction, never in chunks.")
+]
+MaxSyncWorkers = Annotated[
+    int, typer.Option("--max-sync-workers", metavar="N", min=1, show_default=True, help="Tables copied at once.")
+]
+CopyWorkers = Annotated[
+    int, typer.Option("--copy-workers", metavar="N", min=1, show_default=True, help="Chunks of a table copied at once.")
+]
+IfNotExists = Annotated[
+    bool, typer.Option("--if-not-exists", help="Do nothing, with a notice, if the subscription exists.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse what would only be a warning.")]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Synchronize in the foreground, or leave the work to pgsub run.")
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Stay and replicate once everything is synchronized.")]

@@ -1,0 +1,40 @@
+"""``python -m pgsub.cli.docs [FOLDER]``: writes ``man/`` and ``completions/`` from the command tree.
+
+For whoever changes an option; a test compares the result with what is committed. Never imported by the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pgsub.cli.manual import pages
+from pgsub.cli.shells import script
+from pgsub.cli.tree import describe
+
+SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
+
+
+def files() -> dict[str, str]:
+    """Everything that is generated.
+
+    :return: text by path below the sources.
+    """
+    tree = describe()
+    found = {f"man/{name}": text for name, text in pages(tree).items()}
+    return found | {f"completions/{name}": script(shell, tree) for shell, name in SCRIPTS.items()}
+
+
+def write(folder: Path) -> None:
+    """Write everything that is generated.
+
+    :param folder: of the sources.
+    """
+    for name, text in files().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

@@ -1,0 +1,61 @@
+"""JSON on stdout: one document a call, described by the files in ``pgsub/cli/schema``.
+
+Inside a ``schema_version`` fields are only ever added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pgsub.errors import PgsubError
+
+SCHEMA_VERSION = 1
+
+
+class StdoutClosed(Exception):
+    """The reader of stdout has gone away: nothing more to say, and nobody to say it to."""
+
+
+def emit(text: str) -> None:
+    """Write a result to stdout.
+
+    :raises StdoutClosed: if its reader has gone.
+    :raises PgsubError: if it cannot be written, as on a full disk.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # what is still buffered has nowhere to go: the interpreter must not try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise StdoutClosed from None
+        raise PgsubError(f"could not write to standard output: {error.strerror}") from None
+
+
+def emit_document(command: str, content: dict[str, Any], *, one_line: bool = False) -> None:
+    """Write the document of a command.
+
+    :param one_line: for a sequence of documents, one in a line.
+    """
+    document = {"schema_version": SCHEMA_VERSION, "command": command, **content}
+    emit(json.dumps(document, ensure_ascii=False, indent=None if one_line else 2))
+
+
+def emit_error(error: PgsubError) -> None:
+    """Write the document of a failure."""
+    content = {
+        "code": error.exit_code,
+        "class": type(error).__name__,
+        "sqlstate": error.sqlstate,
+        "message": error.message,
+        "detail": error.detail,
+        "hint": error.hint,
+        "context": error.context,
+    }
+    emit(json.dumps({"schema_version": SCHEMA_VERSION, "error": content}, ensure_ascii=False, indent=2))

@@ -1,0 +1,74 @@
+"""``pgsub drop``: asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pgsub.cli import console
+from pgsub.cli.command import command
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.errors import PgsubError, UsageError
+
+PAGE = Page(
+    summary="Drop a subscription and its replication slot",
+    description="""
+Ends its workers, drops the slots on the publisher, removes its progress from the target and forgets it. The replicated
+tables and their rows stay.
+
+Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not asked for anything:
+whoever takes over the slot must use or drop it, because it keeps WAL.
+""",
+    examples=(
+        ("Drop, from a script.", "pgsub drop sales --yes"),
+        ("Drop although the publisher is gone for good.", "pgsub drop sales --keep-slot --yes"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "drop", PAGE)(drop)
+
+
+def drop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
+    keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Ask, then drop."""
+    if not yes:
+        _confirm(name, if_exists, keep_slot)
+    from pgsub.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.reporting import ConsoleReporter
+    from pgsub.commands.drop import DropOptions
+    from pgsub.commands.drop import drop as drop_subscription
+
+    options = DropOptions(name=name, state_dir=current.state_dir, if_exists=if_exists, keep_slot=keep_slot)
+    drop_subscription(options, reporter=ConsoleReporter())
+
+
+def _confirm(name: str, if_exists: bool, keep_slot: bool) -> None:
+    if sys.stdin is None or not sys.stdin.isatty():
+        words = ["pgsub drop", name, *(["--if-exists"] * if_exists), *(["--keep-slot"] * keep_slot), "--yes"]
+        raise UsageError(
+            f'dropping subscription "{name}" needs --yes',
+            detail="There is no terminal to ask on.",
+            hint="If you are sure:\n" + " ".join(words),
+        )
+    from pgsub.catalog.store import StateStore
+
+    with StateStore.open(current.state_dir) as store:
+        found = next((one for one in store.subscriptions() if one.name == name), None)
+    if found is None:
+        return  # the command says so
+    fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
+    console.say(f"This drops subscription {console.printable(name)}; its replication slot on the publisher {fate}.")
+    if typer.prompt("Type the name of the subscription to go on", err=True) != name:
+        raise PgsubError("canceled", detail="Nothing was dropped.")

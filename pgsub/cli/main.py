@@ -1,0 +1,92 @@
+"""Entry of the program: runs the command tree and makes exit codes and messages out of exceptions.
+
+Nowhere else does pgsub end the process. Mirrors ``main()`` of the client programs in ``src/bin``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from pgsub.cli import console, documents
+from pgsub.cli.settings import current
+from pgsub.errors import InternalError, PgsubError, UsageError
+
+INTERRUPTED = 130  #: 128 + SIGINT, as shells have it
+
+
+def main() -> NoReturn:
+    """The ``pgsub`` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line.
+
+    :param args: without the program's name.
+    :return: the exit code.
+    """
+    if args[:1] == ["__complete"]:
+        from pgsub.cli.names import complete
+
+        return complete(args[1:])
+    try:
+        return _invoke(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except PgsubError as error:
+        return _fail(error, args)
+    except documents.StdoutClosed:
+        return PgsubError.exit_code
+    except Exception as error:
+        return _bug(error, args)
+
+
+def _invoke(args: Sequence[str]) -> int:
+    from pgsub.cli.app import app
+
+    try:
+        code = app(args=list(args), prog_name="pgsub", standalone_mode=False)
+    except typer.TyperException as error:
+        raise _usage(error) from None
+    except typer.Abort:
+        raise PgsubError("canceled") from None
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException) -> UsageError:
+    """The parser's complaint in the form of our own."""
+    text = console.redacted(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "pgsub"
+    return UsageError(text[:1].lower() + text[1:], hint=f"Try this for the options and examples:\n{path} --help")
+
+
+def _fail(error: PgsubError, args: Sequence[str]) -> int:
+    console.error(error)
+    if "--json" in args:
+        try:
+            documents.emit_error(error)
+        except documents.StdoutClosed:
+            pass
+        except PgsubError as unwritten:
+            console.error(unwritten)
+    return error.exit_code
+
+
+def _bug(error: Exception, args: Sequence[str]) -> int:
+    debug = current.debug or os.environ.get("PGSUB_DEBUG", "0") not in ("", "0")
+    if debug:
+        import traceback
+
+        console.say(traceback.format_exc().rstrip())
+    text = console.redacted(str(error)).partition("\n")[0]
+    report = InternalError(
+        f"unexpected {type(error).__name__}: {text}",
+        hint=None if debug else "This is a bug in pgsub. Run the command again with --debug and report what it shows.",
+    )
+    return _fail(report, args)

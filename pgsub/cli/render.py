@@ -1,0 +1,93 @@
+"""Results as text: tables in psql's aligned format on a terminal, tab-separated and complete elsewhere.
+
+Mirrors ``src/fe_utils/print.c``: ``print_aligned_text``, ``print_aligned_vertical``, ``print_unaligned_text``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pgsub.cli.console import printable
+
+if TYPE_CHECKING:
+    from pgsub.commands.status import SubscriptionStatus
+
+_ORDER = "idfsr"
+
+
+def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
+    """Subscriptions, one a row."""
+    columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot", "errors", "last_error"]
+    return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
+
+
+def relations(one: SubscriptionStatus) -> str:
+    """The tables of one subscription, one a row."""
+    return rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
+
+
+def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
+    """Rows as a table, or one after the other with a line for each column."""
+    texts = [[cell(row.get(column)) for column in columns] for row in content]
+    if expanded:
+        return _vertical(columns, texts)
+    if sys.stdout is not None and sys.stdout.isatty():
+        return _aligned(columns, texts)
+    return "\n".join("\t".join(line) for line in [list(columns), *texts])
+
+
+def cell(value: Any) -> str:
+    """A value as psql shows it: nothing for NULL, t and f; a table has no room for line breaks and tabs."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, (list, dict)):
+        value = json.dumps(value, ensure_ascii=False)
+    return printable(str(value)).replace("\t", "\\t").replace("\n", "\\n")
+
+
+def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
+    apply = next((worker for worker in one.workers if worker["worker_type"] == "apply"), {})
+    counts = Counter(row["srsubstate"] for row in one.relations)
+    stats, slot = one.stats or {}, one.slot or {}
+    return {
+        "subscription": one.definition.name,
+        "state": one.state,
+        "tables": ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state]) or "none",
+        "received_lsn": apply.get("received_lsn"),
+        "applied_lsn": (one.origin or {}).get("remote_lsn"),
+        "lag": None if one.lag is None else f"{one.lag:.1f} s",
+        "slot": slot.get("wal_status") or one.definition.slot_name,
+        "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
+        "last_error": one.errors[0].message if one.errors else None,
+    }
+
+
+def _aligned(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(_width, column)) for column in zip(columns, *texts, strict=True)]
+    head = " | ".join(name.center(width) for name, width in zip(columns, widths, strict=True))
+    lines = [" " + head.rstrip(), "-" + "-+-".join("-" * width for width in widths) + "-"]
+    for line in texts:
+        padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+        lines.append(" " + " | ".join(padded).rstrip())
+    count = len(texts)
+    return "\n".join([*lines, f"({count} row{'' if count == 1 else 's'})"])
+
+
+def _vertical(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
+    width = max(map(len, columns))
+    blocks = []
+    for number, line in enumerate(texts, 1):
+        blocks.append(f"-[ RECORD {number} ]" + "-" * width)
+        blocks += [f"{name:<{width}} | {text}".rstrip() for name, text in zip(columns, line, strict=True)]
+    return "\n".join(blocks) or "(0 rows)"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)

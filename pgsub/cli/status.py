@@ -1,0 +1,161 @@
+"""``pgsub status``: one look, a sequence of looks, a verdict for monitoring, or a view of the state store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from pgsub.cli import console, render
+from pgsub.cli.command import Command, command
+from pgsub.cli.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.cli.values import parse_duration, parse_seconds
+from pgsub.errors import UsageError
+
+_EVERY = "2"  #: seconds between looks where --watch has no value
+
+PAGE = Page(
+    summary="Show subscriptions, their tables and workers",
+    description="""
+Reads the state store only, asks no server, and works while others run. On a terminal the result is a table, elsewhere
+it is separated by tabs and complete; --json prints the documents that scripts should rely on.
+
+With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
+lost, 8 over the threshold of --max-lag.
+
+--view prints a table or view of the state store as it is: pg_subscription, pg_subscription_rel,
+pg_replication_origin_status, pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict,
+pgsub_journal and a few more.
+""",
+    examples=(
+        ("Look every five seconds.", "pgsub status sales --watch 5"),
+        ("For monitoring.", "pgsub status --check --max-lag 30s"),
+    ),
+)
+
+
+class StatusCommand(Command):
+    """Gives ``--watch`` a value where it has none: the parser knows no option whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Complete the arguments, then parse them."""
+        following = [*args, ""][1:]
+        completed: list[str] = []
+        for word, after in zip(args, following, strict=True):
+            bare = word == "--watch" and not after[:1].isdigit()
+            completed.append(f"--watch={_EVERY}" if bare else word)
+        return super().parse_args(ctx, completed)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look shows."""
+
+    name: str | None
+    view: str | None
+    as_json: bool
+    expanded: bool
+    one_line: bool = False
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "status", PAGE, cls=StatusCommand)(status)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None,
+    view: Annotated[
+        str | None, typer.Option("--view", metavar="VIEW", help="Print this table or view of the state store.")
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch", metavar="[SECONDS]", parser=parse_seconds, help="Look again and again, every 2 seconds."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON documents; one in a line with --watch.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Tell the health by the exit code.")] = False,
+    max_lag: Annotated[
+        float | None,
+        typer.Option("--max-lag", metavar="D", parser=parse_duration, help="With --check: the lag that is tolerated."),
+    ] = None,
+    reset_stats: Annotated[
+        bool, typer.Option("--reset-stats", help="Set the counters of pg_stat_subscription_stats to 0 first.")
+    ] = False,
+    expanded: Annotated[bool, typer.Option("--expanded", "-x", help="One line for each column.")] = False,
+) -> None:
+    """Show the status."""
+    _refuse(
+        watch is not None and (check or reset_stats), "--watch cannot be used together with --check or --reset-stats"
+    )
+    _refuse(view is not None and check, "--view cannot be used together with --check")
+    _refuse(max_lag is not None and not check, "--max-lag needs --check")
+    look = Look(name, view, as_json, expanded, one_line=watch is not None)
+    if reset_stats:
+        from pgsub.commands.status import reset_stats as reset
+
+        reset(current.state_dir, name)
+    if watch is not None:
+        _watch(watch, lambda: _show(look))
+    elif check:
+        _check(look, max_lag)
+    else:
+        _show(look)
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise UsageError(message)
+
+
+def _show(look: Look) -> None:
+    from pgsub.commands import status as states
+
+    if look.view is not None:
+        columns, rows = states.view(current.state_dir, look.view, look.name)
+        if look.as_json:
+            emit_document("status", {"view": look.view, "rows": rows}, one_line=look.one_line)
+        else:
+            emit(render.rows(columns, rows, expanded=look.expanded))
+        return
+    _print(look, states.status(current.state_dir, look.name))
+
+
+def _print(look: Look, found: list[Any]) -> None:
+    if look.as_json:
+        emit_document("status", {"subscriptions": [one.document() for one in found]}, one_line=look.one_line)
+        return
+    emit(render.summary(found, expanded=look.expanded))
+    if look.name is not None and not look.expanded:
+        emit("\n" + render.relations(found[0]))
+
+
+def _check(look: Look, max_lag: float | None) -> None:
+    from pgsub.commands import status as states
+
+    found = states.status(current.state_dir, look.name)
+    findings = states.check(found, max_lag)
+    _print(look, found)
+    for finding in findings:
+        console.warning(finding.message)
+    if findings:
+        raise typer.Exit(findings[0].code)
+
+
+def _watch(seconds: float, show: Callable[[], None]) -> None:
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    try:
+        while True:
+            if terminal:
+                emit("\x1b[H\x1b[2J" + time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+            show()
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return  # asked to stop

@@ -1,0 +1,174 @@
+"""From the words of ``create`` to a subscription's definition. Mirrors parse_subscription_options."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pgsub import conninfo as ci
+from pgsub.errors import StateForbids, UsageError
+from pgsub.publisher.slots import valid_slot_name
+from pgsub.subscription import Subscription
+
+NAME_BYTES = 63  #: NAMEDATALEN - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """What the command line says; None where an option was not given."""
+
+    name: str
+    connection: str | None
+    target: str | None
+    publications: tuple[str, ...]
+    state_dir: Path
+    environment: Mapping[str, str] = field(default_factory=dict)  #: PG* variables, taken out of the environment
+    connect: bool | None = None
+    create_slot: bool | None = None
+    enabled: bool | None = None
+    copy_data: bool | None = None
+    slot_name: str | None = None  #: ``none`` for no slot
+    binary: bool = False
+    streaming: str = "parallel"
+    synchronous_commit: str = "off"
+    two_phase: bool = False
+    disable_on_error: bool = False
+    password_required: bool = True
+    origin: str = "any"
+    failover: bool = False
+    run_as_owner: bool = False
+    apply_mode: str = "batched"
+    copy_atomic: bool = False
+    if_not_exists: bool = False
+    dry_run: bool = False
+    strict: bool = False
+    wait: bool = True
+    follow: bool = False
+    timeout: float | None = None
+    max_sync_workers: int = 2
+    copy_workers: int = 2
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A subscription to be, and what is done about it at creation.
+
+    :ivar passwords: connection parameters with a password, by the passfile that will hold it.
+    """
+
+    sub: Subscription
+    connect: bool
+    create_slot: bool
+    copy_data: bool
+    passwords: Mapping[Path, Mapping[str, str]] = field(repr=False, default_factory=dict)
+
+
+def resolve(options: CreateOptions) -> Definition:
+    """Defaults and refusals of CREATE SUBSCRIPTION.
+
+    :raises UsageError: names, connection strings.
+    :raises StateForbids: options that exclude each other, in the server's words.
+    """
+    _check_names(options)
+    connect = options.connect is not False
+    _refuse_with(options, "connect = false", not connect)
+    slot_name = _slot_name(options)
+    create_slot = connect if options.create_slot is None else options.create_slot
+    enabled = connect if options.enabled is None else options.enabled
+    if options.two_phase:
+        raise StateForbids(
+            "two_phase is not supported by this version of pgsub",
+            detail="Prepared transactions are replicated when they are committed.",
+            hint="Create the subscription without --two-phase.",
+        )
+    subid = secrets.randbelow(2**31 - 1) + 1
+    folder = options.state_dir / "passfiles"
+    connection = _publisher(options)
+    target = _target(options)
+    files = {folder / f"{subid}.publisher": connection, folder / f"{subid}.target": target}
+    sub = Subscription(
+        subid=subid,
+        name=options.name,
+        connection=_public(connection, folder / f"{subid}.publisher"),
+        target=_public(target, folder / f"{subid}.target"),
+        publications=options.publications,
+        slot_name=slot_name,
+        enabled=enabled,
+        binary=options.binary,
+        streaming=options.streaming,
+        synchronous_commit=options.synchronous_commit,
+        disable_on_error=options.disable_on_error,
+        password_required=options.password_required,
+        run_as_owner=options.run_as_owner,
+        origin=options.origin,
+        failover=options.failover,
+        apply_mode=options.apply_mode,
+        copy_atomic=options.copy_atomic,
+        max_sync_workers=options.max_sync_workers,
+        copy_workers=options.copy_workers,
+    )
+    passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
+    copy_data = connect if options.copy_data is None else options.copy_data
+    return Definition(sub, connect, create_slot, copy_data, passwords)
+
+
+def _check_names(options: CreateOptions) -> None:
+    if not options.name or len(options.name.encode()) > NAME_BYTES or not options.name.isprintable():
+        raise UsageError(
+            "invalid subscription name", detail=f"A name is 1 to {NAME_BYTES} bytes long, without control characters."
+        )
+    if not options.publications:
+        raise UsageError("no publication given", hint="Name one with --publication.")
+    for name, count in Counter(options.publications).items():
+        if count > 1:
+            raise StateForbids(f'publication name "{name}" used more than once', sqlstate="42710")
+
+
+def _refuse_with(options: CreateOptions, cause: str, holds: bool) -> None:
+    for option, given in (
+        ("enabled", options.enabled),
+        ("create_slot", options.create_slot),
+        ("copy_data", options.copy_data),
+    ):
+        if holds and given:
+            raise StateForbids(f"{cause} and {option} = true are mutually exclusive options", sqlstate="42601")
+
+
+def _slot_name(options: CreateOptions) -> str | None:
+    if options.slot_name is not None and options.slot_name.lower() == "none":
+        for option, given in (("enabled", options.enabled), ("create_slot", options.create_slot)):
+            if given:
+                raise StateForbids(
+                    f"slot_name = NONE and {option} = true are mutually exclusive options", sqlstate="42601"
+                )
+            if given is None and options.connect is not False:
+                raise StateForbids(
+                    f"subscription with slot_name = NONE must also set {option} = false", sqlstate="42601"
+                )
+        return None
+    return valid_slot_name(options.slot_name or options.name)
+
+
+def _publisher(options: CreateOptions) -> dict[str, str]:
+    if options.connection is None:
+        raise UsageError(
+            "no connection string for the publisher",
+            hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
+        )
+    return ci.parse(options.connection, "publisher")
+
+
+def _target(options: CreateOptions) -> dict[str, str]:
+    if options.target is None and not options.environment:
+        raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
+    return ci.complete_target(ci.parse(options.target or "", "target"), options.environment)
+
+
+def _public(params: Mapping[str, str], passfile: Path) -> str:
+    public, password = ci.split_password(params)
+    return ci.join({**public, "passfile": str(passfile)} if password is not None else public)

@@ -1,0 +1,135 @@
+"""``pgsub drop``: DROP SUBSCRIPTION. Mirrors DropSubscription (subscriptioncmds.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.locks import Lock, lock_held, subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.errors import PgsubError, PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.subscription import Subscription
+from pgsub.target import connect as target
+from pgsub.target import ledger, ledger_schema
+from pgsub.target.connect import SessionName
+from pgsub.target.ledger import RelationState
+
+#: How long a launcher that serves the subscription may take to let it go.
+LET_GO_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class DropOptions:
+    """What the command line says."""
+
+    name: str
+    state_dir: Path
+    if_exists: bool = False
+    keep_slot: bool = False
+
+
+def drop(options: DropOptions, *, reporter: Reporter) -> None:
+    """End the workers, drop the slots, forget the progress and the definition, in this order.
+
+    What is left after a failure can be dropped by calling again.
+
+    :raises SubscriptionNotFound: unless ``if_exists``.
+    :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
+    :raises LockHeld: a launcher does not let the subscription go.
+    """
+    with StateStore.open(options.state_dir) as store:
+        try:
+            sub = store.subscription(options.name)
+        except SubscriptionNotFound as error:
+            if not options.if_exists:
+                raise
+            reporter.notice(f"{error.message}, skipping")
+            return
+        with _alone(store, options.state_dir, sub) as lock, contextlib.closing(_target(sub)) as session:
+            known = ledger_schema.installed_version(session) > 0
+            tables = ledger.relations(session, sub.subid) if known else []
+            if known:
+                ledger.evict(session, sub.subid, ("apply", "sync:[0-9]+", "copy:[0-9]+"), 1 << 62)
+            if not options.keep_slot:
+                _drop_slots(sub, tables, reporter)
+            if known:
+                _forget(session, sub)
+            store.remove_subscription(sub.subid)
+            store.journal("drop", sub.subid, sub.name, {"keep_slot": options.keep_slot})
+            for file in (options.state_dir / "passfiles").glob(f"{sub.subid}.*"):
+                file.unlink(missing_ok=True)
+            lock.release(unlink=True)
+
+
+@contextlib.contextmanager
+def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]:
+    """The subscription's lock; a launcher that holds it lets go when it sees the subscription disabled."""
+    lock = subscription_lock(folder, sub.subid)
+    if not lock.acquire():
+        store.set_enabled(sub.subid, False)
+        deadline = time.monotonic() + LET_GO_SECONDS
+        while not lock.acquire():
+            if time.monotonic() > deadline:
+                raise lock_held(lock, f'subscription "{sub.name}"')
+            time.sleep(0.1)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _target(sub: Subscription) -> psycopg.Connection:
+    try:
+        return target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False)
+    except TargetUnavailable as error:
+        error.hint = "The progress of the subscription is kept on the target; drop it when the target is back."
+        raise
+
+
+def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Reporter) -> None:
+    leftover = [t.sync_slot for t in tables if t.sync_slot is not None]
+    if sub.slot_name is None and not leftover:
+        return
+    try:
+        connection = publisher.connect(sub.connection, application_name=sub.name)
+    except PublisherUnavailable as error:
+        raise PublisherUnavailable(
+            f'could not connect to publisher when attempting to drop replication slot "{sub.slot_name}":'
+            f" {error.message}",
+            detail=error.detail,
+            hint=f"To drop the subscription without its slot:\npgsub drop {sub.name} --keep-slot --yes",
+            sqlstate=error.sqlstate,
+        ) from None
+    with contextlib.closing(connection):
+        for slot in leftover:
+            slots.drop_slot(connection, slot)
+        if sub.slot_name is not None:
+            _drop_main(connection, sub.slot_name, reporter)
+
+
+def _drop_main(connection: publisher.Connection, slot_name: str, reporter: Reporter) -> None:
+    try:
+        slots.drop_slot(connection, slot_name, missing_ok=False)
+    except SlotLost:
+        reporter.warning(f'replication slot "{slot_name}" does not exist on the publisher')
+        return
+    reporter.notice(f'dropped replication slot "{slot_name}" on publisher')
+
+
+def _forget(session: psycopg.Connection, sub: Subscription) -> None:
+    try:
+        ledger.forget(session, sub.subid)
+    except psycopg.Error as error:
+        raise _translated(error) from None
+
+
+def _translated(error: psycopg.Error) -> PgsubError:
+    return target.translate(error, "remove the subscription from the ledger")

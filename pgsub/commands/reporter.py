@@ -1,0 +1,51 @@
+"""What a command says while it works: the server's ``ereport`` below ERROR, as an interface.
+
+The command line shows it on stderr or writes it to a log file; tests collect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far one table's synchronization is. Sizes in bytes; None where the total is not known."""
+
+    schema: str
+    name: str
+    state: str  #: srsubstate: i, d, f, s, r; live also w, c
+    bytes_done: int
+    bytes_total: int | None
+    rows_done: int
+    rows_total: int | None
+    chunks_done: int
+    chunks_total: int
+
+
+class Reporter(Protocol):
+    """Receives what a command has to say. May be called from several threads."""
+
+    def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
+        """Something the user should know; the command goes on.
+
+        :param message: one line, lower-case start, no full stop.
+        """
+
+    def notice(self, message: str) -> None:
+        """What the server says with NOTICE."""
+
+    def log(self, level: str, text: str) -> None:
+        """One record of the log, written whole.
+
+        :param level: LOG, WARNING, ERROR, DEBUG1 and so on.
+        :param text: the message; further lines are ``DETAIL:  …`` and its like, or go on with the line before.
+        """
+
+    def progress(self, rows: Sequence[TableProgress]) -> None:
+        """The present state of all tables that synchronize."""
+
+    def done(self) -> None:
+        """No more progress: what was drawn is final."""

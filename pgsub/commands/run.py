@@ -1,0 +1,108 @@
+"""``pgsub run``: the launcher in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from pgsub.catalog.locks import launcher_lock, lock_held
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.errors import PgsubError, StateForbids
+from pgsub.launcher.launcher import Ended, Launcher
+from pgsub.launcher.runner import Goal
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says."""
+
+    names: tuple[str, ...]
+    state_dir: Path
+    until_caught_up: bool = False
+    until_lsn: int | None = None
+    timeout: float | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How each subscription's service ended; empty for a run without a bound."""
+
+    ended: tuple[Ended, ...]
+
+
+def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
+    """Serve subscriptions until stopped, or until the bound is reached.
+
+    :raises SubscriptionNotFound: a name is unknown.
+    :raises StateForbids: a bounded run names a disabled subscription.
+    :raises LockHeld: another launcher serves this state store, or a named subscription.
+    :raises TimeoutExpired: the bound was not reached in time.
+    :raises PgsubError: what stopped a bounded run.
+    """
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(StateStore.open(options.state_dir))
+        store.check()
+        for name in options.names:
+            sub = store.subscription(name)
+            if not sub.enabled and (options.until_caught_up or options.until_lsn):
+                raise StateForbids(f'subscription "{name}" is disabled', hint=f"pgsub enable {name}")
+        if not options.names and not (options.until_caught_up or options.until_lsn):
+            lock = launcher_lock(options.state_dir)
+            if not lock.acquire():
+                raise lock_held(lock, "this state folder")
+            stack.callback(lock.release)
+        stop = stack.enter_context(stopping_by_signal(reporter))
+        launcher = Launcher(
+            store,
+            options.state_dir,
+            reporter.log,
+            names=options.names,
+            goal=Goal(options.until_caught_up, options.until_lsn or 0),
+            master=options.master,
+            conf=options.conf,
+        )
+        ended = launcher.run(stop, options.timeout)
+    raise_first(ended)
+    return RunResult(tuple(ended))
+
+
+def raise_first(ended: list[Ended]) -> None:
+    """End with the first error that stopped a subscription."""
+    for one in ended:
+        if one.error is not None:
+            raise one.error
+        if one.outcome == "failed":
+            raise PgsubError(f'subscription "{one.name}" could not be served')
+
+
+@contextlib.contextmanager
+def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second ends the process at once.
+
+    Ending at once is safe: what is not committed on the target is rolled back there and sent again.
+    """
+    event = threading.Event()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            os._exit(128 + number)
+        event.set()
+        # a handler may interrupt a write of the same stream: leave it to another thread
+        threading.Thread(target=reporter.notice, args=("stopping; a second signal ends at once",), daemon=True).start()
+
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)

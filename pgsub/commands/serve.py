@@ -1,0 +1,122 @@
+"""The part of ``create`` (and its like) that serves the new subscription, or watches who does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from pgsub.catalog.locks import Lock, launcher_lock, subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.run import raise_first, stopping_by_signal
+from pgsub.commands.wait import WaitOptions, wait
+from pgsub.launcher.launcher import Launcher
+from pgsub.launcher.runner import Goal
+from pgsub.subscription import Subscription
+
+PROGRESS_SECONDS = 0.2
+
+
+class Service:
+    """Holds the subscription's lock from before it is registered, unless a launcher serves the whole state store.
+
+    :param sub: the subscription to be.
+    """
+
+    def __init__(self, store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> None:
+        self._store = store
+        self._folder = folder
+        self._sub = sub
+        self._reporter = reporter
+        self._lock: Lock | None = None
+        self._next_progress = 0.0
+
+    def __enter__(self) -> Service:
+        if launcher_lock(self._folder).holder() is None:
+            lock = subscription_lock(self._folder, self._sub.subid)
+            if lock.acquire():
+                self._lock = lock
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def synchronize(self, *, follow: bool, timeout: float | None, master: str | None, conf: Mapping[str, str]) -> None:
+        """Until every table is ``r`` and apply has reached the publisher's position of that moment; or stay.
+
+        :raises PgsubError: what it cannot get past; the subscription stays.
+        """
+        with stopping_by_signal(self._reporter) as stop:
+            if self._lock is None:
+                self._watch(stop, timeout)
+                return
+            launcher = Launcher(
+                self._store,
+                self._folder,
+                self._reporter.log,
+                names=(self._sub.name,),
+                goal=Goal(caught_up=not follow),
+                master=master,
+                conf=conf,
+                locks={self._sub.subid: self._lock},
+            )
+            self._lock = None  # the launcher's from now on
+            ended = launcher.run(stop, timeout, self._progress)
+        self._reporter.done()
+        raise_first(ended)
+        if launcher_lock(self._folder).holder() is None:
+            self._reporter.notice(
+                f'subscription "{self._sub.name}" is not served by anything from now on; go on with:'
+                f"\npgsub run {self._sub.name}"
+            )
+
+    def _watch(self, stop: threading.Event, timeout: float | None) -> None:
+        """Somebody else does the work: show progress, end as they would."""
+        done = threading.Event()
+        failure: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                wait(WaitOptions(self._sub.name, self._folder, "synced", timeout=timeout))
+                wait(WaitOptions(self._sub.name, self._folder, "caught-up", timeout=timeout))
+            except Exception as error:
+                failure.append(error)
+            done.set()
+
+        threading.Thread(target=body, name="watch", daemon=True).start()
+        while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
+            self._progress()
+        self._reporter.done()
+        if failure:
+            raise failure[0]
+
+    def _progress(self) -> None:
+        clock = time.monotonic()
+        if clock < self._next_progress:
+            return
+        self._next_progress = clock + PROGRESS_SECONDS
+        copies = {row.relid: row for row in self._store.copy_progress(self._sub.subid)}
+        rows = []
+        for relation in self._store.relations(self._sub.subid):
+            copy = copies.get(relation.srrelid)
+            rows.append(
+                TableProgress(
+                    relation.schemaname,
+                    relation.relname,
+                    relation.srsubstate,
+                    copy.bytes_processed if copy else 0,
+                    (copy.bytes_total or None) if copy else None,
+                    copy.tuples_processed if copy else 0,
+                    (copy.tuples_total or None) if copy else None,
+                    copy.chunks_done if copy else 0,
+                    copy.chunks_total if copy else 0,
+                )
+            )
+        self._reporter.progress(rows)

@@ -1,0 +1,165 @@
+"""``pgsub wait``: returns when a subscription has reached a state; polls the state store and asks no server twice.
+
+What the server offers for this is a loop around pg_subscription_rel and pg_stat_subscription, as
+``wait_for_subscription_sync`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import utc_now
+from pgsub.commands.status import APPLY, error_class, serving
+from pgsub.errors import ApplyError, Directive, TimeoutExpired
+from pgsub.protocol.lsn import format_lsn
+from pgsub.subscription import Subscription
+
+_POLL = 0.1
+#: an error from before the wait is given this time to be overcome by the retry that follows every 5 s
+_GRACE = 8.0
+_NAMED = 10
+
+#: says what is still missing, or None when there is nothing left to wait for
+Condition = Callable[[StateStore, Subscription], str | None]
+
+
+@dataclass(frozen=True)
+class WaitOptions:
+    """What to wait for."""
+
+    name: str
+    state_dir: Path
+    condition: str  #: synced, caught-up, lsn, disabled, error
+    lsn: int | None = None  #: for the condition lsn
+    timeout: float | None = None  #: seconds; None waits for ever
+
+
+def wait(options: WaitOptions) -> None:
+    """Return as soon as the condition holds.
+
+    :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
+    :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
+    :raises TimeoutExpired: naming what is missing.
+    """
+    started, begin = utc_now(), time.monotonic()
+    with StateStore.open(options.state_dir) as store:
+        condition = _condition(options, store)
+        while True:
+            subscription = store.subscription(options.name)
+            missing = condition(store, subscription)
+            if missing is None:
+                return
+            elapsed = time.monotonic() - begin
+            expired = options.timeout is not None and elapsed >= options.timeout
+            problem = _failure(options, store, subscription)
+            if problem and (expired or problem.at is None or problem.at >= started or _final(store, options, elapsed)):
+                raise _recorded(problem)
+            if expired:
+                raise _timeout(options, store, subscription, missing)
+            time.sleep(_POLL)
+
+
+def _condition(options: WaitOptions, store: StateStore) -> Condition:
+    if options.condition == "synced":
+        return _synced(options, store)
+    if options.condition == "lsn":
+        assert options.lsn is not None
+        return _reached(options.lsn)
+    if options.condition == "caught-up":
+        synced, reached = _synced(options, store), _reached(_publisher_position(options, store))
+        return lambda store, subscription: synced(store, subscription) or reached(store, subscription)
+    return _disabled if options.condition == "disabled" else _errored
+
+
+def _synced(options: WaitOptions, store: StateStore) -> Condition:
+    # the set is fixed at the start: a refresh meanwhile must not move the goal
+    awaited = {row.srrelid for row in store.relations(store.subscription(options.name).subid)}
+
+    def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        rows = [row for row in store.relations(subscription.subid) if row.srrelid in awaited and row.srsubstate != "r"]
+        names = [f'"{row.schemaname}.{row.relname}" ({row.srsubstate})' for row in rows[:_NAMED]]
+        if len(rows) > _NAMED:
+            names.append(f"and {len(rows) - _NAMED} more")
+        return f"Not synchronized: {', '.join(names)}." if names else None
+
+    return unmet
+
+
+def _reached(position: int) -> Condition:
+    def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        origin = store.origin(subscription.subid)
+        done = (origin.remote_lsn if origin else None) or 0
+        for worker in store.workers(subscription.subid):
+            if worker.worker_type == APPLY:
+                done = max(done, worker.latest_end_lsn or 0)
+        return None if done >= position else f"Applied up to {format_lsn(done)}, awaited is {format_lsn(position)}."
+
+    return unmet
+
+
+def _disabled(store: StateStore, subscription: Subscription) -> str | None:
+    if subscription.enabled:
+        return "The subscription is enabled."
+    if store.workers(subscription.subid) and serving(store, store.path.parent, subscription.subid):
+        return "The subscription is disabled, but its workers have not ended yet."
+    return None
+
+
+def _errored(store: StateStore, subscription: Subscription) -> str | None:
+    return None if store.errors(subscription.subid) else "The subscription has no error."
+
+
+def _publisher_position(options: WaitOptions, store: StateStore) -> int:
+    """Where the publisher is now; what is awaited is that apply gets there."""
+    from pgsub.commands.position import flush_position
+
+    return flush_position(store.subscription(options.name))
+
+
+def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:
+    """The recorded error that makes waiting pointless, if there is one."""
+    if options.condition == "error" or (
+        options.condition == "disabled" and (subscription.disable_on_error or not subscription.enabled)
+    ):
+        return None
+    for row in store.errors(subscription.subid):
+        concerned = row.worker == APPLY or options.condition in ("synced", "caught-up")
+        if concerned and error_class(row).directive is not Directive.RETRY:
+            return row
+    return None
+
+
+def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
+    """Whether an error from before will not go away by itself: nobody retries, or retries have had their time."""
+    subscription = store.subscription(options.name)
+    retried = subscription.enabled and serving(store, options.state_dir, subscription.subid)
+    return not retried or elapsed >= _GRACE
+
+
+def _recorded(row: ErrorRow) -> Exception:
+    """The recorded error as the exception that it was."""
+    error = error_class(row)(row.message, detail=row.detail, hint=row.hint, context=row.context, sqlstate=row.sqlstate)
+    if isinstance(error, ApplyError):
+        error.relation, error.xid, error.conflict = row.relation, row.xid, row.conflict
+        error.finish_lsn = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
+    return error
+
+
+def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription, missing: str) -> TimeoutExpired:
+    what = options.condition if options.lsn is None else f"{options.condition}={format_lsn(options.lsn)}"
+    details = [missing]
+    if not subscription.enabled and options.condition != "disabled":
+        details.append("The subscription is disabled.")
+    elif not serving(store, options.state_dir, subscription.subid):
+        details.append("No launcher serves the subscription.")
+    details += [f"Last error: {row.message}." for row in store.errors(subscription.subid)[:1]]
+    return TimeoutExpired(
+        f'timeout while waiting for subscription "{options.name}" to be {what}',
+        detail=" ".join(details),
+        hint=f"See where it stands:\npgsub status {options.name}",
+    )

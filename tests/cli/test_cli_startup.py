@@ -1,0 +1,63 @@
+"""Commands that move no data load nothing that is only needed for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("pyspark", "py4j", "psycopg", "numpy", "rich")
+
+CODE = """
+import sys
+from pgsub.cli.main import run
+code = run(sys.argv[1:])
+print(",".join(name for name in %r if name in sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def _loaded(environment, *args):
+    ended = subprocess.run(
+        [sys.executable, "-c", CODE % (HEAVY,), *args], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["create", "--help"],
+        ["status"],
+        ["status", "--json"],
+        ["status", "orders", "--check"],
+        ["enable", "orders"],
+        ["disable", "orders"],
+        ["--version"],
+        ["completion", "bash"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_need_no_server_load_no_driver_and_no_spark(environment, store, served, args):
+    assert _loaded(environment, *args) == ""
+
+
+def test_waiting_for_tables_loads_no_driver(environment, store):
+    store.put_relations(5, [])
+    assert _loaded(environment, "wait", "orders", "--for", "synced") == ""
+
+
+def test_names_for_completion_need_not_even_the_option_parser(environment, store):
+    code = (
+        "import sys; from pgsub.cli.names import complete; complete(['subscriptions']); print('typer' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.stdout.split() == ["bills", "orders", "False"]
+
+
+def test_dropping_loads_no_spark(environment, store):
+    code = CODE % (("pyspark",),)
+    args = ["drop", "nobody", "--if-exists", "--yes"]
+    ended = subprocess.run([sys.executable, "-c", code, *args], env=environment, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == ""
