@@ -197,7 +197,8 @@ def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
             (subid, worker, token),
         ).fetchone()
     assert row is not None
-    evict(connection, subid, ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}"), row[0])
+    roles = ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
+    evict(connection, subid, roles, row[0])
     return Claim(subid, worker, row[0], str(token))
 
 

@@ -1,0 +1,177 @@
+"""The engine without Spark: worker tasks in threads of the test, between two real databases.
+
+What Spark adds is placement; the tasks are the same functions. Tests of the promise under kill -9 go through the
+command line and Spark instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from pgsub.apply import worker
+from pgsub.apply.start import WorkerSpec
+from pgsub.apply.worker import WorkerResult
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.subscription import Subscription
+from pgsub.tablesync.coordinator import SyncContext, TableSync
+from pgsub.target import connect as target
+from pgsub.target import ledger, ledger_schema
+from pgsub.target.ledger import Claim, RelationState
+from pgsub.target.relation import describe
+
+if TYPE_CHECKING:
+    from fix_servers import Database
+
+
+class Task:
+    """A task function in a thread: the Job that a submitter would return."""
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self._result: list[Any] = []
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._body, args=(function, items), daemon=True)
+        self._thread.start()
+
+    def _body(self, function: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        try:
+            self._result = [function(item) for item in items]
+        except BaseException as error:
+            self.error = error
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self, timeout: float | None = 60) -> list[Any]:
+        """Results, or its exception."""
+        self._thread.join(timeout)
+        assert self.done(), "the task did not end in time"
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def cancel(self) -> None:
+        """Threads cannot be cancelled; tests end tasks by their control row."""
+
+
+class Subscriber:
+    """A subscription in the ledger with its slot on the publisher, and ways to run its workers."""
+
+    def __init__(self, pubdb: Database, subdb: Database, **options: Any) -> None:
+        self.pubdb, self.subdb = pubdb, subdb
+        self.subid = secrets.randbelow(2**31 - 1) + 1
+        options = {"publications": ("p",), "slot_name": f"s{self.subid}", **options}
+        self.sub = Subscription(self.subid, f"s{self.subid}", pubdb.conninfo, subdb.conninfo, **options)
+        self.session = target.connect(subdb.conninfo, f"pgsub {self.subid} launcher 0")
+        self.tasks: list[Task] = []
+        ledger_schema.install(self.session)
+
+    def register(self, *tables: str, state: str = "r") -> Subscriber:
+        """Register with these tables of schema public in one state, and create the slot."""
+        rows = []
+        for name in tables:
+            found = describe(self.session, "public", name)
+            assert found is not None, name
+            rows.append(RelationState(found.oid, "public", name, state))
+        ledger.register(self.session, self.subid, self.sub.name, "test", self.sub.slot_name, rows, slot_intent=True)
+        with contextlib.closing(
+            publisher.connect(self.sub.connection, application_name=self.sub.name, replication=True)
+        ) as replication:
+            assert self.sub.slot_name is not None
+            position = slots.create_slot(replication, self.sub.slot_name)
+            who = identity.identify(replication)
+            ledger.slot_created(
+                self.session,
+                self.subid,
+                system_identifier=who.system_identifier,
+                dbname=who.dbname,
+                dboid=who.database_oid,
+                timeline=who.timeline,
+                position=position,
+            )
+        return self
+
+    def relid(self, name: str) -> int:
+        """The target table's oid."""
+        return int(self.subdb.value("SELECT %s::regclass::oid::bigint", f"public.{name}"))
+
+    def take_over(self, name: str | None = None) -> Claim:
+        """Raise the epoch of apply, or of a table's sync worker."""
+        return ledger.take_over(self.session, self.subid, ledger.APPLY if name is None else self.relid(name))
+
+    def spec(self, claim: Claim, **more: Any) -> WorkerSpec:
+        """What an apply task is given."""
+        assert self.sub.slot_name is not None
+        return WorkerSpec(self.sub, claim, self.sub.slot_name, self.sub.name, **more)
+
+    def start(self, **more: Any) -> Task:
+        """An apply worker under a new epoch."""
+        return self.submit("apply", worker.run, [self.spec(self.take_over(), **more)])
+
+    def submit(self, name: str, function: Callable[[Any], Any], items: Sequence[Any]) -> Task:
+        """Run a task function in a thread."""
+        task = Task(function, items)
+        self.tasks.append(task)
+        return task
+
+    def sync(self, name: str) -> None:
+        """Bring a table to ``s``, in this thread."""
+        context = SyncContext(self.sub, "1", self.submit, threading.Event())
+        TableSync(context, self.relid(name)).run()
+
+    def stop(self, task: Task) -> WorkerResult:
+        """Ask to stop at a boundary and wait."""
+        ledger.ask_to_stop(self.session, self.subid)
+        result: list[WorkerResult] = task.result()
+        return result[0]
+
+    def catch_up(self) -> WorkerResult:
+        """Run apply until everything that the publisher has now is applied."""
+        position = self.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+        task = self.start(until_lsn=ledger.lsn_or_none(position))
+        result: list[WorkerResult] = task.result()
+        return result[0]
+
+    def state(self, name: str) -> str:
+        """A table's srsubstate."""
+        return str(
+            self.subdb.value(
+                "SELECT srsubstate::text FROM pgsub.subscription_rel WHERE subid = %s AND relname = %s",
+                self.subid,
+                name,
+            )
+        )
+
+    def close(self) -> None:
+        """End what still runs, drop the slot."""
+        if not self.session.closed:
+            try:
+                ledger.ask_to_stop(self.session, self.subid)
+                for task in self.tasks:
+                    task._thread.join(10)
+                ledger.take_over(self.session, self.subid, ledger.APPLY)
+            except psycopg.Error:
+                pass  # the test took the target away
+            self.session.close()
+
+
+@pytest.fixture
+def subscriber(pubdb: Database, subdb: Database) -> Iterator[Callable[..., Subscriber]]:
+    """Makes subscribers between the test's two databases."""
+    made: list[Subscriber] = []
+
+    def make(**options: Any) -> Subscriber:
+        made.append(Subscriber(pubdb, subdb, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

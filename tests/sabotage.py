@@ -1,0 +1,163 @@
+"""Switches off one guard after another in a copy of the sources and expects the tests to notice each.
+
+Run by ``make sabotage``. A guard is a text that stands exactly once in a module; its replacement takes the guard
+away. A mutant that survives, a guard that moved, and tests that could not run at all make the run fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard: where it stands, what takes it away, and which tests must go red then."""
+
+    name: str
+    module: str
+    edits: tuple[tuple[str, str], ...]  #: (what stands there, what takes its place)
+    tests: tuple[str, ...]
+
+
+GUARDS = (
+    Guard(
+        "covered is strictly less",
+        "pgsub/protocol/lsn.py",
+        (("return finish_lsn < position", "return finish_lsn <= position"),),
+        ("tests/protocol/test_protocol_lsn.py", "tests/guards"),
+    ),
+    Guard(
+        "table states are read after the lock, by version",
+        "pgsub/apply/worker.py",
+        (("if self._streams.progress.states_version != self._version:", "if self._version < 0:"),),
+        ("tests/guards",),
+    ),
+    Guard(
+        "a filtered transaction moves the ledger",
+        "pgsub/apply/loop.py",
+        (
+            (
+                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+                "        if self._executor.changes == 0:\n"
+                '            connection.execute("ROLLBACK")\n'
+                "            return count\n"
+                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+            ),
+        ),
+        ("tests/guards",),
+    ),
+    Guard(
+        "compare-and-set of the progress row",
+        "pgsub/target/progress.py",
+        (
+            ("if self.remote_lsn != expected:", "if False:"),
+            (
+                " AND remote_lsn = %s AND {_MINE} RETURNING ctid::text",
+                " AND %s::pg_lsn IS NOT NULL AND {_MINE} RETURNING ctid::text",
+            ),
+        ),
+        ("tests/guards",),
+    ),
+    Guard(
+        "an epoch is claimed once",
+        "pgsub/target/progress.py",
+        (("AND token = %s AND claimed_by IS NULL RETURNING true", "AND token = %s RETURNING true"),),
+        ("tests/guards",),
+    ),
+    Guard(
+        "a take-over evicts older sessions",
+        "pgsub/target/ledger.py",
+        (("    evict(connection, subid, roles, row[0])\n", ""),),
+        ("tests/guards",),
+    ),
+    Guard(
+        "record before report",
+        "pgsub/apply/loop.py",
+        (("        self._progress.report(position)\n", ""),),
+        ("tests/guards",),
+    ),
+    Guard(
+        "state changes are durable",
+        "pgsub/target/ledger.py",
+        (
+            (
+                '        connection.execute("SET LOCAL synchronous_commit = on")\n        yield connection\n',
+                "        yield connection\n",
+            ),
+        ),
+        ("tests/guards",),
+    ),
+    Guard(
+        "apply waits at a claimed table",
+        "pgsub/apply/worker.py",
+        (("            if self._waiting_for is not None:\n                return number\n", ""),),
+        ("tests/guards",),
+    ),
+    Guard(
+        "s only where apply has not passed the sync worker",
+        "pgsub/target/states.py",
+        (("done, at = apply_lsn <= sync_lsn, sync_lsn", "done, at = True, sync_lsn"),),
+        ("tests/guards",),
+    ),
+)
+
+
+def main() -> int:
+    """:return: 0 if every guard was missed by the tests."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="guards whose name contains this")
+    parser.add_argument("--verbose", action="store_true", help="show the output of the tests")
+    options = parser.parse_args()
+    chosen = [g for g in GUARDS if not options.only or options.only in g.name]
+    survivors = []
+    for guard in chosen:
+        began = time.monotonic()
+        verdict = attempt(guard, verbose=options.verbose)
+        print(f"{guard.name:55s} {verdict:30s} {time.monotonic() - began:5.0f} s", flush=True)
+        if verdict != "noticed":
+            survivors.append(guard.name)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} guards: the suite goes red without them")
+    return 1 if survivors or not chosen else 0
+
+
+def attempt(guard: Guard, *, verbose: bool) -> str:
+    """Run the guard's tests without the guard.
+
+    :return: ``noticed``, or what is wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="pgsub-sabotage-") as folder:
+        copy = Path(folder)
+        for name in ("pgsub", "tests", "completions", "man"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+            shutil.copy(ROOT / name, copy / name)
+        module = copy / guard.module
+        source = module.read_text()
+        for old, new in guard.edits:
+            if source.count(old) != 1:
+                return "GUARD NOT FOUND"
+            source = source.replace(old, new)
+        module.write_text(source)
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *guard.tests],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": folder},
+            capture_output=not verbose,
+            text=True,
+            timeout=600,
+        )
+    return {0: "SURVIVED", 1: "noticed"}.get(run.returncode, f"TESTS DID NOT RUN ({run.returncode})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
