@@ -5,7 +5,8 @@ when the named point is reached (``@n``: only the n-th time in this process). Ac
 process), ``kill:PIDFILE`` (SIGKILL to the process whose pid that file holds), ``sleep:SECONDS``,
 ``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``.
 An action fires once per process and, with ``PGSUB_FAILPOINTS_DIR``, once for all: a file named after the point marks
-it as reached, so a restarted worker passes, and a test can assert that the point was really hit.
+it as reached, so a restarted worker passes, and a test can assert that the point was really hit. A test that makes
+that file beforehand arms the point at the moment it removes it.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def point(name: str) -> None:
 def _due(name: str, action: str) -> bool:
     _counts[name] = count = _counts.get(name, 0) + 1
     nth = action.partition("@")[2]
-    if count != int(nth or 1):
-        return False
     folder = os.environ.get("PGSUB_FAILPOINTS_DIR")
+    if (nth or not folder) and count != int(nth or 1):
+        return False
     if not folder:
         return True
     try:
@@ -75,8 +76,11 @@ def _due(name: str, action: str) -> bool:
 def _act(name: str, action: str) -> None:
     verb, _, argument = action.partition(":")
     if verb == "kill":
-        os.kill(int(Path(argument).read_text()) if argument else os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # our own end follows from the other's; nothing after this point may run
+        pid = int(Path(argument).read_text()) if argument else os.getpid()
+        outlives = _is_child(pid)
+        os.kill(pid, signal.SIGKILL)
+        if not outlives:
+            time.sleep(60)  # our own end follows from the other's; nothing after this point may run
     elif verb == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif verb == "sleep":
@@ -88,3 +92,10 @@ def _act(name: str, action: str) -> None:
         raise TargetUnavailable(f"failpoint {name}", sqlstate=argument or "57P01")
     else:
         raise InternalError(f'unknown failpoint action "{action}"')
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+    except ChildProcessError:
+        return False

@@ -16,7 +16,7 @@ from pgsub.apply import conflict
 from pgsub.apply.conflict import ConflictRecord, Place
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import PgsubError, ProtocolViolation
+from pgsub.errors import ApplyError, PgsubError, ProtocolViolation
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
 from pgsub.target import copyin, statements
@@ -28,6 +28,8 @@ from pgsub.target.statements import Statement
 COPY_FROM = 50
 #: Rows and bytes of one COPY: bounds memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
+
+_UNCHANGED = ord("u")
 
 #: Decides whether a change of a remote relation is taken: its target oid, or None to leave it.
 Filter = Callable[[Relation, int], int | None]
@@ -122,6 +124,9 @@ class Executor:
                 relation = self._relations.make(relid, oid)
             except PgsubError as error:
                 conflict.located(error, self._subid, Place(transaction, message_type))
+                if isinstance(error, ApplyError):
+                    remote = self._relations.remote(relid)
+                    error.relation = f"{remote.namespace}.{remote.name}"
                 raise
         return relation
 
@@ -129,7 +134,8 @@ class Executor:
         _check_width(relation, message.new)
         if not self.copies:
             self.changes += 1
-            self._send(self._insert_statement(relation), Place(transaction, "INSERT", relation, message.new), None)
+            place = Place(transaction, "INSERT", relation, message.new)
+            self._send(self._insert_statement(place, relation), place, None)
             return
         if self._insert_place is not None and self._insert_place.relation is not relation:
             self._flush_inserts()
@@ -140,8 +146,8 @@ class Executor:
         if len(self._inserts) >= COPY_ROWS or self._insert_bytes >= COPY_BYTES:
             self._flush_inserts()
 
-    def _insert_statement(self, relation: RelationMap) -> Statement:
-        return self._statement(relation, b"I", b"", lambda: statements.insert(relation))
+    def _insert_statement(self, place: Place, relation: RelationMap) -> Statement:
+        return self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
 
     def _flush_inserts(self) -> None:
         place, rows = self._insert_place, self._inserts
@@ -149,11 +155,12 @@ class Executor:
             return
         self._insert_place, self._inserts, self._insert_bytes = None, [], 0
         self.changes += len(rows)
-        formats = {copyin.format_of(row.kinds) for row in rows} if len(rows) >= COPY_FROM else {None}
-        if formats in ({"text"}, {"binary"}):
-            self._copy(place, rows, binary=formats == {"binary"})
+        # COPY without a column list means all columns of the target, not none
+        form = copyin.format_of(rows) if len(rows) >= COPY_FROM and place.relation.columns else None
+        if form is not None:
+            self._copy(place, rows, binary=form == "binary")
         else:
-            statement = self._insert_statement(place.relation)
+            statement = self._insert_statement(place, place.relation)
             for row in rows:
                 self._send(statement, Place(place.transaction, "INSERT", place.relation, row), None)
 
@@ -175,11 +182,13 @@ class Executor:
         if old is not None:
             _check_width(relation, old)
             old_kinds = old.kinds
+        build = statements.move if _moves(relation, new, old) else statements.update
         statement = self._statement(
+            place,
             relation,
-            b"U" + new.kinds,
+            (b"M" if build is statements.move else b"U") + new.kinds,
             old_kinds or b"",
-            lambda: _checked(relation, statements.update(relation, new.kinds, old_kinds)),
+            lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
         )
         self._send(statement, place, self._missing(place))
         self.changes += 1
@@ -189,7 +198,7 @@ class Executor:
         assert relation is not None and old is not None
         _check_width(relation, old)
         statement = self._statement(
-            relation, b"D", old.kinds, lambda: _checked(relation, statements.delete(relation, old.kinds))
+            place, relation, b"D", old.kinds, lambda: _checked(relation, statements.delete(relation, old.kinds))
         )
         self._send(statement, place, self._missing(place))
         self.changes += 1
@@ -209,16 +218,24 @@ class Executor:
             return
         text = statements.truncate(targets, restart_identity=message.restart_identity)
         place = Place(transaction, "TRUNCATE", next(r for r in found if r is not None))
-        self._pipeline.send(Statement(text, (), ()), (), (), place)
+        self._pipeline.sync()
+        try:
+            self._connection.execute(text)  # not prepared: what is prepared stays with the session
+        except psycopg.Error as error:
+            raise StatementFailed(place, error) from None
         self.changes += 1
 
     def _statement(
-        self, relation: RelationMap, shape: bytes, old_shape: bytes, build: Callable[[], Statement]
+        self, place: Place, relation: RelationMap, shape: bytes, old_shape: bytes, build: Callable[[], Statement]
     ) -> Statement:
         key = (relation.remote.relid, shape, old_shape)
         known = self._relations.statements.get(key)
         if known is None:
-            known = self._relations.statements[key] = build()
+            try:
+                known = self._relations.statements[key] = build()
+            except PgsubError as error:
+                conflict.located(error, self._subid, place)
+                raise
         return known
 
     def _send(self, statement: Statement, place: Place, on_count: Callable[[int], None] | None) -> None:
@@ -236,6 +253,16 @@ class Executor:
 def _checked(relation: RelationMap, statement: Statement) -> Statement:
     check_updatable(relation)
     return statement
+
+
+def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
+    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    for i in relation.always:
+        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
+            continue
+        if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
+            return True
+    return False
 
 
 def _check_width(relation: RelationMap, row: Tuple) -> None:

@@ -40,6 +40,8 @@ REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 PING_SECONDS = 1.0
 #: Bytes of WAL without a transaction after which the ledger is written for keepalives alone.
 IDLE_REPORT_BYTES = 16 << 20
+#: At the end of a run the launcher gets this long to record what feedback must not pass.
+MIRROR_SECONDS = 2.0
 _KEEPALIVE = ord("k")
 _HEADER = 25
 
@@ -107,7 +109,8 @@ class ApplyLoop:
         self._batch_bytes = 0
         self._batch_since = 0.0
         self._done = False
-        self._events = False
+        self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
+        self._events = True  #: an earlier worker may have left some
         self._next_report = self._next_control = self._next_ping = 0.0
         self.remote_lsn = self._progress.remote_lsn  #: end LSN of the last committed transaction
         self.position = self._progress.remote_lsn  #: idle stretches included
@@ -123,7 +126,7 @@ class ApplyLoop:
         try:
             while True:
                 self._burst(self._receiver.take(0.05 if self._batch else 0.1))
-                if self._batch and (self._receiver.idle() or self._full()):
+                if self._batch and (self._done or self._receiver.idle() or self._full()):
                     self._apply_batch()
                 outcome = self._between()
                 if outcome:
@@ -139,7 +142,7 @@ class ApplyLoop:
 
     def _burst(self, frames: Sequence[bytes]) -> None:
         for frame in frames:
-            if self._done:
+            if self._done or self._ending:
                 return
             if frame[0] == _KEEPALIVE:
                 self._keepalive(frame)
@@ -156,6 +159,8 @@ class ApplyLoop:
             return
         if self._batch:
             self._apply_batch()
+        if self._ending:
+            return
         self.position = max(self.position, keepalive.wal_end)
         self._receiver.progress(applied=self.position)
 
@@ -195,7 +200,7 @@ class ApplyLoop:
                 transaction.release()
             batch = batch[done:]
             if not done and (self._role.refused() or self._look().stop):
-                batch = []  # not begun here: whoever is next gets it sent again
+                batch, self._ending = [], True  # not begun here: whoever is next gets it sent again
             self._beat()
 
     def _apply(self, batch: Sequence[RemoteTransaction]) -> int:
@@ -285,7 +290,7 @@ class ApplyLoop:
             self._next_ping = clock + PING_SECONDS
             self._receiver.ping()
         self._beat()
-        return "stopped" if control is not None and control.stop else None
+        return "stopped" if self._ending or (control is not None and control.stop) else None
 
     def _look(self) -> Control:
         self._next_control = time.monotonic() + CONTROL_SECONDS
@@ -309,7 +314,7 @@ class ApplyLoop:
         self._receiver.progress(flushed=position)
 
     def _finish(self) -> None:
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + MIRROR_SECONDS
         while self._events and self._progress.unmirrored_events() and time.monotonic() < deadline:
             time.sleep(0.05)
         if self.position > self._progress.reported_lsn:

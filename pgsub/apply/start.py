@@ -20,7 +20,7 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger
+from pgsub.target import ledger, origins
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim
 from pgsub.target.progress import Progress
@@ -66,6 +66,7 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
         session = stack.enter_context(
             contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
         )
+        origins.attach(session, sub.subid)
         progress = Progress(session, claim)
         progress.claim()
         progress.read()

@@ -37,6 +37,7 @@ CREATE TABLE pg_subscription (
     pgsub_max_sync_workers INTEGER NOT NULL,
     pgsub_copy_workers INTEGER NOT NULL,
     pgsub_owner_name TEXT NOT NULL,
+    pgsub_unavailable TEXT NOT NULL,
     pgsub_options_changed_at TEXT NOT NULL
 );
 CREATE TABLE pg_subscription_rel (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
+from pgsub.cli import console, render
 from pgsub.cli.command import command
+from pgsub.cli.documents import emit
 from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
 
 PAGE = Page(
     summary="Try pgsub on two throw-away PostgreSQL servers",
@@ -27,6 +31,19 @@ def register(app: typer.Typer) -> None:
     command(app, "demo", PAGE)(demo)
 
 
+class Screen:
+    """The demo's words go to stderr, its result to stdout."""
+
+    def say(self, text: str) -> None:
+        """Write a line, unless nothing but errors is wanted."""
+        if current.verbosity >= 0:
+            console.say(console.printable(text))
+
+    def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a table."""
+        emit(render.rows(columns, rows))
+
+
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers running and say how to reach them.")] = False,
     rows: Annotated[
@@ -42,6 +59,6 @@ def demo(
 
     reporter = ConsoleReporter()
     try:
-        run_demo(keep=keep, rows=rows, reporter=reporter)
+        run_demo(keep=keep, rows=rows, reporter=reporter, screen=Screen())
     finally:
         reporter.done()

@@ -23,6 +23,8 @@ _ORDER = "idfsr"
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
     """Subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot", "errors", "last_error"]
+    if expanded:
+        columns.append("unavailable")
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
 
 
@@ -66,6 +68,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "slot": slot.get("wal_status") or one.definition.slot_name,
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
+        "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 
 

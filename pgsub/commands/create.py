@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import FrameType
 
 import psycopg
 
@@ -11,11 +16,13 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands import definition, preflight, registration
 from pgsub.commands.definition import CreateOptions, Definition
 from pgsub.commands.preflight import Preflight
+from pgsub.commands.registration import Leftover
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.errors import SubscriptionExists
 from pgsub.publisher import connect as publisher
 from pgsub.subscription import Subscription
+from pgsub.target import connect as target
 
 __all__ = ["CreateOptions", "CreateResult", "create"]
 
@@ -37,72 +44,128 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
     :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
     """
     made = definition.resolve(options)
-    with StateStore.open(options.state_dir) as store:
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    with _undone_by_sigterm(), StateStore.open(options.state_dir) as store:
         if any(s.name == options.name for s in store.subscriptions()):
             if not options.if_not_exists:
-                raise SubscriptionExists(f'subscription "{options.name}" already exists', sqlstate="42710")
+                raise SubscriptionExists(
+                    f'subscription "{options.name}" already exists',
+                    hint=f"Use another name, or see what it does:\npgsub status {options.name}",
+                    sqlstate="42710",
+                )
             reporter.notice(f'subscription "{options.name}" already exists, skipping')
             return CreateResult(None)
         with Service(store, options.state_dir, made.sub, reporter) as service:
             with registration.passfiles(made) as written:
-                tables = _register(options, made, store, reporter)
+                tables = _register(options, made, store, reporter, deadline)
                 if options.dry_run:
                     return CreateResult(None, tables)
                 written.clear()
-            if options.wait and made.sub.enabled:
-                service.synchronize(
-                    follow=options.follow, timeout=options.timeout, master=options.master, conf=options.conf
-                )
+            if made.sub.enabled:
+                _serve(options, service, deadline)
     return CreateResult(made.sub.subid, tables)
 
 
-def _register(options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter) -> tuple[str, ...]:
-    sub = made.sub
+def _serve(options: CreateOptions, service: Service, deadline: float | None) -> None:
+    if not options.wait:
+        service.leave()
+        return
+    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+    service.synchronize(follow=options.follow, timeout=timeout, master=options.master, conf=options.conf)
+
+
+@contextlib.contextmanager
+def _undone_by_sigterm() -> Iterator[None]:
+    """Like SIGINT, SIGTERM leaves nothing behind while the subscription comes to be; then the process dies of it."""
+    met: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        met.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for number in met:
+            os.kill(os.getpid(), number)
+
+
+def _register(
+    options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter, deadline: float | None
+) -> tuple[str, ...]:
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(contextlib.closing(registration.target_session(sub)))
-        warnings = preflight.check_target(session)
-        sub = _with_target_facts(sub, session)
-        found = Preflight()
-        replication = None
-        if made.connect:
-            replication, found = _check_publisher(stack, session, options, made)
-        warnings += found.warnings
-        if options.strict:
-            preflight.enforce(warnings)
-        for warned in warnings:
-            reporter.warning(warned.message, warned.detail, warned.hint)
-        if not made.connect:
-            reporter.warning(
-                "subscription was created, but is not connected",
-                hint="To initiate replication, you must manually create the replication slot,"
-                " enable the subscription, and refresh the subscription.",
-            )
-        if options.dry_run:
-            _show_plan(found, reporter)
-        else:
-            registration.register(session, replication, made, sub, found.tables, store, reporter)
+        session = stack.enter_context(contextlib.closing(registration.target_session(made.sub)))
+        try:
+            found, replication, leftovers = _check(stack, session, options, made, reporter)
+            if options.dry_run:
+                _show_plan(found, reporter)
+            else:
+                sub = _with_target_facts(made.sub, session, found)
+                registration.register(
+                    session,
+                    replication,
+                    made,
+                    sub,
+                    found.tables,
+                    store,
+                    reporter,
+                    leftovers=leftovers,
+                    deadline=deadline,
+                )
+        except psycopg.Error as error:
+            raise target.translate(error, "prepare the target") from None
         return tuple(f"{t.remote.schema}.{t.remote.name}" for t in found.tables)
 
 
+def _check(
+    stack: contextlib.ExitStack,
+    session: psycopg.Connection,
+    options: CreateOptions,
+    made: Definition,
+    reporter: Reporter,
+) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
+    """Everything that is looked at before anything is created."""
+    warnings = preflight.check_target(session)
+    leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect)
+    found, replication = Preflight(), None
+    if made.connect:
+        ours = {left.slot_name for left in leftovers if left.slot_intent}
+        replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
+    found.warnings[:0] = warnings
+    if options.strict:
+        preflight.enforce(found.warnings)
+    for warned in found.warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+    if not made.connect:
+        reporter.warning(
+            "subscription was created, but is not connected",
+            hint="To initiate replication, you must manually create the replication slot,"
+            " enable the subscription, and refresh the subscription.",
+        )
+    return found, replication, leftovers
+
+
 def _check_publisher(
-    stack: contextlib.ExitStack, session: psycopg.Connection, options: CreateOptions, made: Definition
+    stack: contextlib.ExitStack, session: psycopg.Connection, made: Definition, *, creates: bool
 ) -> tuple[publisher.Connection, Preflight]:
     sub = made.sub
     source = stack.enter_context(contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)))
-    leftover = registration.check_no_leftover(session, sub.name, options.state_dir)
-    preflight.check_publisher(source, sub, create_slot=made.create_slot and sub.slot_name != leftover)
+    preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, replication=True))
     )
     return replication, preflight.check_tables(source, session, sub, copy_data=made.copy_data)
 
 
-def _with_target_facts(sub: Subscription, session: psycopg.Connection) -> Subscription:
+def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Preflight) -> Subscription:
     row = session.execute(
         "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
     ).fetchone()
     assert row is not None
-    return replace(sub, owner=row[0], dboid=row[1])
+    unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
+    return replace(sub, owner=row[0], dboid=row[1], unavailable=unavailable)
 
 
 def _show_plan(found: Preflight, reporter: Reporter) -> None:

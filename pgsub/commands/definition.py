@@ -71,12 +71,13 @@ class Definition:
 def resolve(options: CreateOptions) -> Definition:
     """Defaults and refusals of CREATE SUBSCRIPTION.
 
-    :raises UsageError: names, connection strings.
-    :raises StateForbids: options that exclude each other, in the server's words.
+    :raises UsageError: names, connection strings, and options that exclude each other, in the server's words.
+    :raises StateForbids: what is not supported, and secrets that no passfile can hold.
     """
     _check_names(options)
     connect = options.connect is not False
-    _refuse_with(options, "connect = false", not connect)
+    if not connect:
+        _refuse_unconnected(options)
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
@@ -126,29 +127,36 @@ def _check_names(options: CreateOptions) -> None:
         raise UsageError("no publication given", hint="Name one with --publication.")
     for name, count in Counter(options.publications).items():
         if count > 1:
-            raise StateForbids(f'publication name "{name}" used more than once', sqlstate="42710")
+            raise UsageError(
+                f'publication name "{name}" used more than once', hint="Name each publication once.", sqlstate="42710"
+            )
 
 
-def _refuse_with(options: CreateOptions, cause: str, holds: bool) -> None:
-    for option, given in (
-        ("enabled", options.enabled),
-        ("create_slot", options.create_slot),
-        ("copy_data", options.copy_data),
-    ):
-        if holds and given:
-            raise StateForbids(f"{cause} and {option} = true are mutually exclusive options", sqlstate="42601")
+def _refuse_unconnected(options: CreateOptions) -> None:
+    given = {"enabled": options.enabled, "create_slot": options.create_slot, "copy_data": options.copy_data}
+    for option, value in given.items():
+        if value:
+            raise _exclusive("connect = false", option, "--no-connect")
+
+
+def _exclusive(cause: str, option: str, words: str) -> UsageError:
+    return UsageError(
+        f"{cause} and {option} = true are mutually exclusive options",
+        hint=f"Leave out {words}, or --{option.replace('_', '-')}.",
+        sqlstate="42601",
+    )
 
 
 def _slot_name(options: CreateOptions) -> str | None:
     if options.slot_name is not None and options.slot_name.lower() == "none":
         for option, given in (("enabled", options.enabled), ("create_slot", options.create_slot)):
             if given:
-                raise StateForbids(
-                    f"slot_name = NONE and {option} = true are mutually exclusive options", sqlstate="42601"
-                )
+                raise _exclusive("slot_name = NONE", option, "--slot-name none")
             if given is None and options.connect is not False:
-                raise StateForbids(
-                    f"subscription with slot_name = NONE must also set {option} = false", sqlstate="42601"
+                raise UsageError(
+                    f"subscription with slot_name = NONE must also set {option} = false",
+                    hint=f"Add --no-{option.replace('_', '-')}.",
+                    sqlstate="42601",
                 )
         return None
     return valid_slot_name(options.slot_name or options.name)
@@ -160,13 +168,26 @@ def _publisher(options: CreateOptions) -> dict[str, str]:
             "no connection string for the publisher",
             hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
         )
-    return ci.parse(options.connection, "publisher")
+    return _storable(ci.parse(options.connection, "publisher"), "publisher")
 
 
 def _target(options: CreateOptions) -> dict[str, str]:
     if options.target is None and not options.environment:
         raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
-    return ci.complete_target(ci.parse(options.target or "", "target"), options.environment)
+    return _storable(ci.complete_target(ci.parse(options.target or "", "target"), options.environment), "target")
+
+
+def _storable(params: dict[str, str], side: str) -> dict[str, str]:
+    """A password moves into a passfile; for other secrets libpq has no file but the service's."""
+    for key in ("sslpassword", "oauth_client_secret"):
+        if key in params:
+            raise StateForbids(
+                f"cannot store {key} of the {side}'s connection string",
+                detail="Secrets are kept out of the state store, and a passfile holds passwords only.",
+                hint="Put the connection into a service file that only you can read (PGSERVICEFILE), and name"
+                " it: service=NAME.",
+            )
+    return params
 
 
 def _public(params: Mapping[str, str], passfile: Path) -> str:

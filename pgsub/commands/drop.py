@@ -12,13 +12,14 @@ import psycopg
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
+from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import PgsubError, PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.errors import PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema
+from pgsub.target import ledger, ledger_schema, origins
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import RelationState
 
@@ -54,36 +55,42 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
             reporter.notice(f"{error.message}, skipping")
             return
         with _alone(store, options.state_dir, sub) as lock, contextlib.closing(_target(sub)) as session:
-            known = ledger_schema.installed_version(session) > 0
-            tables = ledger.relations(session, sub.subid) if known else []
-            if known:
-                ledger.evict(session, sub.subid, ("apply", "sync:[0-9]+", "copy:[0-9]+"), 1 << 62)
-            if not options.keep_slot:
-                _drop_slots(sub, tables, reporter)
-            if known:
-                _forget(session, sub)
+            try:
+                _remove(session, sub, options, reporter)
+            except psycopg.Error as error:
+                raise target.translate(error, "remove the subscription from the ledger") from None
             store.remove_subscription(sub.subid)
             store.journal("drop", sub.subid, sub.name, {"keep_slot": options.keep_slot})
-            for file in (options.state_dir / "passfiles").glob(f"{sub.subid}.*"):
-                file.unlink(missing_ok=True)
+            remove_passfiles(options.state_dir, sub.subid)
             lock.release(unlink=True)
 
 
 @contextlib.contextmanager
 def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]:
-    """The subscription's lock; a launcher that holds it lets go when it sees the subscription disabled."""
+    """The subscription's lock; a launcher that holds it lets go when it sees the subscription disabled.
+
+    Where the drop fails the launcher goes on.
+    """
     lock = subscription_lock(folder, sub.subid)
-    if not lock.acquire():
-        store.set_enabled(sub.subid, False)
-        deadline = time.monotonic() + LET_GO_SECONDS
-        while not lock.acquire():
-            if time.monotonic() > deadline:
-                raise lock_held(lock, f'subscription "{sub.name}"')
-            time.sleep(0.1)
     try:
+        if not lock.acquire():
+            store.set_enabled(sub.subid, False)
+            _wait_for(lock, sub)
         yield lock
+    except BaseException:
+        if sub.enabled and store.subscription_by_id(sub.subid) is not None:
+            store.set_enabled(sub.subid, True)
+        raise
     finally:
         lock.release()
+
+
+def _wait_for(lock: Lock, sub: Subscription) -> None:
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while not lock.acquire():
+        if time.monotonic() > deadline:
+            raise lock_held(lock, f'subscription "{sub.name}"')
+        time.sleep(0.1)
 
 
 def _target(sub: Subscription) -> psycopg.Connection:
@@ -94,6 +101,20 @@ def _target(sub: Subscription) -> psycopg.Connection:
         raise
 
 
+def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
+    """Slots first: as long as one may be there its name stays in the ledger."""
+    known = ledger_schema.installed_version(session) > 0
+    tables = ledger.relations(session, sub.subid) if known else []
+    if known:
+        ledger.evict(session, sub.subid, ("apply", "sync:[0-9]+", "copy:[0-9]+"), 1 << 62)
+    if not options.keep_slot:
+        _drop_slots(sub, tables, reporter)
+    origins.drop_all(session, sub.subid)
+    if known:
+        ledger.forget(session, sub.subid)
+        origins.drop_all(session, sub.subid)
+
+
 def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Reporter) -> None:
     leftover = [t.sync_slot for t in tables if t.sync_slot is not None]
     if sub.slot_name is None and not leftover:
@@ -102,7 +123,7 @@ def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Report
         connection = publisher.connect(sub.connection, application_name=sub.name)
     except PublisherUnavailable as error:
         raise PublisherUnavailable(
-            f'could not connect to publisher when attempting to drop replication slot "{sub.slot_name}":'
+            f'could not connect to publisher when attempting to drop replication slot "{sub.slot_name or leftover[0]}":'
             f" {error.message}",
             detail=error.detail,
             hint=f"To drop the subscription without its slot:\npgsub drop {sub.name} --keep-slot --yes",
@@ -122,14 +143,3 @@ def _drop_main(connection: publisher.Connection, slot_name: str, reporter: Repor
         reporter.warning(f'replication slot "{slot_name}" does not exist on the publisher')
         return
     reporter.notice(f'dropped replication slot "{slot_name}" on publisher')
-
-
-def _forget(session: psycopg.Connection, sub: Subscription) -> None:
-    try:
-        ledger.forget(session, sub.subid)
-    except psycopg.Error as error:
-        raise _translated(error) from None
-
-
-def _translated(error: psycopg.Error) -> PgsubError:
-    return target.translate(error, "remove the subscription from the ledger")

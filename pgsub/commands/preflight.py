@@ -18,7 +18,7 @@ from pgsub.publisher.tables import RemoteTable
 from pgsub.subscription import Subscription
 from pgsub.tablesync import plan
 from pgsub.target import connect as target
-from pgsub.target import ledger_schema, statements
+from pgsub.target import ledger_schema, origins, statements
 from pgsub.target.relation import TargetRelation, column_faults, describe
 
 _POOLER_HINT = "Give the address and port of the server itself."
@@ -26,11 +26,12 @@ _POOLER_HINT = "Give the address and port of the server itself."
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A warning with its remedy."""
+    """A warning with its remedy; ``unavailable`` names what works less well for as long as the subscription lives."""
 
     message: str
     detail: str | None = None
     hint: str | None = None
+    unavailable: str | None = None
 
 
 @dataclass(slots=True)
@@ -62,16 +63,7 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
             detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
             hint=_POOLER_HINT,
         )
-    warned = []
-    if not target.is_replica(session):
-        row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
-        warned.append(
-            Warned(
-                "cannot set session_replication_role on the target",
-                "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
-                f"GRANT SET ON PARAMETER session_replication_role TO {row[0] if row else ''};",
-            )
-        )
+    warned = _privileges(session)
     names = session.execute("SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables").fetchall()
     for (name,) in names:
         warned.append(
@@ -82,6 +74,31 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
             )
         )
     ledger_schema.check(session)
+    return warned
+
+
+def _privileges(session: psycopg.Connection) -> list[Warned]:
+    row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
+    role = row[0] if row else ""
+    warned = []
+    if not target.is_replica(session):
+        warned.append(
+            Warned(
+                "cannot set session_replication_role on the target",
+                "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
+                f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+                "session_replication_role",
+            )
+        )
+    if not origins.allowed(session):
+        warned.append(
+            Warned(
+                "cannot use replication origins on the target",
+                "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
+                origins.grant_hint(role),
+                "replication origins",
+            )
+        )
     return warned
 
 

@@ -1,32 +1,54 @@
 """The moment in which a subscription comes to be: ledger, slot, state store, in this order, or nothing.
 
 The slot's name is durable in the ledger before the slot exists; a creation that was killed half-way is undone by the
-next one of the same name.
+next one of the same name and state store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from pgsub import conninfo as ci
 from pgsub import failpoints
+from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.definition import Definition
 from pgsub.commands.preflight import Table
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import PgsubError, StateForbids
+from pgsub.errors import PgsubError, StateForbids, TimeoutExpired
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.ledger import RelationState
+
+_DUPLICATE_OBJECT = "42710"
+
+_LEFTOVER = """
+SELECT subid, slot_name, slot_intent,
+       EXISTS (SELECT FROM pgsub.control c WHERE c.subid = s.subid AND c.epoch > 0)
+  FROM pgsub.subscription s WHERE subname = %s AND state_store = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a ``create`` that was killed left in the ledger, and perhaps on the publisher."""
+
+    subid: int
+    slot_name: str | None
+    slot_intent: bool
 
 
 @contextlib.contextmanager
@@ -35,8 +57,8 @@ def passfiles(made: Definition) -> Iterator[list[Path]]:
     written: list[Path] = []
     try:
         for path, params in made.passwords.items():
-            ci.store_password(params, path)
             written.append(path)
+            ci.store_password(params, path)
         yield written
     finally:
         for path in written:
@@ -56,97 +78,176 @@ def register(
     tables: Sequence[Table],
     store: StateStore,
     reporter: Reporter,
+    *,
+    leftovers: Sequence[Leftover] = (),
+    deadline: float | None = None,
 ) -> None:
     """Create everything; undo what was created if any of it fails.
 
     :param replication: a replication connection, None with ``--no-connect``.
     :param sub: the definition with what was learnt about the target.
+    :param leftovers: what :func:`find_leftovers` found, undone first.
+    :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
+    :raises TimeoutExpired: it took longer.
     """
     state = "i" if made.copy_data else "r"
     relations = [RelationState(t.target.oid, t.target.schema, t.target.name, state) for t in tables]
-    creates = made.create_slot and sub.slot_name is not None
+    creates = made.create_slot and replication is not None
+    folder = store.path.parent
     ledger_schema.install(session)
-    _undo_half_made(session, replication, sub, store.path.parent)
-    with contextlib.ExitStack() as undo:
-        undo.callback(_forget, session, sub.subid)
-        ledger.register(
-            session, sub.subid, sub.name, store_id(store.path.parent), sub.slot_name, relations, slot_intent=creates
-        )
+    for leftover in leftovers:
+        _undo_leftover(session, replication, sub.name, leftover, folder)
+    ledger.register(session, sub.subid, sub.name, store_id(folder), sub.slot_name, relations, slot_intent=creates)
+    try:
         failpoints.point("create.after_ledger")
         if replication is not None:
-            position = _position(replication, sub, undo, creates=creates)
-            failpoints.point("create.after_slot")
-            who = identity.identify(replication)
-            ledger.slot_created(
-                session,
-                sub.subid,
-                system_identifier=who.system_identifier,
-                dbname=who.dbname,
-                dboid=who.database_oid,
-                timeline=who.timeline,
-                position=position,
-            )
-        with store.batch():
-            store.add_subscription(sub)
-            store.put_relations(
-                sub.subid, [RelationRow(r.srrelid, state, None, r.schemaname, r.relname) for r in relations]
-            )
-            store.put_origin(sub.subid, 0, None)
-            store.journal("create", sub.subid, sub.name, {"publications": list(sub.publications)})
-        undo.pop_all()
-    if creates and replication is not None:
+            _connect_slot(session, replication, sub, deadline, creates=creates)
+        _store(store, sub, relations)
+    except BaseException as error:
+        store.remove_subscription(sub.subid)
+        somebody_elses = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
+        _undo(session, replication if creates and not somebody_elses else None, sub)
+        raise
+    with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
+        ledger.registered(session, sub.subid)
+    if creates:
         reporter.notice(f'created replication slot "{sub.slot_name}" on publisher')
 
 
-def _position(
-    replication: publisher.Connection, sub: Subscription, undo: contextlib.ExitStack, *, creates: bool
-) -> int:
-    """Where the subscription starts: the new slot's consistent point, or what a given slot has confirmed."""
-    if creates:
-        assert sub.slot_name is not None
-        undo.callback(_drop_slot, replication, sub.slot_name)
+def _connect_slot(
+    session: psycopg.Connection,
+    replication: publisher.Connection,
+    sub: Subscription,
+    deadline: float | None,
+    *,
+    creates: bool,
+) -> None:
+    who = identity.identify(replication)
+    position = _create_slot(replication, sub, deadline) if creates else _given_position(replication, sub)
+    failpoints.point("create.after_slot")
+    ledger.slot_created(
+        session,
+        sub.subid,
+        system_identifier=who.system_identifier,
+        dbname=who.dbname,
+        dboid=who.database_oid,
+        timeline=who.timeline,
+        position=position,
+    )
+
+
+def _create_slot(replication: publisher.Connection, sub: Subscription, deadline: float | None) -> int:
+    """The new slot's consistent point. The publisher first waits for every transaction that writes now."""
+    assert sub.slot_name is not None
+    if deadline is None:
         return slots.create_slot(replication, sub.slot_name, failover=sub.failover)
+    expired = threading.Event()
+
+    def cancel() -> None:
+        expired.set()
+        with contextlib.suppress(psycopg.Error):  # the session has ended by itself
+            replication.cancel_safe(timeout=5)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), cancel)
+    timer.start()
+    try:
+        return slots.create_slot(replication, sub.slot_name, failover=sub.failover)
+    except PgsubError:
+        if not expired.is_set():
+            raise
+        raise TimeoutExpired(
+            f'timeout while creating replication slot "{sub.slot_name}" on the publisher',
+            detail="It waits for transactions that were open before; nothing was created.",
+            hint="See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
+            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+        ) from None
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _given_position(replication: publisher.Connection, sub: Subscription) -> int:
+    """What a slot that exists already has confirmed; 0 where it will be made later."""
     state = slots.slot_state(replication, sub.slot_name) if sub.slot_name is not None else None
     return (state.confirmed_flush_lsn or 0) if state is not None else 0
 
 
-def _drop_slot(replication: publisher.Connection, slot: str) -> None:
-    with contextlib.suppress(PgsubError):  # what failed before is what the user must see
-        slots.drop_slot(replication, slot)
+def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationState]) -> None:
+    with store.batch():
+        store.add_subscription(sub)
+        store.put_relations(
+            sub.subid, [RelationRow(r.srrelid, r.srsubstate, None, r.schemaname, r.relname) for r in relations]
+        )
+        store.put_origin(sub.subid, 0, None)
+        store.journal("create", sub.subid, sub.name, {"publications": list(sub.publications)})
 
 
-def _forget(session: psycopg.Connection, subid: int) -> None:
-    with contextlib.suppress(psycopg.Error):
-        ledger.forget(session, subid)
+def _undo(session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription) -> None:
+    """Drop the slot, then forget it: while it may still be there its name stays in the ledger.
+
+    What failed before is what the user must see, so nothing is raised.
+
+    :param replication: None where there is no slot of ours.
+    """
+    with contextlib.suppress(PgsubError, psycopg.Error):
+        if replication is not None and sub.slot_name is not None:
+            slots.drop_slot(replication, sub.slot_name)
+        ledger.forget(session, sub.subid)
 
 
-def _undo_half_made(
-    session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription, folder: Path
-) -> None:
-    """A ``create`` of this name and this state store was killed: drop the slot that it names, and its rows."""
-    rows = session.execute(
-        "SELECT subid, slot_name, slot_intent FROM pgsub.subscription WHERE subname = %s AND state_store = %s",
-        (sub.name, store_id(folder)),
-    ).fetchall()
-    for subid, slot_name, intent in rows:
-        if replication is None and intent:
+def find_leftovers(session: psycopg.Connection, name: str, folder: Path, *, connect: bool) -> list[Leftover]:
+    """What interrupted creations of this name by this state store left.
+
+    :param connect: whether the publisher will be asked to drop their slots.
+    :raises StateForbids: one did replicate already, or its slot may be there and the publisher is not asked.
+    """
+    if ledger_schema.installed_version(session) == 0:
+        return []
+    found = []
+    for subid, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+        if worked:
+            raise _lost_definition(name, subid, slot_name)
+        if intent and not connect:
             raise StateForbids(
-                f'an interrupted creation of "{sub.name}" may have left replication slot "{slot_name}"',
+                f'an interrupted creation of "{name}" may have left replication slot "{slot_name}"',
                 hint="Create the subscription with a connection to the publisher.",
             )
-        if replication is not None and slot_name is not None:
-            slots.drop_slot(replication, slot_name)
-        ledger.forget(session, subid)
+        found.append(Leftover(subid, slot_name, intent))
+    return found
 
 
-def check_no_leftover(session: psycopg.Connection, name: str, folder: Path) -> str | None:
-    """The slot of an interrupted creation of this name, which must not count as somebody else's."""
-    if ledger_schema.installed_version(session) == 0:
-        return None
-    row = session.execute(
-        "SELECT slot_name FROM pgsub.subscription WHERE subname = %s AND state_store = %s", (name, store_id(folder))
-    ).fetchone()
-    return row[0] if row else None
+def _lost_definition(name: str, subid: int, slot_name: str | None) -> StateForbids:
+    slot = f"SELECT pg_drop_replication_slot({sql.Literal(slot_name).as_string()});\n" if slot_name else ""
+    return StateForbids(
+        f'the target\'s ledger has a subscription "{name}" that this state store has lost',
+        detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
+        hint="Bring the state store back. To give up the subscription, drop its slot on the publisher, then its rows on"
+        f" the target:\n{slot}DELETE FROM pgsub.subscription WHERE subid = {subid};",
+    )
+
+
+def _undo_leftover(
+    session: psycopg.Connection, replication: publisher.Connection | None, name: str, leftover: Leftover, folder: Path
+) -> None:
+    lock = subscription_lock(folder, leftover.subid)
+    if not lock.acquire():
+        raise lock_held(lock, f'subscription "{name}", which is being created,')
+    try:
+        if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
+            slots.drop_slot(replication, leftover.slot_name)
+        ledger.forget(session, leftover.subid)
+        remove_passfiles(folder, leftover.subid)
+    finally:
+        lock.release(unlink=True)
+
+
+def remove_passfiles(folder: Path, subid: int) -> None:
+    """Remove the passwords of a subscription.
+
+    :param folder: the state folder.
+    """
+    for file in (folder / "passfiles").glob(f"{subid}.*"):
+        file.unlink(missing_ok=True)
 
 
 def target_session(sub: Subscription) -> psycopg.Connection:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from pgsub.catalog.locks import Lock, launcher_lock, subscription_lock
+from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
 from pgsub.commands.wait import WaitOptions, wait
+from pgsub.errors import StateForbids
 from pgsub.launcher.launcher import Launcher
 from pgsub.launcher.runner import Goal
 from pgsub.subscription import Subscription
@@ -21,7 +22,7 @@ PROGRESS_SECONDS = 0.2
 
 
 class Service:
-    """Holds the subscription's lock from before it is registered, unless a launcher serves the whole state store.
+    """Holds the subscription's lock from before it is registered until it is served or left to others.
 
     :param sub: the subscription to be.
     """
@@ -35,18 +36,26 @@ class Service:
         self._next_progress = 0.0
 
     def __enter__(self) -> Service:
-        if launcher_lock(self._folder).holder() is None:
-            lock = subscription_lock(self._folder, self._sub.subid)
-            if lock.acquire():
-                self._lock = lock
+        lock = subscription_lock(self._folder, self._sub.subid)
+        if not lock.acquire():
+            raise lock_held(lock, f'subscription "{self._sub.name}"')
+        self._lock = lock
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._lock is not None:
-            self._lock.release()
+            self._lock.release(unlink=self._store.subscription_by_id(self._sub.subid) is None)
             self._lock = None
+
+    def leave(self) -> None:
+        """Leave the work to a launcher, and say so where there is none."""
+        if launcher_lock(self._folder).holder() is None:
+            self._reporter.notice(
+                f'subscription "{self._sub.name}" is not served by anything from now on; go on with:'
+                f"\npgsub run {self._sub.name}"
+            )
 
     def synchronize(self, *, follow: bool, timeout: float | None, master: str | None, conf: Mapping[str, str]) -> None:
         """Until every table is ``r`` and apply has reached the publisher's position of that moment; or stay.
@@ -54,9 +63,11 @@ class Service:
         :raises PgsubError: what it cannot get past; the subscription stays.
         """
         with stopping_by_signal(self._reporter) as stop:
-            if self._lock is None:
+            if launcher_lock(self._folder).holder() is not None:
+                self.__exit__(None, None, None)
                 self._watch(stop, timeout)
                 return
+            assert self._lock is not None
             launcher = Launcher(
                 self._store,
                 self._folder,
@@ -71,31 +82,34 @@ class Service:
             ended = launcher.run(stop, timeout, self._progress)
         self._reporter.done()
         raise_first(ended)
-        if launcher_lock(self._folder).holder() is None:
-            self._reporter.notice(
-                f'subscription "{self._sub.name}" is not served by anything from now on; go on with:'
-                f"\npgsub run {self._sub.name}"
-            )
+        self.leave()
 
     def _watch(self, stop: threading.Event, timeout: float | None) -> None:
         """Somebody else does the work: show progress, end as they would."""
         done = threading.Event()
         failure: list[BaseException] = []
-
-        def body() -> None:
-            try:
-                wait(WaitOptions(self._sub.name, self._folder, "synced", timeout=timeout))
-                wait(WaitOptions(self._sub.name, self._folder, "caught-up", timeout=timeout))
-            except Exception as error:
-                failure.append(error)
-            done.set()
-
-        threading.Thread(target=body, name="watch", daemon=True).start()
+        threading.Thread(target=self._wait, args=(timeout, done, failure), name="watch", daemon=True).start()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
+            if launcher_lock(self._folder).holder() is None:
+                self._reporter.done()
+                raise StateForbids(
+                    f'the launcher that served subscription "{self._sub.name}" has ended',
+                    hint=f"The subscription stays; go on with:\npgsub run {self._sub.name}",
+                )
         self._reporter.done()
         if failure:
             raise failure[0]
+
+    def _wait(self, timeout: float | None, done: threading.Event, failure: list[BaseException]) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            for condition in ("synced", "caught-up"):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left))
+        except Exception as error:
+            failure.append(error)
+        done.set()
 
     def _progress(self) -> None:
         clock = time.monotonic()

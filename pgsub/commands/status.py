@@ -28,7 +28,7 @@ _BOOLEANS = {
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic"),
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
 }
-_JSON = frozenset(("subpublications",))
+_JSON = frozenset(("subpublications", "pgsub_unavailable"))
 #: columns that tell whose row it is, in the views that have no subid
 _OWNER = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
 _ERROR_FIELDS = (

@@ -116,9 +116,10 @@ def _errored(store: StateStore, subscription: Subscription) -> str | None:
 
 def _publisher_position(options: WaitOptions, store: StateStore) -> int:
     """Where the publisher is now; what is awaited is that apply gets there."""
-    from pgsub.commands.position import flush_position
+    from pgsub.publisher.position import flush_position
 
-    return flush_position(store.subscription(options.name))
+    sub = store.subscription(options.name)
+    return flush_position(sub.connection, sub.name)
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

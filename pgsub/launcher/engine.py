@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgsub.spark import jobs, session
+from pgsub.spark import gateway, jobs, session, settings
+from pgsub.subscription import Subscription
 
-#: Jobs of one subscription at most: apply, and for each synchronizing table its chunks.
-SLOTS = 14
+#: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
+SPARE_SLOTS = 48
 
 
 class Engine:
@@ -19,15 +22,30 @@ class Engine:
     :param state_dir: where Spark's log and pid file go.
     :param master: a Spark master, None for a local one.
     :param conf: Spark settings of the user, which win over pgsub's own.
+    :param subscriptions: that will be served: a long task pins a slot, and with too few a copy would wait for ever.
     """
 
-    def __init__(self, state_dir: Path, master: str | None, conf: Mapping[str, str]) -> None:
+    def __init__(
+        self, state_dir: Path, master: str | None, conf: Mapping[str, str], subscriptions: Sequence[Subscription]
+    ) -> None:
         self._state_dir = state_dir
         self._master = master
         self._conf = dict(conf)
+        self._slots = sum(slots_of(sub) for sub in subscriptions)
         self._lock = threading.Lock()
         self._context: Any = None
         self._submitter: jobs.Submitter | None = None
+
+    def driver_host(self) -> str:
+        """Where executors reach this process: loopback for a local Spark, else as Spark itself is told to be."""
+        chosen = self._user_settings()
+        if _is_local(chosen):
+            return "127.0.0.1"
+        return chosen.get("spark.driver.host") or socket.gethostbyname(socket.gethostname())
+
+    def _user_settings(self) -> dict[str, str]:
+        submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
+        return settings.user_settings(submitted, gateway.spark_home())
 
     def warm_up(self) -> None:
         """Open the context in the background: a JVM takes seconds, the first look at the servers less."""
@@ -45,7 +63,9 @@ class Engine:
                 session.close_context(self._context)
                 self._submitter = None
             if self._submitter is None:
-                self._context = session.open_context(self._master, SLOTS, self._state_dir, self._conf)
+                # a master that the user sized is only asked for what is needed now
+                slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
+                self._context = session.open_context(self._master, slots, self._state_dir, self._conf)
                 self._submitter = jobs.Submitter(self._context)
             return self._submitter
 
@@ -62,3 +82,12 @@ class Engine:
             if self._submitter is not None:
                 session.close_context(self._context)
                 self._submitter = None
+
+
+def slots_of(sub: Subscription) -> int:
+    """Tasks that one subscription runs at once at most: apply, and the chunks of every table that synchronizes."""
+    return 1 + sub.max_sync_workers * sub.copy_workers
+
+
+def _is_local(chosen: Mapping[str, str]) -> bool:
+    return settings.is_local(chosen.get("spark.master", "local")) and "PYSPARK_GATEWAY_PORT" not in os.environ

@@ -64,8 +64,8 @@ class Launcher:
         self._names = names
         self._goal = goal or Goal()
         self._bounded = self._goal.caught_up or bool(self._goal.until_lsn)
-        self._engine = Engine(folder, master, conf or {})
-        self._pulses = PulseReceiver()
+        self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
+        self._pulses = PulseReceiver(self._engine.driver_host())
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}
@@ -79,7 +79,7 @@ class Launcher:
         :param tick: called every :data:`TICK` seconds, for progress.
         :return: how each subscription's service ended; empty for an unbounded run.
         :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
-        :raises LockHeld: a subscription that was named is served by somebody else.
+        :raises LockHeld: a subscription that was named, or any of a bounded run, is served by somebody else.
         """
         self._pulses.start()
         self._engine.warm_up()
@@ -124,7 +124,7 @@ class Launcher:
         if lock is None:
             lock = subscription_lock(self._folder, sub.subid)
             if not lock.acquire():
-                if self._names:
+                if self._names or self._bounded:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # somebody else serves it; when they end, we do
         runner = Runner(sub, self._store, self._engine, self._pulses, self._log, self._goal)

@@ -31,9 +31,11 @@ from pgsub.tablesync.coordinator import Job, SyncContext, TableSync
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.connect import SessionName
+from pgsub.target.ledger import RelationState
 
 Log = Callable[[str, str], None]
 
+_APPLY = "apply"  #: the apply worker in the record of errors
 _LOCK_CLASS = 0x70677375  #: "pgsu"
 TICK = 0.1
 MIRROR_SECONDS = 0.25
@@ -88,6 +90,8 @@ class Runner(threading.Thread):
         self._workers = _Workers()
         self._target_position = 0
         self._next_mirror = 0.0
+        #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
+        self._shown = {row.worker: row.finish_lsn or 0 for row in store.errors(sub.subid)}
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
@@ -102,7 +106,7 @@ class Runner(threading.Thread):
             try:
                 self._connected()
             except PgsubError as error:
-                self._problem("apply", error)
+                self._problem(_APPLY, error)
                 if error.directive is Directive.RETRY:
                     lost.failed(error)
                     self._stop_event.wait(max(0.0, lost.not_before - time.monotonic()))
@@ -110,7 +114,7 @@ class Runner(threading.Thread):
                     self.error, self.outcome = error, "failed"
             except Exception as error:
                 self.error, self.outcome = faults.bug(error), "failed"
-                self._problem("apply", self.error)
+                self._problem(_APPLY, self.error)
         self.outcome = self.outcome or "stopped"
 
     def _connected(self) -> None:
@@ -173,6 +177,7 @@ class Runner(threading.Thread):
             self._next_mirror = clock + MIRROR_SECONDS
             alive = {r for r, s in self._workers.syncs.items() if not s.ended}
             mirror.refresh(apply_alive=self._workers.job is not None, syncing=alive)
+            self._clear_overcome(mirror)
             self._syncs(mirror, context)
             self._check_goal(mirror)
 
@@ -185,7 +190,6 @@ class Runner(threading.Thread):
                 self._start_apply(session)
             return
         if not workers.job.done():
-            self._clear_if_well(mirror)
             return
         job, workers.job = workers.job, None
         self._pulses.forget(self.sub.subid, ledger.APPLY)
@@ -218,21 +222,26 @@ class Runner(threading.Thread):
         self._workers.apply.failed(error)
         if not worth_reporting(error):
             return
-        self._problem("apply", error)
+        self._problem(_APPLY, error)
         if error.directive is Directive.FAULT:
             faults.count(self._store, self.sub, error, "apply_error_count")
             self._disable_if_asked()
         self._end_if_hopeless(error)
 
-    def _clear_if_well(self, mirror: Mirror) -> None:
-        """The worker got past what failed."""
-        failed = self._workers.apply.error
-        pulse = mirror.apply_pulse()
-        if failed is None or pulse is None:
-            return
-        if pulse.position > faults.place(failed):
-            self._workers.apply.succeeded()
-            self._store.clear_error(self.sub.subid, "apply")
+    def _clear_overcome(self, mirror: Mirror) -> None:
+        """Forget errors that a worker got past, whichever launcher met them."""
+        workers, pulse = self._workers, mirror.apply_pulse()
+        if workers.job is not None and pulse is not None and pulse.position > self._shown.get(_APPLY, 0):
+            if workers.apply.error is not None:
+                workers.apply.succeeded()
+            self._clear(_APPLY)
+        unfinished = {_sync_name(r.srrelid) for r in mirror.relations if _unfinished(r)}
+        for worker in self._shown.keys() - unfinished - {_APPLY}:
+            self._clear(worker)
+
+    def _clear(self, worker: str) -> None:
+        if self._shown.pop(worker, None) is not None:
+            self._store.clear_error(self.sub.subid, worker)
 
     # table synchronization
 
@@ -242,8 +251,7 @@ class Runner(threading.Thread):
             if sync.ended:
                 self._sync_ended(relid, sync)
         for rel in mirror.relations:
-            unfinished = rel.srsubstate in "idf" or rel.sync_slot is not None
-            if not unfinished or rel.srrelid in workers.syncs or self.outcome is not None:
+            if not _unfinished(rel) or rel.srrelid in workers.syncs or self.outcome is not None:
                 continue
             if len(workers.syncs) >= self.sub.max_sync_workers:
                 return
@@ -267,17 +275,14 @@ class Runner(threading.Thread):
     def _sync_ended(self, relid: int, sync: _Sync) -> None:
         del self._workers.syncs[relid]
         self._pulses.forget(self.sub.subid, relid)
-        name = f"table synchronization {relid}"
         retry = self._workers.retries[relid]
         if sync.error is None:
-            if retry.error is not None:
-                self._store.clear_error(self.sub.subid, name)
             retry.succeeded()
             return
         retry.failed(sync.error, growing=True)
         if not worth_reporting(sync.error) or self._stop_event.is_set():
             return
-        self._problem(name, sync.error)
+        self._problem(_sync_name(relid), sync.error)
         if sync.error.directive is Directive.FAULT:
             faults.count(self._store, self.sub, sync.error, "sync_table_error_count")
             self._disable_if_asked()
@@ -289,6 +294,7 @@ class Runner(threading.Thread):
         self._log("ERROR", "\n".join([error.message, *error.lines()]))
         if self._store.subscription_by_id(self.sub.subid) is not None:
             self._store.record_error(self.sub.subid, ErrorRow.of(error, worker))
+            self._shown[worker] = faults.place(error)
 
     def _disable_if_asked(self) -> None:
         current = self._store.subscription_by_id(self.sub.subid)
@@ -355,3 +361,13 @@ def same_service(before: Subscription, after: Subscription) -> bool:
     """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
     fields = ("disable_on_error", "skip_lsn")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after
+
+
+def _unfinished(rel: RelationState) -> bool:
+    """Whether a table still needs its tablesync worker."""
+    return rel.srsubstate in "idf" or rel.sync_slot is not None
+
+
+def _sync_name(relid: int) -> str:
+    """How the record of errors calls a tablesync worker."""
+    return f"table synchronization {relid}"

@@ -21,7 +21,7 @@ from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync.plan import Chunk
 from pgsub.target import connect as target
-from pgsub.target import states
+from pgsub.target import origins, states
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim
 
@@ -66,6 +66,7 @@ def run(spec: ChunkSpec) -> ChunkResult:
         session = stack.enter_context(
             contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
         )
+        origins.attach(session, sub.subid)
         session.execute("BEGIN")
         if spec.atomic:
             session.execute("SET LOCAL synchronous_commit = on")

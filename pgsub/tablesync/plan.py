@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,10 @@ from pgsub.subscription import Subscription
 from pgsub.target import statements
 from pgsub.target.relation import TargetRelation
 
+#: Size of a chunk; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
+CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
 #: A table below this is copied in one transaction, as the server does.
-CHUNKED_FROM_BYTES = 64 << 20
-CHUNK_BYTES = 64 << 20
+CHUNKED_FROM_BYTES = CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ _NULL = struct.pack(">i", -1)
 _BLOCK = 1 << 18
 
 
-def format_of(kinds: bytes) -> str | None:
-    """``text`` or ``binary`` where a tuple can go into such a stream, None where it mixes both."""
+def format_of(rows: Iterable[Tuple]) -> str | None:
+    """``text`` or ``binary`` where all rows can go into such a stream, None where values of both kinds occur."""
+    kinds = b"".join([row.kinds for row in rows])
     if b"b" not in kinds:
         return "text"
     return None if b"t" in kinds else "binary"

@@ -129,13 +129,18 @@ def slot_created(
     with durable(connection):
         connection.execute(
             "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
-            " timeline = %s, slot_intent = false, consistent_point = %s WHERE subid = %s",
+            " timeline = %s, consistent_point = %s WHERE subid = %s",
             (system_identifier, dbname, dboid, timeline, format_lsn(position), subid),
         )
         connection.execute(
             "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = 0",
             (format_lsn(position), subid),
         )
+
+
+def registered(connection: psycopg.Connection, subid: int) -> None:
+    """The state store knows the subscription: from now on its slot is not there by an interrupted creation."""
+    connection.execute("UPDATE pgsub.subscription SET slot_intent = false WHERE subid = %s", (subid,))
 
 
 def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> None:

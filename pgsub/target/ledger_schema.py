@@ -124,7 +124,10 @@ def check(connection: psycopg.Connection) -> None:
     row = connection.execute(
         "SELECT CASE WHEN n.oid IS NULL THEN pg_catalog.has_database_privilege(current_database(), 'CREATE')"
         " ELSE pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND (pg_catalog.has_schema_privilege(n.oid, 'CREATE')"
-        " OR pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL) END"
+        " OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r'))"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r'"
+        " AND NOT (pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'INSERT')"
+        " AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') AND pg_catalog.has_table_privilege(c.oid, 'DELETE'))) END"
         " FROM (VALUES (pg_catalog.to_regnamespace('pgsub')::oid)) AS n(oid)"
     ).fetchone()
     if not row or not row[0]:
@@ -170,6 +173,12 @@ def install(connection: psycopg.Connection) -> None:
 def _hint(connection: psycopg.Connection) -> str:
     row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
     database, user = row.fetchone() or ("", "")
+    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL").fetchone() == (True,):
+        return (
+            "Let the owner of schema pgsub run:\n"
+            f"GRANT USAGE ON SCHEMA pgsub TO {user};\n"
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO {user};"
+        )
     return (
         "Let an owner of the database run one of these:\n"
         f"GRANT CREATE ON DATABASE {database} TO {user};\n"

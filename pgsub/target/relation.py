@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -11,6 +11,7 @@ from pgsub.errors import SchemaFault
 from pgsub.protocol.messages import Relation
 
 _RELKINDS = ("r", "p")
+_KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
 
 _TABLE = """
 SELECT c.oid::bigint, c.relkind::text, pg_catalog.pg_table_size(c.oid),
@@ -27,28 +28,42 @@ SELECT c.oid::bigint, c.relkind::text, pg_catalog.pg_table_size(c.oid),
  WHERE n.nspname = %s AND c.relname = %s
 """
 
-# a type outside pg_catalog (citext, hstore) has its = outside too, and search_path is empty
+# Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
+# its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
+# that of box compares areas.
 _COLUMNS = """
-SELECT a.attname, a.atttypid::bigint, a.atttypmod, a.attgenerated::text, a.attidentity::text, a.attnum,
-       CASE WHEN t.typnamespace <> 'pg_catalog'::regnamespace AND t.typtype = 'b' THEN (
-            SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname
-              FROM pg_catalog.pg_opclass k
-              JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
-              JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = t.oid
-               AND p.amoprighttype = t.oid AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
-              JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
-              JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
-             WHERE k.opcintype = t.oid AND k.opcdefault ORDER BY m.amname LIMIT 1) END,
-       a.attnotnull, a.atthasdef
+SELECT a.attname, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL), a.attgenerated <> '',
+       a.attidentity::text, eq.operator
   FROM pg_catalog.pg_attribute a
-  JOIN pg_catalog.pg_type t0 ON t0.oid = a.atttypid
-  JOIN pg_catalog.pg_type t ON t.oid = CASE WHEN t0.typtype = 'd' THEN t0.typbasetype ELSE t0.oid END
+ CROSS JOIN LATERAL (
+       WITH RECURSIVE base AS (
+            SELECT t.oid, t.typtype, t.typcategory, t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid
+             UNION ALL
+            SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
+              FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype)
+       SELECT oid, CASE WHEN typcategory = 'A' THEN 'anyarray' WHEN typtype = 'e' THEN 'anyenum'
+                        WHEN typtype = 'r' THEN 'anyrange' WHEN typtype = 'm' THEN 'anymultirange'
+                        WHEN typtype = 'c' THEN 'record' END AS family
+         FROM base WHERE typtype <> 'd') AS t
+  LEFT JOIN LATERAL (
+       SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator
+         FROM pg_catalog.pg_opclass k
+         JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
+         JOIN pg_catalog.pg_type kt ON kt.oid = k.opcintype
+         JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype
+          AND p.amoprighttype = k.opcintype AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+         JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
+         JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
+        WHERE k.opcdefault AND (k.opcintype = t.oid OR kt.typname = t.family OR EXISTS (
+              SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
+                 AND c.castmethod = 'b' AND c.castcontext = 'i'))
+        ORDER BY k.opcintype = t.oid DESC, m.amname, k.oid LIMIT 1) AS eq ON true
  WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum
 """
 
 _IDENTITY = """
-SELECT a.attname
+SELECT a.attname, i.indimmediate
   FROM pg_catalog.pg_index i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -67,13 +82,10 @@ class TargetColumn:
 
     name: str
     type_oid: int
-    typmod: int
+    type_name: str
     generated: bool
     identity: str  #: '' no, 'a' ALWAYS, 'd' BY DEFAULT
-    attnum: int
-    equality: str | None  #: schema-qualified = operator where pg_catalog's would not be found
-    not_null: bool
-    has_default: bool
+    equality: str | None  #: schema-qualified operator, None for a type without equality
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,7 @@ class TargetRelation:
     row_security: bool
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]  #: columns of the replica identity index, else of the primary key, else ()
+    deferrable: bool = False  #: that key is not unique before the end of a transaction
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -106,14 +119,12 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
     row = connection.execute(_TABLE.encode(), (firing, firing, schema, name)).fetchone()
     if row is None:
         return None
-    columns = [
-        TargetColumn(c[0], c[1], c[2], c[3] != "", c[4], c[5], c[6], c[7], c[8])
-        for c in connection.execute(_COLUMNS.encode(), (row[0],))
-    ]
-    identity = tuple(r[0] for r in connection.execute(_IDENTITY.encode(), (row[0],)))
+    columns = tuple(TargetColumn(*column) for column in connection.execute(_COLUMNS.encode(), (row[0],)))
+    key = connection.execute(_IDENTITY.encode(), (row[0],)).fetchall()
+    identity, deferrable = tuple(name for name, _ in key), any(not immediate for _, immediate in key)
     oid, relkind, size, fires, rules, referenced, row_security = row
     return TargetRelation(
-        oid, schema, name, relkind, size, fires, rules, referenced, row_security, tuple(columns), identity
+        oid, schema, name, relkind, size, fires, rules, referenced, row_security, columns, identity, deferrable
     )
 
 
@@ -149,7 +160,8 @@ class RelationMap:
     target: TargetRelation
     columns: tuple[TargetColumn, ...]  #: target column of each remote column, by position
     lookup: tuple[int, ...]  #: remote positions of the columns that find a row
-    local_only: tuple[TargetColumn, ...] = field(default=())  #: must be NULL in a row found by all columns
+    local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
+    always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
 
     @property
     def by_identity(self) -> bool:
@@ -174,12 +186,18 @@ def map_relation(remote: Relation, target: TargetRelation) -> RelationMap:
     names = {c.name: c for c in target.columns}
     positions = {c.name: i for i, c in enumerate(remote.columns)}
     local_only: tuple[TargetColumn, ...] = ()
+    if target.deferrable and remote.replica_identity == "f":
+        target = replace(target, identity=())
     if target.identity:
         lookup = tuple(positions[n] for n in target.identity if n in positions)
+    elif target.relkind == "p" and remote.replica_identity != "f":
+        lookup = tuple(i for i, c in enumerate(remote.columns) if c.flags & _KEY)  # its partitions may have the key
     else:
         lookup = tuple(range(len(remote.columns)))
         local_only = tuple(c for c in target.columns if c.name not in positions and not c.generated)
-    return RelationMap(remote, target, tuple(names[c.name] for c in remote.columns), lookup, local_only)
+    columns = tuple(names[c.name] for c in remote.columns)
+    always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
+    return RelationMap(remote, target, columns, lookup, local_only, always)
 
 
 def check_updatable(relation: RelationMap) -> None:
@@ -188,10 +206,10 @@ def check_updatable(relation: RelationMap) -> None:
     :raises SchemaFault: with the server's words.
     """
     remote, target = relation.remote, relation.target
-    if remote.replica_identity == "f" or (target.relkind == "p" and not target.identity and remote.columns == ()):
+    key = {c.name for c in remote.columns if c.flags & _KEY}
+    if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
         return
-    key = {c.name for c in remote.columns if c.flags & 1}
-    if target.identity and set(target.identity) <= key:
+    if target.relkind == "p" and not target.identity and relation.lookup:
         return
     where = f'relation "{target.schema}.{target.name}"'
     if target.identity:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from pgsub.errors import SchemaFault
 from pgsub.target.relation import RelationMap, TargetColumn, TargetRelation
 
 
@@ -54,7 +55,7 @@ def insert(relation: RelationMap) -> Statement:
 
 
 def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """UPDATE of one row: every sent column but unchanged TOAST ones.
+    """UPDATE of one row: every sent column but unchanged TOAST ones and GENERATED ALWAYS identities.
 
     :param kinds: kinds of the new tuple's columns.
     :param old_kinds: kinds of the K or O tuple, None where there is none.
@@ -70,6 +71,32 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
         first = relation.target.columns[0].name if relation.target.columns else "ctid"
         assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(first))]
     text = sql.SQL("UPDATE {} SET {} WHERE {}").format(_only(relation.target), sql.SQL(", ").join(assignments), where)
+    return build.done(text)
+
+
+def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+    """UPDATE of one row that changes a GENERATED ALWAYS identity column: only INSERT may override its value.
+
+    What was not sent is carried over. Parameters as of :func:`update`.
+    """
+    build = _Builder()
+    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
+    columns = [c for c in relation.target.columns if not c.generated]
+    values = [
+        build.parameter(relation, "n", sent[c.name]) if c.name in sent else sql.Identifier("old", c.name)
+        for c in columns
+    ]
+    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    text = sql.SQL(
+        "WITH old AS (DELETE FROM {} WHERE {} RETURNING *)"
+        " INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old"
+    ).format(
+        _only(relation.target),
+        where,
+        table_name(relation.target),
+        sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
+        sql.SQL(", ").join(values),
+    )
     return build.done(text)
 
 
@@ -128,9 +155,13 @@ def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes
 
 
 def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
-    operator = sql.SQL("=")
-    if column.equality is not None:
-        schema, _, name = column.equality.rpartition(".")
-        # the catalog query quoted the schema already; an operator's name cannot be quoted
-        operator = sql.SQL(f"OPERATOR({schema}.{name})")
+    if column.equality is None:
+        raise SchemaFault(
+            f"could not identify an equality operator for type {column.type_name}",
+            detail=f'Without a replica identity index or primary key, rows are found by every column, "{column.name}"'
+            " too.",
+            sqlstate="42883",
+        )
+    # the catalog query quoted the schema already; an operator's name cannot be quoted
+    operator = sql.SQL(f"OPERATOR({column.equality})")
     return sql.SQL("{} {} {}").format(sql.Identifier(column.name), operator, parameter)
