@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from pgsub import __version__
 from pgsub.cli import completion, create, demo, drop, run, status, toggles, version, wait
@@ -55,3 +57,10 @@ def root(
 
 for group in (create, run, status, wait, toggles, drop, demo, version, completion):
     group.register(app)
+
+
+def program() -> TyperGroup:
+    """The command tree as click sees it."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group

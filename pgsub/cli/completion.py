@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from pgsub.cli.command import command
 from pgsub.cli.documents import emit
@@ -29,10 +30,13 @@ def register(app: typer.Typer) -> None:
 
 
 def completion(
+    context: typer.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="The shell.")],
 ) -> None:
     """Print the script."""
     from pgsub.cli.shells import script
     from pgsub.cli.tree import describe
 
-    emit(script(shell, describe()).rstrip("\n"))
+    root = context.find_root().command
+    assert isinstance(root, TyperGroup)
+    emit(script(shell, describe(root)).rstrip("\n"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pgsub.cli.app import program
 from pgsub.cli.manual import pages
 from pgsub.cli.shells import script
 from pgsub.cli.tree import describe
@@ -20,7 +21,7 @@ def files() -> dict[str, str]:
 
     :return: text by path below the sources.
     """
-    tree = describe()
+    tree = describe(program())
     found = {f"man/{name}": text for name, text in pages(tree).items()}
     return found | {f"completions/{name}": script(shell, tree) for shell, name in SCRIPTS.items()}
 

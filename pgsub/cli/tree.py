@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
-from typer.main import get_command
 
 from pgsub.cli.pages import PAGES, Page
 from pgsub.cli.settings import SHARED
@@ -107,12 +106,11 @@ def words(metavar: str | None) -> tuple[str, ...]:
     return tuple(part for part in parts if _WORD.fullmatch(part)) if len(parts) > 1 else ()
 
 
-def describe() -> Tree:
-    """The tree of the program."""
-    from pgsub.cli.app import app
+def describe(group: TyperGroup) -> Tree:
+    """The tree of a program.
 
-    group = get_command(app)
-    assert isinstance(group, TyperGroup)
+    :param group: its root.
+    """
     commands = tuple(
         Command(name, PAGES[name], arguments(found.params), options(found.params))
         for name, found in group.commands.items()

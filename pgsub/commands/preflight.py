@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub.errors import PgsubError, StateForbids, TargetSchemaError
+from pgsub.errors import StateForbids, TargetSchemaError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import prerequisites, publication, slots, tables
 from pgsub.publisher.tables import RemoteTable
@@ -159,7 +159,7 @@ def check_tables(
     for published in publication.published_tables(connection, sub.publications):
         relation = describe(session, published.schema, published.name, replica=replica)
         if relation is None:
-            missing.append(f'relation "{published.schema}.{published.name}" does not exist')
+            missing.append(f'relation "{published.schema}.{published.name}" does not exist on the target')
         elif relation.relkind not in ("r", "p"):
             missing.append(f'cannot use relation "{published.schema}.{published.name}" as logical replication target')
         else:
@@ -168,8 +168,8 @@ def check_tables(
             found.warnings += _table_warnings(remote, relation)
     if missing:
         raise TargetSchemaError(
-            f"{missing[0]} on the target" if len(missing) == 1 else f"{len(missing)} published tables have no target",
-            detail="\n".join(missing),
+            missing[0] if len(missing) == 1 else f"{len(missing)} published tables have no target",
+            detail="\n".join(missing) if len(missing) > 1 else None,
             hint="Create the tables on the target first, for example:\n"
             "pg_dump --schema-only --no-publications --no-subscriptions PUBLISHER | psql TARGET",
             sqlstate="42P01",
@@ -230,8 +230,9 @@ def enforce(warnings: Sequence[Warned]) -> None:
     :raises PgsubError: the first warning, with all of them in the detail.
     """
     if warnings:
-        first = warnings[0]
-        error: PgsubError = TargetSchemaError(
-            first.message, detail="\n".join(w.message for w in warnings), hint=first.hint
+        first, *more = warnings
+        raise TargetSchemaError(
+            first.message,
+            detail="\n".join([first.detail or "", *(f"Also: {w.message}." for w in more)]).strip() or None,
+            hint=first.hint or "Without --strict this is a warning.",
         )
-        raise error

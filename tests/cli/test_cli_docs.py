@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pgsub.cli.app import program
 from pgsub.cli.docs import SCRIPTS, files, write
 from pgsub.cli.tree import describe
 
@@ -26,7 +27,7 @@ def test_generating_twice_gives_the_same_bytes():
     assert files() == files()
 
 
-@pytest.mark.parametrize("command", describe().commands, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", describe(program()).commands, ids=lambda command: command.name)
 def test_every_option_is_in_the_manual_page_and_in_every_completion(command):
     page = (ROOT / "man" / f"pgsub-{command.name}.1").read_text().replace(r"\-", "-")
     scripts = {name: (ROOT / "completions" / name).read_text() for name in SCRIPTS.values()}

@@ -5,16 +5,17 @@ import json
 import pytest
 
 from pgsub import __version__
+from pgsub.cli.app import program
 from pgsub.cli.tree import describe
 
 COMMANDS = ["create", "run", "status", "wait", "enable", "disable", "drop", "demo", "version", "completion"]
 
 
 def test_the_commands_are_those_that_the_program_promises():
-    assert [command.name for command in describe().commands] == COMMANDS
+    assert [command.name for command in describe(program()).commands] == COMMANDS
 
 
-@pytest.mark.parametrize("command", describe().commands, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", describe(program()).commands, ids=lambda command: command.name)
 def test_every_command_has_a_line_a_description_and_two_examples_that_start_with_pgsub(command):
     assert command.page.summary and not command.page.summary.endswith(".")
     assert command.page.paragraphs()
@@ -32,7 +33,7 @@ def test_help_of_a_command_goes_to_stdout_and_ends_with_0(pgsub, command):
 
 
 def test_options_of_create_are_those_of_create_subscription():
-    create = next(command for command in describe().commands if command.name == "create")
+    create = next(command for command in describe(program()).commands if command.name == "create")
     options = {option.names[0]: option for option in create.options}
     switches = (
         "connect create-slot enabled copy-data binary two-phase disable-on-error password-required failover"
