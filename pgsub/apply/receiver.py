@@ -104,8 +104,9 @@ class Receiver(threading.Thread):
         self._closing = True
         self._wake()
         self.join(10)
-        os.close(self._wake_write)
-        os.close(self._wake_read)
+        if not self.is_alive():  # a thread that hangs in a dead connection still polls them
+            os.close(self._wake_write)
+            os.close(self._wake_read)
 
     def _wake(self) -> None:
         try:
@@ -119,7 +120,7 @@ class Receiver(threading.Thread):
         """Thread body."""
         try:
             self._loop()
-            self._walsender.stop()
+            self._walsender.stop(timeout=3)
         except Exception as error:
             with self._ready:
                 self._error = error

@@ -63,7 +63,7 @@ class Launcher:
         self._log = log
         self._names = names
         self._goal = goal or Goal()
-        self._bounded = self._goal.caught_up or bool(self._goal.until_lsn)
+        self._bounded = self._goal.bounded
         self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
         self._pulses = PulseReceiver(self._engine.driver_host())
         self._locks = dict(locks or {})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
 from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart
 
-RETRY_SECONDS = 5.0  #: wal_retrieve_retry_interval
+#: wal_retrieve_retry_interval; PGSUB_RETRY_SECONDS is for tests, which have many workers to lose.
+RETRY_SECONDS = float(os.environ.get("PGSUB_RETRY_SECONDS", 5.0))
 COPY_BACKOFF_MAX = 300.0
 BROKEN_SECONDS = 30.0
 

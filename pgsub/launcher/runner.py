@@ -1,4 +1,4 @@
-"""Serves one subscription: starts its workers, hears of their ends, retries, disables. Mirrors ApplyLauncherMain."""
+"""Serves one subscription: its workers, its mirror, its goal. Mirrors ApplyLauncherMain for one row of its list."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
 
-from pgsub.apply import worker as apply_worker
-from pgsub.apply.start import WorkerSpec
-from pgsub.apply.worker import WorkerResult
-from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.errors import Directive, LockHeld, PgsubError
 from pgsub.launcher import faults
+from pgsub.launcher.apply_side import ApplySide
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.mirror import Mirror
-from pgsub.launcher.retry import Retry, worth_reporting
+from pgsub.launcher.retry import Retry
 from pgsub.launcher.slot_watch import SlotWatch
+from pgsub.launcher.sync_side import SyncSide
+from pgsub.launcher.trouble import APPLY, Trouble
 from pgsub.publisher.position import flush_position
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.tablesync.coordinator import Job, SyncContext, TableSync
+from pgsub.tablesync.coordinator import SyncContext
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.connect import SessionName
-from pgsub.target.ledger import RelationState
 
 Log = Callable[[str, str], None]
 
-_APPLY = "apply"  #: the apply worker in the record of errors
 _LOCK_CLASS = 0x70677375  #: "pgsu"
+#: The session of a launcher that was killed a moment ago may still hold the lock.
+_LOCK_SECONDS = 3.0
 TICK = 0.1
 MIRROR_SECONDS = 0.25
+#: How long workers may take to reach a transaction boundary when the launcher stops.
+STOP_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -52,20 +53,21 @@ class Goal:
     caught_up: bool = False
     until_lsn: int = 0
 
-
-@dataclass(slots=True)
-class _Sync:
-    thread: threading.Thread
-    error: PgsubError | None = None
-    ended: bool = False
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an end."""
+        return self.caught_up or bool(self.until_lsn)
 
 
 @dataclass(slots=True)
-class _Workers:
-    job: Job | None = None
-    apply: Retry = field(default_factory=Retry)
-    syncs: dict[int, _Sync] = field(default_factory=dict)
-    retries: dict[int, Retry] = field(default_factory=dict)
+class _Serving:
+    """What lives as long as the launcher's session on the target."""
+
+    session: psycopg.Connection
+    mirror: Mirror
+    apply: ApplySide
+    sync: SyncSide
+    stopping: threading.Event
 
 
 class Runner(threading.Thread):
@@ -87,11 +89,9 @@ class Runner(threading.Thread):
         self._log = log
         self._goal = goal
         self._stop_event = threading.Event()
-        self._workers = _Workers()
-        self._target_position = 0
+        self._trouble = Trouble(store, sub, log)
+        self._goal_position = 0
         self._next_mirror = 0.0
-        #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
-        self._shown = {row.worker: row.finish_lsn or 0 for row in store.errors(sub.subid)}
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
@@ -106,16 +106,19 @@ class Runner(threading.Thread):
             try:
                 self._connected()
             except PgsubError as error:
-                self._problem(_APPLY, error)
+                self._trouble.report(APPLY, error)
                 if error.directive is Directive.RETRY:
                     lost.failed(error)
                     self._stop_event.wait(max(0.0, lost.not_before - time.monotonic()))
                 else:
-                    self.error, self.outcome = error, "failed"
+                    self._end("failed", error)
             except Exception as error:
-                self.error, self.outcome = faults.bug(error), "failed"
-                self._problem(_APPLY, self.error)
+                self._end("failed", faults.bug(error))
+                self._trouble.report(APPLY, faults.bug(error))
         self.outcome = self.outcome or "stopped"
+
+    def _end(self, outcome: str, error: PgsubError | None = None) -> None:
+        self.outcome, self.error = outcome, error
 
     def _connected(self) -> None:
         name = SessionName(self.sub.subid, "launcher", 0)
@@ -123,237 +126,106 @@ class Runner(threading.Thread):
             try:
                 ledger_schema.install(session)
                 self._lock(session)
-                self._serve(session)
+                ledger.identity(session, self.sub.subid)
+                self._serve(self._serving(session))
             except psycopg.Error as error:
                 raise target.translate(error, "read the ledger") from None
 
     def _lock(self, session: psycopg.Connection) -> None:
         """One launcher a subscription, whatever host and state store it runs on."""
-        row = session.execute(
-            "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)", (_LOCK_CLASS, self.sub.subid)
-        ).fetchone()
-        if not row or not row[0]:
-            raise LockHeld(
-                f'subscription "{self.sub.name}" is served by another launcher',
-                detail="It holds the subscription's advisory lock on the target database.",
-            )
+        deadline = time.monotonic() + _LOCK_SECONDS
+        query = "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)"
+        while session.execute(query, (_LOCK_CLASS, self.sub.subid)).fetchone() != (True,):
+            if time.monotonic() > deadline:
+                raise LockHeld(
+                    f'subscription "{self.sub.name}" is served by another launcher',
+                    detail="It holds the subscription's advisory lock on the target database.",
+                )
+            self._stop_event.wait(TICK)
 
-    def _serve(self, session: psycopg.Connection) -> None:
-        ledger.identity(session, self.sub.subid)
-        mirror = Mirror(session, self._store, self.sub, self._pulses, self._log)
+    def _serving(self, session: psycopg.Connection) -> _Serving:
+        sub, pulses = self.sub, self._pulses
+        row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
+        spool_dir = str(Path(self._store.path).parent / "spool")
+        stopping = threading.Event()
+        context = SyncContext(
+            sub, row[0] if row else "0", self._engine.submit, stopping, pulses.address, spool_dir, self._log
+        )
+        apply = ApplySide(
+            sub,
+            self._engine,
+            pulses,
+            self._trouble,
+            self._log,
+            spool_dir=spool_dir,
+            until_lsn=self._goal.until_lsn,
+        )
+        mirror = Mirror(session, self._store, sub, pulses, self._log)
+        return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble), stopping)
+
+    def _serve(self, serving: _Serving) -> None:
         watch = SlotWatch(self.sub, self._store)
-        context = self._sync_context(session)
         self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
         try:
             while not self._stop_event.is_set() and self.outcome is None:
-                self._tick(session, mirror, context)
+                self._tick(serving)
                 watch.tick()
                 self._stop_event.wait(TICK)
         finally:
-            self._wind_down(session, mirror, context)
+            self._wind_down(serving)
             watch.close()
 
-    def _sync_context(self, session: psycopg.Connection) -> SyncContext:
-        row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
-        return SyncContext(
-            self.sub,
-            row[0] if row else "0",
-            self._engine.submit,
-            threading.Event(),
-            self._pulses.address,
-            self._spool_dir,
-            self._log,
-        )
-
-    @property
-    def _spool_dir(self) -> str:
-        return str(Path(self._store.path).parent / "spool")
-
-    def _tick(self, session: psycopg.Connection, mirror: Mirror, context: SyncContext) -> None:
-        mirror.events()
-        self._apply(session, mirror)
+    def _tick(self, serving: _Serving) -> None:
+        serving.mirror.events()
+        serving.apply.tick(serving.session)
         clock = time.monotonic()
         if clock >= self._next_mirror:
             self._next_mirror = clock + MIRROR_SECONDS
-            alive = {r for r, s in self._workers.syncs.items() if not s.ended}
-            mirror.refresh(apply_alive=self._workers.job is not None, syncing=alive)
-            self._clear_overcome(mirror)
-            self._syncs(mirror, context)
-            self._check_goal(mirror)
+            serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=serving.sync.alive)
+            serving.apply.clear_if_past(serving.mirror)
+            serving.sync.tick(serving.mirror.relations)
+            self._check_goal(serving)
+        self._check_ends(serving)
 
-    # apply
+    def _check_ends(self, serving: _Serving) -> None:
+        """Disabled by a fault; or a bounded run that met what it cannot get past (an unbounded one keeps trying)."""
+        failed = serving.apply.failed
+        if self._trouble.disabled_by is not None:
+            self._end("disabled", self._trouble.disabled_by)
+        elif serving.apply.reached and self._goal.until_lsn:
+            self._end("reached")
+        elif self._goal.bounded and failed is not None and failed.directive is not Directive.RETRY:
+            self._end("failed", failed)
 
-    def _apply(self, session: psycopg.Connection, mirror: Mirror) -> None:
-        workers = self._workers
-        if workers.job is None:
-            if self.outcome is None and workers.apply.due():
-                self._start_apply(session)
+    def _check_goal(self, serving: _Serving) -> None:
+        if not self._goal.caught_up:
             return
-        if not workers.job.done():
+        relations = serving.mirror.relations
+        error = serving.sync.hopeless(relations)
+        if error is None and any(r.srsubstate != "r" or r.sync_slot is not None for r in relations):
             return
-        job, workers.job = workers.job, None
-        self._pulses.forget(self.sub.subid, ledger.APPLY)
-        try:
-            result: WorkerResult = job.result(0)[0]
-        except PgsubError as error:
-            self._apply_failed(error)
-            return
-        workers.apply.succeeded()
-        if result.outcome == "reached" and self._goal.until_lsn:
-            self.outcome = "reached"
+        if not self._goal_position:
+            self._goal_position = flush_position(self.sub.connection, self.sub.name)
+        pulse = serving.mirror.apply_pulse()
+        if serving.apply.alive and pulse is not None and pulse.position >= self._goal_position:
+            self._end("failed" if error else "reached", error)
 
-    def _start_apply(self, session: psycopg.Connection) -> None:
-        assert self.sub.slot_name is not None
-        claim = ledger.take_over(session, self.sub.subid, ledger.APPLY)
-        spec = WorkerSpec(
-            self.sub,
-            claim,
-            self.sub.slot_name,
-            self.sub.name,
-            self._pulses.address,
-            self._goal.until_lsn,
-            self._spool_dir,
-        )
-        self._workers.job = self._engine.submit(f"apply {self.sub.name}", apply_worker.run, [spec])
-        if self._workers.apply.failures == 0:
-            self._log("LOG", f'logical replication apply worker for subscription "{self.sub.name}" has started')
-
-    def _apply_failed(self, error: PgsubError) -> None:
-        self._workers.apply.failed(error)
-        if not worth_reporting(error):
-            return
-        self._problem(_APPLY, error)
-        if error.directive is Directive.FAULT:
-            faults.count(self._store, self.sub, error, "apply_error_count")
-            self._disable_if_asked()
-        self._end_if_hopeless(error)
-
-    def _clear_overcome(self, mirror: Mirror) -> None:
-        """Forget errors that a worker got past, whichever launcher met them."""
-        workers, pulse = self._workers, mirror.apply_pulse()
-        if workers.job is not None and pulse is not None and pulse.position > self._shown.get(_APPLY, 0):
-            if workers.apply.error is not None:
-                workers.apply.succeeded()
-            self._clear(_APPLY)
-        unfinished = {_sync_name(r.srrelid) for r in mirror.relations if _unfinished(r)}
-        for worker in self._shown.keys() - unfinished - {_APPLY}:
-            self._clear(worker)
-
-    def _clear(self, worker: str) -> None:
-        if self._shown.pop(worker, None) is not None:
-            self._store.clear_error(self.sub.subid, worker)
-
-    # table synchronization
-
-    def _syncs(self, mirror: Mirror, context: SyncContext) -> None:
-        workers = self._workers
-        for relid, sync in list(workers.syncs.items()):
-            if sync.ended:
-                self._sync_ended(relid, sync)
-        for rel in mirror.relations:
-            if not _unfinished(rel) or rel.srrelid in workers.syncs or self.outcome is not None:
-                continue
-            if len(workers.syncs) >= self.sub.max_sync_workers:
-                return
-            if workers.retries.setdefault(rel.srrelid, Retry()).due():
-                self._start_sync(rel.srrelid, context)
-
-    def _start_sync(self, relid: int, context: SyncContext) -> None:
-        def body() -> None:
-            try:
-                TableSync(context, relid).run()
-            except PgsubError as error:
-                sync.error = error
-            except Exception as error:
-                sync.error = faults.bug(error)
-            sync.ended = True
-
-        sync = _Sync(threading.Thread(target=body, name=f"sync {relid}", daemon=True))
-        self._workers.syncs[relid] = sync
-        sync.thread.start()
-
-    def _sync_ended(self, relid: int, sync: _Sync) -> None:
-        del self._workers.syncs[relid]
-        self._pulses.forget(self.sub.subid, relid)
-        retry = self._workers.retries[relid]
-        if sync.error is None:
-            retry.succeeded()
-            return
-        retry.failed(sync.error, growing=True)
-        if not worth_reporting(sync.error) or self._stop_event.is_set():
-            return
-        self._problem(_sync_name(relid), sync.error)
-        if sync.error.directive is Directive.FAULT:
-            faults.count(self._store, self.sub, sync.error, "sync_table_error_count")
-            self._disable_if_asked()
-
-    # ends
-
-    def _problem(self, worker: str, error: PgsubError) -> None:
-        """Log first, then the state store, then whatever follows from it."""
-        self._log("ERROR", "\n".join([error.message, *error.lines()]))
-        if self._store.subscription_by_id(self.sub.subid) is not None:
-            self._store.record_error(self.sub.subid, ErrorRow.of(error, worker))
-            self._shown[worker] = faults.place(error)
-
-    def _disable_if_asked(self) -> None:
-        current = self._store.subscription_by_id(self.sub.subid)
-        if current is None or not current.disable_on_error:
-            return
-        self._log("LOG", f'subscription "{self.sub.name}" has been disabled because of an error')
-        self._store.set_enabled(self.sub.subid, False)
-        self._store.journal("disable", self.sub.subid, self.sub.name, {"because": "error"})
-        self.error = self._workers.apply.error or self._first_sync_error()
-        self.outcome = "disabled"
-
-    def _end_if_hopeless(self, error: PgsubError) -> None:
-        """A bounded run ends with what it cannot get past; an unbounded one keeps trying, as the server does."""
-        bounded = self._goal.caught_up or self._goal.until_lsn
-        if bounded and error.directive is not Directive.RETRY:
-            self.error, self.outcome = error, "failed"
-
-    def _first_sync_error(self) -> PgsubError | None:
-        return next((r.error for r in self._workers.retries.values() if r.error is not None), None)
-
-    def _check_goal(self, mirror: Mirror) -> None:
-        if not self._goal.caught_up or self.outcome is not None:
-            return
-        workers = self._workers
-        open_tables = [r for r in mirror.relations if r.srsubstate != "r" or r.sync_slot is not None]
-        failed = [r for r in open_tables if self._failing(r.srrelid)]
-        if open_tables and len(failed) < len(open_tables):
-            return
-        if not self._target_position:
-            self._target_position = flush_position(self.sub.connection, self.sub.name)
-        pulse = mirror.apply_pulse()
-        if workers.job is not None and pulse is not None and pulse.position >= self._target_position:
-            self.error = self._first_sync_error() if failed else None
-            self.outcome = "failed" if failed else "reached"
-
-    def _failing(self, relid: int) -> bool:
-        retry = self._workers.retries.get(relid)
-        return retry is not None and retry.error is not None and retry.error.directive is not Directive.RETRY
-
-    def _wind_down(self, session: psycopg.Connection, mirror: Mirror, context: SyncContext) -> None:
+    def _wind_down(self, serving: _Serving) -> None:
         """Ask every worker to stop at a boundary, wait, mirror the last state."""
-        context.stopping.set()
-        workers = self._workers
-        with contextlib.suppress(psycopg.Error, PgsubError):
-            ledger.ask_to_stop(session, self.sub.subid)
-        deadline = time.monotonic() + 30
-        running = [sync for sync in workers.syncs.values() if not sync.ended]
-        while ((workers.job and not workers.job.done()) or any(not s.ended for s in running)) and (
-            time.monotonic() < deadline
-        ):
+        serving.stopping.set()
+        deadline = time.monotonic() + STOP_SECONDS
+        try:
+            ledger.ask_to_stop(serving.session, self.sub.subid)
+        except psycopg.Error:
+            deadline = 0.0  # nobody can be told; the next take-over ends what goes on
+        while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
             with contextlib.suppress(psycopg.Error, PgsubError):
-                mirror.events()
+                serving.mirror.events()
             time.sleep(0.02)
-        if workers.job is not None and not workers.job.done():
-            workers.job.cancel()
-        workers.job = None
+        serving.apply.cancel()
         with contextlib.suppress(psycopg.Error, PgsubError):
-            mirror.events()
-            mirror.refresh(apply_alive=False, syncing=set())
+            serving.mirror.events()
+            serving.mirror.refresh(apply_alive=False, syncing=set())
             self._store.clear_server(self.sub.subid)
 
 
@@ -361,13 +233,3 @@ def same_service(before: Subscription, after: Subscription) -> bool:
     """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
     fields = ("disable_on_error", "skip_lsn")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after
-
-
-def _unfinished(rel: RelationState) -> bool:
-    """Whether a table still needs its tablesync worker."""
-    return rel.srsubstate in "idf" or rel.sync_slot is not None
-
-
-def _sync_name(relid: int) -> str:
-    """How the record of errors calls a tablesync worker."""
-    return f"table synchronization {relid}"

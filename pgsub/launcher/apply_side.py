@@ -1,0 +1,106 @@
+"""The apply worker as its launcher sees it: started under a new epoch, heard of when it ends, started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+
+from pgsub.apply import worker
+from pgsub.apply.start import WorkerSpec
+from pgsub.apply.worker import WorkerResult
+from pgsub.errors import PgsubError
+from pgsub.launcher.engine import Engine
+from pgsub.launcher.mirror import Mirror
+from pgsub.launcher.retry import Retry
+from pgsub.launcher.trouble import APPLY, Trouble
+from pgsub.pulse import PulseReceiver
+from pgsub.subscription import Subscription
+from pgsub.tablesync.coordinator import Job
+from pgsub.target import ledger
+
+Log = Callable[[str, str], None]
+
+
+class ApplySide:
+    """Keeps one apply worker running.
+
+    :param until_lsn: apply nothing beyond; 0 for no end.
+    :ivar reached: the worker ended at ``until_lsn``.
+    :ivar failed: the error it ended with last, None once it is past that.
+    """
+
+    def __init__(
+        self,
+        sub: Subscription,
+        engine: Engine,
+        pulses: PulseReceiver,
+        trouble: Trouble,
+        log: Log,
+        *,
+        spool_dir: str,
+        until_lsn: int,
+    ) -> None:
+        self._sub = sub
+        self._engine = engine
+        self._pulses = pulses
+        self._trouble = trouble
+        self._log = log
+        self._spool_dir = spool_dir
+        self._until = until_lsn
+        self._job: Job | None = None
+        self._retry = Retry()
+        self.reached = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether its job runs."""
+        return self._job is not None and not self._job.done()
+
+    @property
+    def failed(self) -> PgsubError | None:
+        """The error it ended with last, None once it is past that."""
+        return self._retry.error
+
+    def tick(self, session: psycopg.Connection) -> None:
+        """Hear of its end, or start it if it is due."""
+        if self._job is not None:
+            if self._job.done():
+                self._ended(self._job)
+                self._job = None
+        elif self._retry.due() and not self.reached:
+            self._start(session)
+
+    def _start(self, session: psycopg.Connection) -> None:
+        sub = self._sub
+        assert sub.slot_name is not None
+        claim = ledger.take_over(session, sub.subid, ledger.APPLY)
+        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._pulses.address, self._until, self._spool_dir)
+        self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
+        if self._retry.failures == 0:
+            self._log("LOG", f'logical replication apply worker for subscription "{sub.name}" has started')
+
+    def _ended(self, job: Job) -> None:
+        self._pulses.forget(self._sub.subid, ledger.APPLY)
+        try:
+            result: WorkerResult = job.result(0)[0]
+        except PgsubError as error:
+            self._retry.failed(error)
+            self._trouble.report(APPLY, error, "apply_error_count")
+            return
+        self._retry.succeeded()
+        self.reached = result.outcome == "reached"
+
+    def clear_if_past(self, mirror: Mirror) -> None:
+        """Forget an error that the running worker got past."""
+        pulse = mirror.apply_pulse()
+        if self.alive and pulse is not None and pulse.position > self._trouble.place(APPLY):
+            if self._retry.error is not None:
+                self._retry.succeeded()
+            self._trouble.clear(APPLY)
+
+    def cancel(self) -> None:
+        """Give it up: what it has not committed is rolled back and sent again."""
+        if self._job is not None and not self._job.done():
+            self._job.cancel()
+        self._job = None
