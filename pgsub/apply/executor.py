@@ -16,7 +16,7 @@ from pgsub.apply import conflict
 from pgsub.apply.conflict import ConflictRecord, Place
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ApplyError, PgsubError, ProtocolViolation
+from pgsub.errors import ApplyError, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
 from pgsub.target import copyin, statements
@@ -53,6 +53,8 @@ class Executor:
         self._insert_bytes = 0
         self._insert_place: Place | None = None
         self._conflicts: list[ConflictRecord] = []
+        self._touched: dict[int, RelationMap] = {}
+        self._replaced: list[RelationMap] = []
         self.copies = True
         self.changes = 0
 
@@ -63,14 +65,16 @@ class Executor:
         :return: conflicts that were skipped (missing rows).
         :raises PgsubError: located; the target transaction is aborted.
         """
-        self._inserts, self._insert_place, self._conflicts = [], None, []
-        self._insert_bytes = 0
+        self._inserts, self._insert_place, self._insert_bytes = [], None, 0
+        self._conflicts, self._touched, self._replaced = [], {}, []
         try:
             for transaction in transactions:
                 for payload in transaction.payloads():
                     self._one(transaction, decode_change(payload, transaction.in_stream), admits)
             self._flush_inserts()
+            self._look_for_replaced()
             self._pipeline.sync()
+            self._refuse_replaced()
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
             raise conflict.fault(self._subid, failure.error, place) from None
@@ -79,6 +83,28 @@ class Executor:
                 self._pipeline.sync()  # the session must be out of the pipeline before it can roll back
             raise
         return self._conflicts
+
+    def _look_for_replaced(self) -> None:
+        """Statements find their table by name. What they found is locked now, so its oid tells whether it is still ours."""
+        for relation in self._touched.values():
+            key = (relation.remote.relid, b"=", b"")
+            statement = self._relations.statements.get(key)
+            if statement is None:
+                statement = self._relations.statements[key] = statements.unreplaced(relation.target)
+
+            def on_count(count: int, relation: RelationMap = relation) -> None:
+                if count == 0:
+                    self._replaced.append(relation)
+
+            self._pipeline.send(statement, (), (), None, on_count)
+
+    def _refuse_replaced(self) -> None:
+        for relation in self._replaced:
+            target = relation.target
+            raise SchemaFault(
+                f'logical replication target relation "{target.schema}.{target.name}" was replaced by another table',
+                detail=f"The changes were meant for OID {target.oid}.",
+            )
 
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
@@ -128,6 +154,7 @@ class Executor:
                     remote = self._relations.remote(relid)
                     error.relation = f"{remote.namespace}.{remote.name}"
                 raise
+        self._touched[relid] = relation
         return relation
 
     def _insert(self, transaction: RemoteTransaction, relation: RelationMap, message: Insert) -> None:

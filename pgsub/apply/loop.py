@@ -210,8 +210,7 @@ class ApplyLoop:
         try:
             return self._commit(batch)
         except PgsubError as error:
-            self._rollback()
-            if error.directive is not Directive.FAULT:
+            if not self._rolled_back() or error.directive is not Directive.FAULT:
                 raise
             relations.restore(before)
         return self._serially(batch)
@@ -223,7 +222,7 @@ class ApplyLoop:
                 if not self._commit([transaction]):
                     return number
             except PgsubError:
-                self._rollback()
+                self._rolled_back()
                 raise
             finally:
                 self._executor.copies = True
@@ -268,11 +267,13 @@ class ApplyLoop:
         with self._streams.connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
-    def _rollback(self) -> None:
+    def _rolled_back(self) -> bool:
+        """Whether the session is there and out of its transaction; if not, what broke it is known already."""
         try:
             self._streams.connection.execute("ROLLBACK")
-        except psycopg.Error as error:
-            raise translate(error, "roll back on the target") from None
+        except psycopg.Error:
+            return False
+        return True
 
     # between batches
 

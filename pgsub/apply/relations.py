@@ -43,6 +43,10 @@ class RelationCache:
         except KeyError:
             raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}") from None
 
+    def described(self, relid: int) -> Relation | None:
+        """What the stream said of it so far."""
+        return self._remote.get(relid)
+
     def known(self, relid: int) -> RelationMap | None:
         """The map, if it was made before: making one needs the session."""
         return self._maps.get(relid)

@@ -66,8 +66,7 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
         session = stack.enter_context(
             contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
         )
-        origins.attach(session, sub.subid)
-        progress = Progress(session, claim)
+        progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
         progress.claim()
         progress.read()
         replication = stack.enter_context(

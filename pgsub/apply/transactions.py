@@ -16,6 +16,7 @@ from pgsub.protocol.messages import (
     LogicalMessage,
     Message,
     Origin,
+    Relation,
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
@@ -28,6 +29,7 @@ _CHANGES = frozenset(b"RYIUDT")
 _ROWS = frozenset(b"IUD")
 _MESSAGE = ord("M")
 _TRUNCATE = ord("T")
+_RELATION = ord("R")
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
 
@@ -66,6 +68,11 @@ class RemoteTransaction:
                 message = decode_change(payload, self.in_stream)
                 found.update(message.relids if isinstance(message, Truncate) else ())
         return found
+
+    def described(self) -> list[Relation]:
+        """What it says of relations before it changes them."""
+        messages = (decode_change(p, self.in_stream) for p in self.payloads() if p[0] == _RELATION)
+        return [message for message in messages if isinstance(message, Relation)]
 
     def release(self) -> None:
         """It is done: nothing of it is needed again."""

@@ -11,7 +11,6 @@ import psycopg
 from pgsub.apply.loop import ApplyLoop, Streams
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ProtocolViolation
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.pulse import Pulse, PulseSender
@@ -76,24 +75,27 @@ class ApplyRole:
         if not claims:
             self._refused_since = None
             return len(transactions)
+        described: dict[int, set[tuple[str, str]]] = {}
         for number, transaction in enumerate(transactions):
-            self._waiting_for = next((s for s in claims if self._beyond(transaction, s)), None)
+            for relation in transaction.described():
+                described.setdefault(relation.relid, set()).add((relation.namespace, relation.name))
+            names = self._names(transaction, described)
+            self._waiting_for = next((s for s in claims if _beyond(transaction, names, s)), None)
             if self._waiting_for is not None:
                 return number
         return len(transactions)
 
-    def _beyond(self, transaction: RemoteTransaction, state: RelationState) -> bool:
-        assert state.handover_lsn is not None
-        if covered(transaction.finish_lsn, state.handover_lsn):
-            return False
+    def _names(
+        self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]
+    ) -> set[tuple[str, str]]:
+        """Tables that a transaction changes, by what this batch or an earlier one says of them."""
+        names: set[tuple[str, str]] = set()
         for relid in transaction.relids():
-            try:
-                remote = self._streams.relations.remote(relid)
-            except ProtocolViolation:
-                return True  # described inside this very transaction: rather wait in vain than decide blindly
-            if (remote.namespace, remote.name) == (state.schemaname, state.relname):
-                return True
-        return False
+            names |= described.get(relid, set())
+            known = self._streams.relations.described(relid)
+            if known is not None:
+                names.add((known.namespace, known.name))
+        return names
 
     def admits(self, relation: Relation, finish_lsn: int) -> int | None:
         """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker."""
@@ -129,3 +131,11 @@ class ApplyRole:
             self._states = table_states(self._streams.connection, self._subid)
             self._version = -1
         return False
+
+
+def _beyond(transaction: RemoteTransaction, names: set[tuple[str, str]], state: RelationState) -> bool:
+    """Whether a transaction changes a claimed table behind where it changes hands."""
+    assert state.handover_lsn is not None
+    if covered(transaction.finish_lsn, state.handover_lsn):
+        return False
+    return (state.schemaname, state.relname) in names

@@ -7,6 +7,7 @@ transactions, so that two writers wait for each other (up to 5 s) instead of fai
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sqlite3
 import threading
@@ -45,6 +46,8 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
+        with self._errors():
+            _create(path)
         create_private(path)
         with self._errors():
             self._connection = sqlite3.connect(
@@ -187,6 +190,28 @@ class Database:
             raise _translated(self.path, error) from None
         except OverflowError:
             raise InternalError("a number is too large for the state store") from None
+
+
+def _create(path: Path) -> None:
+    """A new file appears with all its tables: whoever sees it may read it."""
+    if os.path.lexists(path):
+        return
+    lock = Lock(path.with_name("upgrade.lock"))
+    if not lock.acquire(_BUSY_SECONDS):
+        raise StateStoreError(f'state store "{path}" is being created by another process')
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        if os.path.lexists(path):
+            return
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            draft.with_name(draft.name + suffix).unlink(missing_ok=True)
+        create_private(draft)
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            migrate(connection, draft)
+        draft.rename(path)
+    finally:
+        lock.release()
 
 
 def _translated(path: Path, error: sqlite3.Error) -> PgsubError:

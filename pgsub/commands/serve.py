@@ -80,7 +80,7 @@ class Service:
             )
             self._lock = None  # the launcher's from now on
             ended = launcher.run(stop, timeout, self._progress)
-        self._reporter.done()
+        self._last_progress()
         raise_first(ended)
         self.leave()
 
@@ -92,12 +92,12 @@ class Service:
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
             if launcher_lock(self._folder).holder() is None:
-                self._reporter.done()
+                self._last_progress()
                 raise StateForbids(
                     f'the launcher that served subscription "{self._sub.name}" has ended',
                     hint=f"The subscription stays; go on with:\npgsub run {self._sub.name}",
                 )
-        self._reporter.done()
+        self._last_progress()
         if failure:
             raise failure[0]
 
@@ -110,6 +110,11 @@ class Service:
         except Exception as error:
             failure.append(error)
         done.set()
+
+    def _last_progress(self) -> None:
+        self._next_progress = 0.0
+        self._progress()
+        self._reporter.done()
 
     def _progress(self) -> None:
         clock = time.monotonic()

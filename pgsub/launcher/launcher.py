@@ -79,13 +79,13 @@ class Launcher:
         :param tick: called every :data:`TICK` seconds, for progress.
         :return: how each subscription's service ended; empty for an unbounded run.
         :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
-        :raises LockHeld: a subscription that was named, or any of a bounded run, is served by somebody else.
+        :raises LockHeld: at its start a subscription that was named, or any of a bounded run, is served by others.
         """
         self._pulses.start()
-        self._engine.warm_up()
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            self._reconcile()
+            self._reconcile(refuse=bool(self._names) or self._bounded)
+            self._engine.warm_up()  # not before: whoever is refused a lock needs no JVM
             while not stop.is_set():
                 if self._bounded and not self._served:
                     break
@@ -110,21 +110,21 @@ class Launcher:
             if s.enabled and s.slot_name is not None and (not self._names or s.name in self._names)
         }
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, *, refuse: bool = False) -> None:
         wanted = self._wanted()
         for subid, served in self._served.items():
             if subid not in wanted or not same_service(served.runner.sub, wanted[subid]):
                 served.runner.stop()
         for subid, sub in wanted.items():
             if subid not in self._served and subid not in self._ended:
-                self._start(sub)
+                self._start(sub, refuse=refuse)
 
-    def _start(self, sub: Subscription) -> None:
+    def _start(self, sub: Subscription, *, refuse: bool) -> None:
         lock = self._locks.pop(sub.subid, None)
         if lock is None:
             lock = subscription_lock(self._folder, sub.subid)
             if not lock.acquire():
-                if self._names or self._bounded:
+                if refuse:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # somebody else serves it; when they end, we do
         runner = Runner(sub, self._store, self._engine, self._pulses, self._log, self._goal)

@@ -181,9 +181,10 @@ class Runner(threading.Thread):
         clock = time.monotonic()
         if clock >= self._next_mirror:
             self._next_mirror = clock + MIRROR_SECONDS
-            serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=serving.sync.alive)
+            alive = serving.sync.alive
+            serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=alive)
             serving.apply.clear_if_past(serving.mirror)
-            serving.sync.tick(serving.mirror.relations)
+            serving.sync.tick(serving.mirror.relations, alive)
             self._check_goal(serving)
         self._check_ends(serving)
 

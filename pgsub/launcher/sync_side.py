@@ -41,10 +41,13 @@ class SyncSide:
         """Tables whose worker runs."""
         return {relid for relid, sync in self._running.items() if not sync.ended}
 
-    def tick(self, relations: Sequence[RelationState]) -> None:
-        """Hear of ends, start what is due."""
+    def tick(self, relations: Sequence[RelationState], alive: set[int]) -> None:
+        """Hear of ends, start what is due.
+
+        :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
+        """
         for relid, sync in list(self._running.items()):
-            if sync.ended:
+            if relid not in alive:
                 self._ended(relid, sync)
         open_tables = [rel.srrelid for rel in relations if unfinished(rel)]
         self._trouble.keep_only([APPLY, *map(sync_name, open_tables)])

@@ -10,20 +10,25 @@ import psycopg
 from psycopg import sql
 
 from pgsub.errors import ApplyError
-from pgsub.target import ledger, statements
+from pgsub.target import ledger, statements, states
+from pgsub.target.ledger import Claim
 from pgsub.target.relation import TargetRelation
 
 
-def remove_rows(connection: psycopg.Connection, subid: int, target: TargetRelation) -> int:
+def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
     """Remove what the chunks of earlier attempts committed, and their ledger rows.
 
-    The attempt's sessions were evicted before, so no late chunk commits after this.
+    The attempt's sessions were evicted before, so no late chunk commits after this; and a synchronization that
+    another one took over removes nothing of what that one copies.
 
     :return: rows removed.
+    :raises Fenced: the epoch was raised.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
     """
     table = statements.table_name(target)
+    subid = claim.subid
     with ledger.durable(connection):
+        states.fence(connection, claim)
         chunks = connection.execute(
             "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
             " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",

@@ -131,9 +131,9 @@ class TableSync:
             f' table "{state.relname}" has started',
         )
         self._drop_leftover(session, state)
-        cleanup.remove_rows(session, self._sub.subid, found)
+        cleanup.remove_rows(session, claim, found)
         slot = slots.sync_slot_name(self._sub.subid, self._relid, self._context.system_identifier)
-        attempt = states.start_copy(session, self._sub.subid, self._relid, slot, None)
+        attempt = states.start_copy(session, claim, slot, None)
         with SlotSnapshot.open(self._sub.connection, slot, slot, self._sub.failover) as snapshot:
             states.slot_position(session, claim, snapshot.consistent_point)
             failpoints.point("sync.after_slot")

@@ -90,7 +90,7 @@ def make(
         return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
     chunks: list[Chunk] = []
     for leaf in remote.leaves:
-        for start, stop in _ranges(leaf):
+        for start, stop in ranges(leaf, CHUNK_BYTES):
             text = copy_statement(remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary)
             share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
             chunks.append(
@@ -104,9 +104,12 @@ def make(
     return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))
 
 
-def _ranges(leaf: Leaf) -> Sequence[tuple[int, int | None]]:
-    """Block ranges of about :data:`CHUNK_BYTES` with TOAST; the last one is open-ended."""
-    count = max(1, min(leaf.pages, -(-leaf.bytes // CHUNK_BYTES)))
+def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
+    """Block ranges of a leaf, of about so many bytes with TOAST each; the last one is open-ended.
+
+    :param size: bytes of a range; a block is not divided.
+    """
+    count = max(1, min(leaf.pages, -(-leaf.bytes // size)))
     bounds = [leaf.pages * i // count for i in range(count)]
     return [(start, bounds[i + 1] if i + 1 < count else None) for i, start in enumerate(bounds)]
 

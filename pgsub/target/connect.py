@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import psycopg
@@ -98,8 +99,8 @@ def _scalar(connection: psycopg.Connection, query: str) -> object:
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
-    text = str(error).strip().splitlines()
-    reason = text[-1] if text else type(error).__name__
+    reason, *more = str(error).strip().splitlines() or [type(error).__name__]
+    reason = re.sub(r"^(connection failed: )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason)
     hint = "Check host, port and that the server accepts connections."
     if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
         hint = "Check user, password (passfile, service or --target) and the server's pg_hba.conf."
@@ -107,7 +108,7 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
         hint = "Check dbname and user in --target."
     return TargetUnavailable(
         f"could not connect to the target: {reason}",
-        detail=f"The target is {ci.endpoint(params)}.",
+        detail=" ".join([f"The target is {ci.endpoint(params)}.", *map(str.strip, more)]),
         hint=hint,
         sqlstate=state,
     )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn, parse_lsn
@@ -180,8 +181,12 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything the ledger has about a subscription."""
+    tables = ("event", "prepared_xact", "copy_chunk", "subscription_rel", "progress", "control", "subscription")
     with durable(connection):
-        connection.execute("DELETE FROM pgsub.subscription WHERE subid = %s", (subid,))
+        for table in tables:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
+            connection.execute(
+                sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
+            )
 
 
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:

@@ -17,6 +17,7 @@ _FUNCTIONS = (
     "pg_catalog.pg_replication_origin_create(text)",
     "pg_catalog.pg_replication_origin_drop(text)",
     "pg_catalog.pg_replication_origin_session_setup(text)",
+    "pg_catalog.pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
 )
 
 

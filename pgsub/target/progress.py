@@ -33,10 +33,15 @@ class Progress:
 
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
+    :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
+        as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
 
-    def __init__(self, connection: psycopg.Connection, claim: Claim) -> None:
+    def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
+        self._advanced = "ctid::text"
+        if tagged:
+            self._advanced += ", pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts)"
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
@@ -106,7 +111,7 @@ class Progress:
         row = self._connection.execute(
             "UPDATE pgsub.progress SET remote_lsn = %s, remote_commit_ts = coalesce("
             "'2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval, remote_commit_ts)"
-            f" WHERE ctid = %s::tid AND {_KEY} AND remote_lsn = %s AND {_MINE} RETURNING ctid::text".encode(),
+            f" WHERE ctid = %s::tid AND {_KEY} AND remote_lsn = %s AND {_MINE} RETURNING {self._advanced}".encode(),
             (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence),
         ).fetchone()
         if row is None:

@@ -130,11 +130,13 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
 
 def missing(schema: str, name: str) -> SchemaFault:
     """The server's error for a target table that does not exist."""
-    return SchemaFault(
+    fault = SchemaFault(
         f'logical replication target relation "{schema}.{name}" does not exist',
         hint=f"Create the table on the target; apply goes on by itself. Relation: {schema}.{name}",
         sqlstate="55000",
     )
+    fault.relation = f"{schema}.{name}"
+    return fault
 
 
 def column_faults(columns: Sequence[str], target: TargetRelation) -> list[str]:

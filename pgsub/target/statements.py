@@ -113,6 +113,15 @@ def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sq
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
 
 
+def unreplaced(target: TargetRelation) -> Statement:
+    """Gives a row if the table that was described still has its name."""
+    text = sql.SQL(
+        "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = {} AND c.relname = {} AND n.nspname = {}"
+    ).format(sql.Literal(target.oid), sql.Literal(target.name), sql.Literal(target.schema))
+    return Statement(text, (), ())
+
+
 def _only(target: TargetRelation) -> sql.Composed:
     # inheritance children are tables of their own; a partitioned table is nothing without its partitions
     prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")

@@ -52,16 +52,17 @@ def fence(connection: psycopg.Connection, claim: Claim) -> None:
         raise Fenced("another worker took over")
 
 
-def start_copy(connection: psycopg.Connection, subid: int, relid: int, slot: str, mode: str | None) -> int:
+def start_copy(connection: psycopg.Connection, claim: Claim, slot: str, mode: str | None) -> int:
     """``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
 
     :return: the number of this attempt.
     """
     with durable(connection):
+        fence(connection, claim)
         row = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1, copy_mode = %s"
             f" WHERE {_REL} AND srsubstate IN ('i', 'd') RETURNING attempt".encode(),
-            (slot, mode, subid, relid),
+            (slot, mode, claim.subid, claim.worker),
         ).fetchone()
     if row is None:
         raise Fenced("the table's state changed meanwhile")

@@ -1,0 +1,279 @@
+"""``pgsub demo``: two servers of its own, a subscription, changes all the while, and proof that both sides are equal.
+
+The order of events is that of the server's own test, ``src/test/subscription/t/001_rep_changes.pl``; the subscription
+is created, served and shown by the commands that everybody uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+import psycopg
+
+from pgsub.commands.create import CreateOptions, create
+from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.status import status
+from pgsub.commands.wait import WaitOptions, wait
+from pgsub.demo import schema
+from pgsub.demo.binaries import find_binaries
+from pgsub.demo.compare import TableComparison, compare
+from pgsub.demo.stage import Stage
+from pgsub.demo.workload import Workload
+from pgsub.errors import PgsubError, TimeoutExpired
+
+NAME = "demo"  #: of the subscription and its slot
+SYNC_WORKERS = 3
+
+_LOOK_SECONDS = 2.0  #: between two lines about live changes
+_CATCH_UP_SECONDS = 600.0
+_CHECK_SECONDS = 5.0
+
+_BEHIND = """
+SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn))
+  FROM pg_stat_replication WHERE application_name = %s AND replay_lsn IS NOT NULL
+"""
+
+
+class Screen(Protocol):
+    """Where the demo tells what happens: the command line's streams."""
+
+    def say(self, text: str) -> None:
+        """A line for the person who looks on."""
+
+    def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """A result."""
+
+
+class _Watchful:
+    """A reporter that also looks after the launcher: nobody else would notice its end while tables synchronize."""
+
+    def __init__(self, reporter: Reporter, stage: Stage) -> None:
+        self.warning = reporter.warning
+        self.notice = reporter.notice
+        self.log = reporter.log
+        self.done = reporter.done
+        self._progress = reporter.progress
+        self._stage = stage
+
+    def progress(self, rows: Sequence[TableProgress]) -> None:
+        """Show it, or complain.
+
+        :raises PgsubError: the launcher has ended.
+        """
+        self._progress(rows)
+        self._stage.check_launcher()
+
+
+def run_demo(*, keep: bool, rows: int, reporter: Reporter, screen: Screen) -> None:
+    """Run the whole show; at its end nothing is left of it.
+
+    :param keep: leave the servers and the subscription, and tell how to go on with them.
+    :param rows: in the largest table.
+    :raises PgsubError: both sides are not equal, or something failed on the way.
+    """
+    with _stopped_by_sigterm(), Stage() as stage:
+        show = _Show(stage, schema.Sizes(rows), reporter, screen)
+        try:
+            show.servers()
+            with Workload(stage.conninfo("publisher"), show.sizes) as writers:
+                show.synchronize(writers)
+                show.live(writers)
+            compared = show.compare()
+        except (KeyboardInterrupt, SystemExit):
+            show.stop()
+            raise
+        except psycopg.Error as error:
+            raise PgsubError("a server of the demo failed", detail=str(error).strip()) from error
+        if keep:
+            show.keep()
+        else:
+            show.stop()
+    _judge(compared)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the stack, as SIGINT does."""
+
+    def handler(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Show:
+    """The steps, each announced by a number."""
+
+    def __init__(self, stage: Stage, sizes: schema.Sizes, reporter: Reporter, screen: Screen) -> None:
+        self.sizes = sizes
+        self._stage = stage
+        self._reporter = reporter
+        self._screen = screen
+        self._number = 0
+
+    def _step(self, text: str) -> None:
+        self._number += 1
+        self._screen.say(f"{self._number}. {text}")
+
+    def _note(self, text: str) -> None:
+        self._screen.say(f"   {text}")
+
+    def servers(self) -> None:
+        """Two servers with tables on both and rows on one; Spark starts meanwhile."""
+        stage = self._stage
+        self._step(f"Start two PostgreSQL servers in {stage.folder}")
+        stage.start_launcher()
+        stage.start_servers()
+        for side, server in stage.servers.items():
+            self._note(f"{side:9} (PostgreSQL {server.version}): {stage.conninfo(side)}")
+        with stage.connect("publisher") as publisher, stage.connect("target") as target:
+            schema.create(publisher, target)
+            self._step("Create the tables on both sides, fill them on the publisher")
+            rows = schema.fill(publisher, self.sizes)
+            (tables,) = publisher.execute("SELECT count(*) FROM pg_publication_tables").fetchone() or (0,)
+        self._note(f"{rows:,} rows in {tables} tables")
+
+    def synchronize(self, writers: Workload) -> None:
+        """Create the subscription; the writers are at work already."""
+        stage = self._stage
+        self._step(f'Create subscription "{NAME}" and synchronize, while writers change the publisher')
+        self._note(f"{program()} run --state-dir {stage.state_dir} &")
+        self._note(f"{program()} create {NAME} --state-dir {stage.state_dir} \\")
+        self._note(f"    --connection '{stage.conninfo('publisher')}' \\")
+        self._note(f"    --target '{stage.conninfo('target')}' \\")
+        self._note(f"    --publication {schema.PUBLICATION} --max-sync-workers {SYNC_WORKERS}")
+        stage.await_launcher()
+        began = time.monotonic()
+        create(self._create_options(), reporter=_Watchful(self._reporter, stage))
+        if any(relation["srsubstate"] != "r" for relation in status(stage.state_dir, NAME)[0].relations):
+            raise KeyboardInterrupt  # create ends well when it is asked to stop
+        writers.check()
+        self._note(f"all tables ready after {time.monotonic() - began:.1f} s; meanwhile {writers.tally.text()}")
+
+    def _create_options(self) -> CreateOptions:
+        return CreateOptions(
+            name=NAME,
+            connection=self._stage.conninfo("publisher"),
+            target=self._stage.conninfo("target"),
+            publications=(schema.PUBLICATION,),
+            state_dir=self._stage.state_dir,
+            max_sync_workers=SYNC_WORKERS,
+        )
+
+    def live(self, writers: Workload) -> None:
+        """Look on for a while, stop the writers, wait for the rest."""
+        seconds = 2 + min(self.sizes.orders / 10_000, 10)
+        self._step(f"Apply live changes for {seconds:.0f} s")
+        before, began = writers.rounds(), time.monotonic()
+        look = began + _LOOK_SECONDS
+        # the round that goes on now began before: what counts is a whole one
+        while time.monotonic() < began + seconds or writers.rounds() < before + 2:
+            time.sleep(0.1)
+            writers.check()
+            self._stage.check_launcher()
+            if time.monotonic() >= look:
+                look += _LOOK_SECONDS
+                self._note(f"{writers.tally.rows():,} rows changed since the start, {self._behind()}")
+        writers.stop()
+        self._note(f"since the start {writers.tally.text()}")
+        self._step("Stop the writers and wait until everything is applied")
+        began = time.monotonic()
+        self._catch_up()
+        self._note(f"caught up after {time.monotonic() - began:.1f} s")
+
+    def _behind(self) -> str:
+        """How far the subscription is behind, as the publisher sees it."""
+        with self._stage.connect("publisher") as publisher:
+            row = publisher.execute(_BEHIND.encode(), (NAME,)).fetchone()
+        return "apply is not connected" if row is None else f"apply is {row[0]} of WAL behind"
+
+    def _catch_up(self) -> None:
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        while True:
+            try:
+                return wait(WaitOptions(NAME, self._stage.state_dir, "caught-up", timeout=_CHECK_SECONDS))
+            except TimeoutExpired:
+                self._stage.check_launcher()
+                if time.monotonic() > deadline:
+                    raise
+
+    def compare(self) -> list[TableComparison]:
+        """Show the status and what both sides hold."""
+        stage = self._stage
+        command = ["status", NAME, "--state-dir", str(stage.state_dir)]
+        self._step(f"{program()} {' '.join(command)}")
+        subprocess.run([sys.executable, "-m", "pgsub", *command], check=False, stdin=subprocess.DEVNULL)
+        self._step("Compare both sides row by row")
+        began = time.monotonic()
+        compared = compare(stage.conninfo("publisher"), stage.conninfo("target"), schema.PUBLICATION)
+        self._screen.table(("table", "publisher", "target", "result"), [_summary(table) for table in compared])
+        self._note(f"compared in {time.monotonic() - began:.1f} s")
+        return compared
+
+    def stop(self) -> None:
+        """Say that the end of the stage comes."""
+        self._step("Stop everything and remove its files")
+
+    def keep(self) -> None:
+        """Leave the servers and tell how to go on."""
+        stage = self._stage
+        self._step("Stop the launcher; the servers go on")
+        script = stage.keep()
+        state = f"--state-dir {stage.state_dir}"
+        psql = find_binaries() / "psql"
+        paragraphs = [
+            ("serve the subscription again (Ctrl-C ends it)", f"{program()} run {state}"),
+            ("see where it stands", f"{program()} status {NAME} {state}"),
+            *(
+                (f"look into the {side}", f"{shlex.quote(str(psql))} '{stage.conninfo(side)}'")
+                for side in stage.servers
+                if psql.is_file()
+            ),
+            ("drop the subscription and its slot", f"{program()} drop {NAME} {state} --yes"),
+            ("stop the servers and remove all their files", f"sh {script}"),
+        ]
+        for side in stage.servers:
+            self._note(f"{side}: {stage.conninfo(side)}")
+        for purpose, command in paragraphs:
+            self._note(f"To {purpose}:")
+            self._note(f"  {command}")
+
+
+def _summary(table: TableComparison) -> dict[str, Any]:
+    return {
+        "table": table.name,
+        "publisher": table.publisher_rows,
+        "target": table.target_rows,
+        "result": f"{table.differences} rows differ" if table.differences else "equal",
+    }
+
+
+def _judge(compared: Sequence[TableComparison]) -> None:
+    different = [table for table in compared if table.differences]
+    if different:
+        lines = [line for table in different for line in table.lines()]
+        raise PgsubError(f"{len(different)} of {len(compared)} tables differ", detail="\n".join(lines))
+
+
+def program() -> str:
+    """How the user can call this program, for commands to paste."""
+    script = Path(sys.argv[0])
+    if script.name != "pgsub":
+        return f"{shlex.quote(sys.executable)} -m pgsub"
+    found = shutil.which("pgsub")
+    on_path = found is not None and script.exists() and script.samefile(found)
+    return "pgsub" if on_path else shlex.quote(str(script.absolute()))

@@ -1,0 +1,235 @@
+"""Everything that the demo starts, and its end: two servers, the launcher, a folder.
+
+What holds after a normal end holds after SIGKILL too: a watching shell reads a pipe, as for the servers themselves.
+Mirrors the setup and the END block of ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.catalog.locks import launcher_lock
+from pgsub.demo.binaries import environment, find_binaries, identity, server_uid
+from pgsub.demo.servers import Server, Setting
+from pgsub.errors import PgsubError
+
+DATABASE = "demo"
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 45.0  #: more than a launcher gives its workers
+
+_SETTINGS: Mapping[str, Mapping[str, Setting]] = {
+    # the smallest possible: whatever is not tiny is streamed before it commits
+    "publisher": {"logical_decoding_work_mem": "64kB"},
+    "target": {"track_commit_timestamp": True},
+}
+
+#: Reads to the end of a pipe that only the demo writes to; a line is the process to stop.
+_WATCHER = """
+while read -r line; do pid=$line; done
+if [ -n "$pid" ]; then
+    kill -TERM $pid 2>/dev/null
+    n=0
+    while kill -0 $pid 2>/dev/null && [ $n -lt 450 ]; do sleep 0.1; n=$((n+1)); done
+    kill -KILL $pid 2>/dev/null
+fi
+rm -rf "$1"
+"""
+
+_STOP_SCRIPT = """#!/bin/sh
+# Stops the servers that "pgsub demo --keep" left running, and removes all their files.
+cd / || exit 1
+pids=
+for file in {folder}/*/data/postmaster.pid; do
+    pid=$(head -n 1 "$file" 2>/dev/null) && kill -INT "$pid" 2>/dev/null && pids="$pids $pid"
+done
+for pid in $pids; do
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+done
+rm -rf {folder}
+"""
+
+
+class Stage:
+    """A context at whose end nothing is left, unless :meth:`keep` was called.
+
+    :ivar folder: of this run; the servers' user may enter it, only the caller may write to it.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path()
+        self.servers: dict[str, Server] = {}
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._kept = False
+
+    def __enter__(self) -> Stage:
+        # /tmp and not TMPDIR: the path of a socket may have a hundred bytes
+        self.folder = Path(tempfile.mkdtemp(prefix="pgsub-demo-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHER, "sh", str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._kept:
+            return
+        self.stop_launcher()
+        for server in self.servers.values():
+            server.destroy()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._dismiss_watcher()
+
+    def _dismiss_watcher(self) -> None:
+        assert self._watcher is not None
+        self._watcher.kill()  # before its pipe is closed: it would take the end of the pipe for ours
+        self._watcher.communicate()
+
+    @property
+    def state_dir(self) -> Path:
+        """The state folder of the demo's subscription."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        """The launcher's log."""
+        return self.folder / "pgsub.log"
+
+    def conninfo(self, side: str) -> str:
+        """The connection string of the demo's database.
+
+        :param side: ``publisher`` or ``target``.
+        """
+        return self.servers[side].conninfo(DATABASE)
+
+    # servers
+
+    def start_servers(self) -> None:
+        """Start both and make an empty database on each."""
+        for side, settings in _SETTINGS.items():
+            folder = self.folder / side
+            folder.mkdir(mode=0o755)
+            if os.geteuid() == 0:
+                os.chown(folder, server_uid(), server_uid())
+            server = self.servers[side] = Server(folder, settings=settings, fast=True)
+            server.init()
+            server.start()
+            with server.connect() as connection:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+
+    def connect(self, side: str) -> psycopg.Connection:
+        """A session in autocommit mode.
+
+        :param side: ``publisher`` or ``target``.
+        """
+        return self.servers[side].connect(DATABASE)
+
+    # launcher
+
+    def start_launcher(self) -> None:
+        """Start ``pgsub run``; it warms up while others work."""
+        command = [sys.executable, "-m", "pgsub", "run", "--state-dir", str(self.state_dir), "--log-file"]
+        with self._launcher_errors.open("wb") as errors:
+            self._launcher = subprocess.Popen(
+                [*command, str(self.log)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,  # an interrupt from the terminal is ours: the launcher is stopped in its turn
+            )
+        assert self._watcher is not None and self._watcher.stdin is not None
+        self._watcher.stdin.write(f"{self._launcher.pid}\n".encode())
+        self._watcher.stdin.flush()
+
+    @property
+    def _launcher_errors(self) -> Path:
+        return self.folder / "launcher"
+
+    def await_launcher(self) -> None:
+        """Return when the launcher serves the state folder.
+
+        :raises PgsubError: it does not.
+        """
+        lock = launcher_lock(self.state_dir)
+        deadline = time.monotonic() + _START_SECONDS
+        while lock.holder() is None:
+            self.check_launcher()
+            if time.monotonic() > deadline:
+                raise PgsubError(f"pgsub run did not start within {_START_SECONDS:g} s", detail=self._last_words())
+            time.sleep(0.05)
+
+    def check_launcher(self) -> None:
+        """Complain if the launcher has ended.
+
+        :raises PgsubError: with the end of its log.
+        """
+        if self._launcher is not None and self._launcher.poll() is not None:
+            raise PgsubError(f"pgsub run has ended with {self._launcher.returncode}", detail=self._last_words())
+
+    def _last_words(self) -> str | None:
+        files = [file for file in (self.log, self._launcher_errors) if file.exists()]
+        text = "".join(file.read_text(errors="replace")[-2000:] for file in files)
+        return text.strip() or None
+
+    def stop_launcher(self) -> None:
+        """Stop it as SIGTERM does, and wait."""
+        if self._launcher is None:
+            return
+        self._launcher.terminate()
+        try:
+            self._launcher.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()
+            self._launcher.wait()
+        self._launcher = None
+
+    # what stays
+
+    def keep(self) -> Path:
+        """Let the servers live on without this process.
+
+        :return: a script that stops and removes everything.
+        :raises PgsubError: a server does not start again.
+        """
+        self.stop_launcher()
+        script = self.folder / "stop"
+        script.write_text(_STOP_SCRIPT.format(folder=shlex.quote(str(self.folder))))
+        try:
+            for server in self.servers.values():
+                server.stop()  # it is a child of ours; pg_ctl's daemon needs nobody
+                _start_daemon(server)
+        except BaseException:
+            subprocess.run(["/bin/sh", str(script)], check=False)
+            raise
+        self._kept = True
+        self._dismiss_watcher()
+        return script
+
+
+def _start_daemon(server: Server) -> None:
+    log = server.folder / "log.kept"
+    command = [str(find_binaries() / "pg_ctl"), "-D", str(server.data), "-l", str(log), "-w", "start"]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "cwd": "/"}
+    # an interrupt from the terminal must not reach the server
+    done = subprocess.run(command, env=environment(), check=False, start_new_session=True, **options, **identity())
+    if done.returncode != 0:
+        text = log.read_text(errors="replace")[-2000:].strip() if log.exists() else None
+        raise PgsubError("pg_ctl could not start a server again", detail=text)

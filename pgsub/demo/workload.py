@@ -1,0 +1,296 @@
+"""Writers that keep changing the publisher while it is copied and after, as ``pgbench`` does in the server's tests.
+
+Every writer has tables of its own, so that they never wait for each other; the order between them is left to chance,
+which is the point.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from pgsub.demo.schema import NASTY, Sizes
+from pgsub.errors import PgsubError
+
+_PAUSE = 0.02  #: seconds between two transactions of one writer
+_VERBS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
+
+Job = Callable[["Transaction"], None]
+
+
+class Tally:
+    """What all writers did: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, counts: Counter[str]) -> None:
+        """Add what one transaction did."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def counts(self) -> Counter[str]:
+        """The sums so far."""
+        with self._lock:
+            return self._counts.copy()
+
+    def rows(self) -> int:
+        """Rows inserted, updated and deleted."""
+        counts = self.counts()
+        return sum(counts[verb] for verb in _VERBS[:3])
+
+    def text(self) -> str:
+        """``12 transactions, 1 of them large, and 1 rolled back: 90 rows inserted, 30 updated, …``."""
+        counts = self.counts()
+        inserted, updated, deleted, truncated = (counts[verb] for verb in _VERBS)
+        return (
+            f"{counts['transactions']:,} transactions, {counts['large']:,} of them large,"
+            f" and {counts['rolled back']:,} rolled back: {inserted:,} rows inserted, {updated:,} updated,"
+            f" {deleted:,} deleted, {truncated:,} tables truncated"
+        )
+
+
+class Transaction:
+    """One transaction of a writer: statements with parameters, counted."""
+
+    def __init__(self, connection: psycopg.Connection, chance: random.Random, sizes: Sizes) -> None:
+        self.connection = connection
+        self.chance = chance
+        self.sizes = sizes.numbers
+        self.counts: Counter[str] = Counter()
+
+    def run(self, statement: str, **values: Any) -> None:
+        """Execute; ``%(nasty)s`` is a text of :data:`~pgsub.demo.schema.NASTY`."""
+        values = {"nasty": self.chance.choice(NASTY), **values}
+        cursor = self.connection.execute(statement.encode(), values)
+        verb = (cursor.statusmessage or "").partition(" ")[0]
+        if verb in _VERBS:
+            self.counts[verb] += statement.count(",") + 1 if verb == "TRUNCATE" else cursor.rowcount
+
+    def number(self, kind: str) -> int:
+        """Some row of those that were there at the start."""
+        return self.chance.randint(1, self.sizes[kind])
+
+    def key(self) -> uuid.UUID:
+        """A place among random keys: the next one after it is a random row."""
+        return uuid.UUID(int=self.chance.getrandbits(128))
+
+
+def _place_orders(do: Transaction) -> None:
+    """Several statements, among them a change of half of the rows that were just written."""
+    first = do.number("products")
+    do.run(
+        """INSERT INTO shop."order"
+           SELECT gen_random_uuid(), 1 + (%(any)s + g) %% %(customers)s, p.sku, 'new', g, clock_timestamp(), %(nasty)s
+             FROM generate_series(1, 4) g,
+                  (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 5) p""",
+        sku=f"SKU-{first:08}",
+        any=first,
+        customers=do.sizes["customers"],
+    )
+    some = """id IN (SELECT id FROM shop."order" WHERE id >= %(key)s ORDER BY id LIMIT %(count)s)"""
+    do.run(f"""UPDATE shop."order" SET state = 'paid', note = NULL WHERE {some}""", key=do.key(), count=10)
+    do.run(f"""UPDATE shop."order" SET amount = amount + 1 WHERE {some}""", key=do.key(), count=10)
+    do.run(f"""DELETE FROM shop."order" WHERE {some}""", key=do.key(), count=6)
+
+
+def _rename_products(do: Transaction) -> None:
+    """The key of a product changes, and with it all orders that refer to it; prices change generated columns."""
+    do.run(
+        """UPDATE shop.product SET sku = left(sku, 12) || '/' || %(suffix)s
+            WHERE sku IN (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 2)""",
+        sku=f"SKU-{do.number('products'):08}",
+        suffix=do.chance.randrange(10**6),
+    )
+    do.run(
+        """UPDATE shop.product SET price = price + 1, tags = tags || %(nasty)s::text, attributes = attributes - 'none'
+            WHERE sku IN (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 5)""",
+        sku=f"SKU-{do.number('products'):08}",
+    )
+
+
+def _sign_up(do: Transaction) -> None:
+    do.run(
+        """INSERT INTO shop.customer (name, mail, vip)
+           SELECT %(nasty)s, 'new' || g || '@example.org', NULL FROM generate_series(1, 5) g"""
+    )
+    do.run("UPDATE shop.customer SET name = %(nasty)s, vip = NOT vip WHERE id = %(id)s", id=do.number("customers"))
+
+
+def _change_mind(do: Transaction) -> None:
+    """Rolled back as a whole: nothing of it may arrive."""
+    do.run("""UPDATE shop."order" SET note = 'never' WHERE id >= %(key)s AND sku < 'SKU-00000005'""", key=do.key())
+    do.run("DELETE FROM shop.product WHERE sku = 'never'")
+    do.run("""INSERT INTO shop.customer (name) SELECT 'never' FROM generate_series(1, 2000)""")
+    raise psycopg.Rollback
+
+
+def _edit_documents(do: Transaction) -> None:
+    """Updates that leave a TOASTed value alone (one of them changes the key), one that replaces it, and a new row."""
+    some = "id IN (SELECT id FROM shop.document WHERE id >= %(key)s ORDER BY id LIMIT %(count)s)"
+    do.run(f"UPDATE shop.document SET title = %(nasty)s, version = version + 1 WHERE {some}", key=do.key(), count=4)
+    do.run(f"UPDATE shop.document SET id = gen_random_uuid(), version = 0 WHERE {some}", key=do.key(), count=1)
+    do.run(f"UPDATE shop.document SET body = reverse(body) WHERE {some}", key=do.key(), count=1)
+    do.run("INSERT INTO shop.document VALUES (gen_random_uuid(), %(nasty)s, repeat(%(nasty)s || 'x', 400), 1)")
+    do.run(f"DELETE FROM shop.document WHERE {some}", key=do.key(), count=1)
+
+
+def _edit_notes(do: Transaction) -> None:
+    """The whole old row finds the row here, a TOASTed value included."""
+    some = "ctid IN (SELECT ctid FROM shop.note WHERE author = %(author)s LIMIT 1)"
+    do.run(f"UPDATE shop.note SET written = clock_timestamp() WHERE {some}", author=f"author {do.chance.randrange(20)}")
+    do.run(f"UPDATE shop.note SET body = NULL WHERE {some}", author=f"author {do.chance.randrange(20)}")
+    do.run("INSERT INTO shop.note VALUES (%(author)s, repeat(%(nasty)s, 400), 'infinity')", author="author 3")
+
+
+def _measure(do: Transaction) -> None:
+    """Rows without any key, some of them twins: one change must hit one of them."""
+    some = "ctid IN (SELECT ctid FROM ops.reading WHERE sensor = %(sensor)s LIMIT %(count)s)"
+    sensor = do.number("sensors")
+    do.run(
+        "INSERT INTO ops.reading SELECT %(sensor)s, 'infinity', 'NaN', %(nasty)s FROM generate_series(1, 8)",
+        sensor=sensor,
+    )
+    do.run(f"UPDATE ops.reading SET value = value + 1 WHERE {some}", sensor=sensor, count=3)
+    do.run(f"UPDATE ops.reading SET comment = %(nasty)s WHERE {some}", sensor=do.number("sensors"), count=2)
+    do.run(f"DELETE FROM ops.reading WHERE {some}", sensor=sensor, count=3)
+
+
+def _move_events(do: Transaction) -> None:
+    """Rows go to another partition, on the publisher only: the target is partitioned in another way."""
+    do.run("UPDATE ops.event SET moment = moment + interval '400 days' WHERE id = %(id)s", id=do.number("events"))
+    do.run("UPDATE ops.event SET kind = %(nasty)s WHERE id BETWEEN %(id)s AND %(id)s + 3", id=do.number("events"))
+    do.run("DELETE FROM ops.event WHERE id = %(id)s", id=do.number("events"))
+    do.run("INSERT INTO ops.event SELECT -%(id)s, clock_timestamp(), %(nasty)s", id=do.number("events"))
+
+
+def _edit_samples(do: Transaction) -> None:
+    do.run(
+        """UPDATE shop.sample SET words = %(nasty)s, list = array_append(list, %(nasty)s), number = - number,
+                  document = jsonb_build_object('n', number::text, 'w', words), twice = - twice, grid = NULL
+            WHERE id BETWEEN %(id)s AND %(id)s + 4""",
+        id=do.number("samples"),
+    )
+
+
+def _append_log(do: Transaction) -> None:
+    do.run("INSERT INTO ops.log SELECT clock_timestamp(), NULL, %(nasty)s FROM generate_series(1, 40)")
+
+
+def _empty_baskets(do: Transaction) -> None:
+    """Two tables are truncated in one statement and written again in the same transaction."""
+    do.run('TRUNCATE shop.basket, shop."odd ""named"" one"')
+    do.run("INSERT INTO shop.basket SELECT g, %(nasty)s FROM generate_series(1, 40) g")
+    do.run("""INSERT INTO shop."odd ""named"" one" SELECT g, %(nasty)s, g FROM generate_series(1, 40) g""")
+    do.run("""UPDATE shop."odd ""named"" one" SET "größe" = - "größe" WHERE "größe" %% 2 = 0""")
+
+
+def _load(do: Transaction) -> None:
+    """Large, so that the publisher streams it before its end; a part of it is taken back."""
+    lines = min(max(2000, do.sizes["orders"] // 20), 5000)
+    insert = (
+        "INSERT INTO ops.log SELECT clock_timestamp(), %(level)s, 'line ' || g FROM generate_series(1, %(lines)s) g"
+    )
+    do.run(insert, lines=lines, level="KEPT")
+    do.run("SAVEPOINT part")
+    before = do.counts.copy()
+    do.run(insert, lines=lines, level="NEVER")
+    do.run("ROLLBACK TO SAVEPOINT part")
+    do.counts = before
+    do.run(insert, lines=lines // 4, level="KEPT")
+    do.counts["large"] += 1
+
+
+#: One writer a line; jobs that are named more often are done more often.
+_WRITERS: tuple[Sequence[Job], ...] = (
+    (_place_orders, _sign_up, _place_orders, _place_orders, _rename_products, _place_orders, _change_mind),
+    (_edit_documents, _measure, _move_events, _edit_samples, _measure, _edit_notes, _move_events, _measure),
+    (_append_log, _empty_baskets, _append_log, _load, *[_append_log] * 40),
+)
+
+
+class _Writer(threading.Thread):
+    """One session that does its jobs in turn until it is told to stop."""
+
+    def __init__(self, number: int, conninfo: str, sizes: Sizes, tally: Tally, stop: threading.Event) -> None:
+        super().__init__(name=f"writer {number}", daemon=True)
+        self._jobs = _WRITERS[number]
+        self._conninfo = conninfo
+        self._sizes = sizes
+        self._tally = tally
+        self._stop_event = stop
+        self._chance = random.Random(number)
+        self.rounds = 0
+        self.failure: psycopg.Error | None = None
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            with psycopg.connect(self._conninfo, autocommit=True, application_name=self.name) as connection:
+                while not self._stop_event.is_set():
+                    for job in self._jobs:
+                        self._do(connection, job)
+                        if self._stop_event.wait(_PAUSE):
+                            break
+                    else:
+                        self.rounds += 1
+        except psycopg.Error as error:
+            self.failure = error
+
+    def _do(self, connection: psycopg.Connection, job: Job) -> None:
+        transaction = Transaction(connection, self._chance, self._sizes)
+        done = False
+        with connection.transaction():
+            job(transaction)
+            done = True
+        self._tally.add(transaction.counts + Counter(transactions=1) if done else Counter({"rolled back": 1}))
+
+
+class Workload:
+    """All writers. A context: they are stopped at its end.
+
+    :param conninfo: of the publisher.
+    """
+
+    def __init__(self, conninfo: str, sizes: Sizes) -> None:
+        self.tally = Tally()
+        self._stop_event = threading.Event()
+        self._writers = [_Writer(n, conninfo, sizes, self.tally, self._stop_event) for n in range(len(_WRITERS))]
+
+    def __enter__(self) -> Workload:
+        for writer in self._writers:
+            writer.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop_event.set()
+        for writer in self._writers:
+            writer.join()
+
+    def check(self) -> None:
+        """Complain if a writer has failed.
+
+        :raises PgsubError: with its error.
+        """
+        for writer in self._writers:
+            if writer.failure is not None:
+                raise PgsubError(f"{writer.name} of the demo failed", detail=str(writer.failure).strip())
+
+    def rounds(self) -> int:
+        """How often every writer did each of its jobs."""
+        return min(writer.rounds for writer in self._writers)
+
+    def stop(self) -> None:
+        """Stop after the transactions that are open.
+
+        :raises PgsubError: a writer failed.
+        """
+        self.__exit__()
+        self.check()
