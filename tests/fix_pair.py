@@ -1,0 +1,153 @@
+"""A pair of databases with a subscription between them: the words of the tests of apply and tablesync.
+
+Tasks run in threads (:mod:`fix_engine`); the subscription is registered as ``pgsub/commands/registration.py`` does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fix_engine import Subscriber, Task
+
+from pgsub.apply import loop
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.tablesync.coordinator import SyncContext, TableSync
+from pgsub.target import ledger
+from pgsub.target.ledger import RelationState
+from pgsub.target.relation import describe
+
+if TYPE_CHECKING:
+    from fix_servers import Database
+
+_PUBLISHED = "SELECT DISTINCT schemaname, tablename FROM pg_publication_tables WHERE pubname = ANY (%s) ORDER BY 1, 2"
+
+
+class Pair(Subscriber):
+    """A subscription to all that its publications publish; every table is on both sides."""
+
+    def subscribe(self, state: str, names: list[tuple[str, str]] | None) -> Pair:
+        """Register the published tables (or these) in one state, and create the slot."""
+        rows = []
+        for schema, name in names if names is not None else self.pubdb.rows(_PUBLISHED, list(self.sub.publications)):
+            found = describe(self.session, schema, name)
+            assert found is not None, (schema, name)
+            rows.append(RelationState(found.oid, schema, name, state))
+        slot = self.sub.slot_name
+        assert slot is not None
+        ledger.register(self.session, self.subid, self.sub.name, "test", slot, rows, slot_intent=True)
+        with closing(publisher.connect(self.pubdb.conninfo, application_name=slot, replication=True)) as replication:
+            position = slots.create_slot(replication, slot)
+            who = identity.identify(replication)
+        ledger.slot_created(
+            self.session,
+            self.subid,
+            system_identifier=who.system_identifier,
+            dbname=who.dbname,
+            dboid=who.database_oid,
+            timeline=who.timeline,
+            position=position,
+        )
+        return self
+
+    def ddl(self, statements: str) -> None:
+        """Run on both sides."""
+        self.pubdb.execute(statements)
+        self.subdb.execute(statements)
+
+    def add(self, *names: str) -> None:
+        """Subscribe to further tables of schema public, in state ``r``: what refresh without copy does."""
+        ledger.add_relations(self.session, self.subid, [RelationState(self.relid(n), "public", n, "r") for n in names])
+        self.session.execute(
+            "UPDATE pgsub.progress SET states_version = states_version + 1 WHERE subid = %s AND worker = 0",
+            (self.subid,),
+        )
+
+    def sync_oid(self, relid: int) -> None:
+        """As :meth:`sync`, for a table whose name is no word."""
+        TableSync(SyncContext(self.sub, "1", self.submit, threading.Event()), relid).run()
+
+    def set(self, **options: Any) -> None:
+        """Change options of the subscription for the workers that start from now on."""
+        self.sub = replace(self.sub, **options)
+
+    def apply(self, *statements: str) -> None:
+        """Run on the publisher, each string in a transaction of its own, then apply everything in one run."""
+        for statement in statements:
+            self.pubdb.execute(statement)
+        assert self.catch_up().outcome == "reached"
+
+    def same(self, *tables: str, columns: str = "*") -> None:
+        """Assert that the tables hold the same rows on both sides, duplicates included.
+
+        :param tables: as SQL.
+        """
+        for table in tables:
+            query = f"SELECT r::text FROM (SELECT {columns} FROM {table}) AS r ORDER BY 1"
+            assert self.subdb.rows(query) == self.pubdb.rows(query), table
+
+    def progress(self) -> tuple[int, int]:
+        """Apply's remote_lsn and reported_lsn."""
+        [(remote, reported)] = self.subdb.rows(
+            "SELECT remote_lsn - '0/0'::pg_lsn, reported_lsn - '0/0'::pg_lsn FROM pgsub.progress"
+            " WHERE subid = %s AND worker = 0",
+            self.subid,
+        )
+        return int(remote), int(reported)
+
+    def confirmed(self) -> int:
+        """The slot's confirmed_flush_lsn."""
+        query = "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+        return int(self.pubdb.value(query, self.sub.slot_name))
+
+    def published(self) -> int:
+        """Where the publisher's WAL ends now."""
+        return int(self.pubdb.value("SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Conflicts that wait for the launcher."""
+        return [body for (body,) in self.subdb.rows("SELECT body FROM pgsub.event ORDER BY id")]
+
+    def until(self, query: str, *params: Any, value: Any = True, task: Task | None = None) -> None:
+        """Poll the target until a query's value is the wanted one; a worker's error ends the wait."""
+        assert task is None or task.error is None, task.error
+        self.subdb.wait(query, *params, value=value, seconds=20)
+
+
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture
+def pair(pubdb: Database, subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePair]:
+    """``pair(ddl, pub=…, sub=…, state="r", names=None, **options of Subscription)``.
+
+    ``ddl`` runs on both sides, ``pub`` and ``sub`` on one of them; where ``pub`` makes no publication, ``p`` is one of
+    all tables.
+    """
+    made: list[Pair] = []
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
+
+    def make(
+        ddl: str = "",
+        *,
+        pub: str = "",
+        sub: str = "",
+        state: str = "r",
+        names: list[tuple[str, str]] | None = None,
+        **options: Any,
+    ) -> Pair:
+        pubdb.execute(f"{ddl};{pub}")
+        subdb.execute(f"{ddl};{sub}")
+        if not pubdb.value("SELECT count(*) FROM pg_publication"):
+            pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        made.append(Pair(pubdb, subdb, **options))
+        return made[-1].subscribe(state, names)
+
+    yield make
+    for one in made:
+        one.close()
