@@ -114,6 +114,7 @@ class ApplyLoop:
         self._next_report = self._next_control = self._next_ping = 0.0
         self.remote_lsn = self._progress.remote_lsn  #: end LSN of the last committed transaction
         self.position = self._progress.remote_lsn  #: idle stretches included
+        self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
         role.attach(self)
 
     def run(self) -> str:
@@ -161,7 +162,8 @@ class ApplyLoop:
             self._apply_batch()
         if self._ending:
             return
-        self.position = max(self.position, keepalive.wal_end)
+        if keepalive.wal_end >= self.position:
+            self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
         self._receiver.progress(applied=self.position)
 
     def _take(self, transaction: RemoteTransaction) -> None:
@@ -245,7 +247,8 @@ class ApplyLoop:
         failpoints.point("apply.before_target_commit")
         self._end_commit(last)
         self.remote_lsn = last.end_lsn
-        self.position = max(self.position, last.end_lsn)
+        if last.end_lsn >= self.position:
+            self.position, self._position_ts = last.end_lsn, last.commit_ts
         self._pulse.transactions += count
         self._receiver.progress(applied=self.position)
         failpoints.point("apply.after_target_commit")
@@ -326,6 +329,6 @@ class ApplyLoop:
         pulse, receiver = self._pulse, self._receiver
         pulse.received_lsn = receiver.received
         pulse.last_msg_send_time, pulse.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
-        pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, receiver.last_feedback_ts
+        pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
         pulse.position, pulse.changes = self.position, self._executor.changes
         self._sender.send(pulse, now=now)

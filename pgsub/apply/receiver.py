@@ -59,7 +59,6 @@ class Receiver(threading.Thread):
         self.told = 0  #: apply position of the last feedback: latest_end_lsn of pg_stat_subscription
         self.last_send_ts = 0
         self.last_receipt_ts = 0
-        self.last_feedback_ts = 0
 
     # what the applying thread calls
 
@@ -178,7 +177,7 @@ class Receiver(threading.Thread):
         flushed = self.flushed
         write = max(self.received, self.applied, flushed)
         self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
-        self.last_feedback_ts, self.told = now(), max(self.applied, flushed)
+        self.told = max(self.applied, flushed)
         if flushed > self.reported:
             self.reported = flushed
             failpoints.point("apply.after_feedback")

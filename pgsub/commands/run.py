@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids
-from pgsub.launcher.launcher import Ended, Launcher
-from pgsub.launcher.runner import Goal
+
+if TYPE_CHECKING:
+    from pgsub.launcher.launcher import Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
     :raises TimeoutExpired: the bound was not reached in time.
     :raises PgsubError: what stopped a bounded run.
     """
+    # here and not above: others import this module, and need not load Spark for it
+    from pgsub.launcher.launcher import Launcher
+    from pgsub.launcher.runner import Goal
+
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir))
         store.check()

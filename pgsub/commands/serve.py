@@ -14,8 +14,6 @@ from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
 from pgsub.commands.wait import WaitOptions, wait
 from pgsub.errors import StateForbids
-from pgsub.launcher.launcher import Launcher
-from pgsub.launcher.runner import Goal
 from pgsub.subscription import Subscription
 
 PROGRESS_SECONDS = 0.2
@@ -67,6 +65,10 @@ class Service:
                 self.__exit__(None, None, None)
                 self._watch(stop, timeout)
                 return
+            # here and not above: a command that only registers need not load Spark
+            from pgsub.launcher.launcher import Launcher
+            from pgsub.launcher.runner import Goal
+
             assert self._lock is not None
             launcher = Launcher(
                 self._store,

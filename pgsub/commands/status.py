@@ -188,7 +188,7 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
 
 
 def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
-    """Seconds since the publisher sent what was last reported as done; 0 if nothing newer has arrived."""
+    """Seconds since what is done was the publisher's newest; 0 if nothing newer has arrived."""
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or not worker.received_lsn:
         return None

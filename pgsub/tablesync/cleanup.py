@@ -39,15 +39,21 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
             xids = [str(row[0]) for row in chunks]
             removed = connection.execute(
-                sql.SQL("DELETE FROM {} WHERE xmin::text = ANY (%s)").format(table), (xids,)
+                sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
             ).rowcount
             expected = sum(row[1] for row in chunks)
-            if removed != expected:
-                raise ApplyError(
+            if removed != expected and not _is_empty(connection, table):
+                fault = ApplyError(
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
                     detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
                     " locally meanwhile.",
-                    hint=f'Empty the table, then the copy starts again: TRUNCATE "{target.schema}"."{target.name}"',
+                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {table.as_string(None)};",
                 )
+                fault.relation = f"{target.schema}.{target.name}"
+                raise fault
         connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
     return removed
+
+
+def _is_empty(connection: psycopg.Connection, table: sql.Identifier) -> bool:
+    return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

@@ -14,7 +14,7 @@ _RELKINDS = ("r", "p")
 _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
 
 _TABLE = """
-SELECT c.oid::bigint, c.relkind::text, pg_catalog.pg_table_size(c.oid),
+SELECT c.oid::bigint, c.relkind::text,
        EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = ANY (tree.members) AND t.tgenabled = ANY (%s)
                AND NOT t.tgisinternal) AS fires,
        EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled::text = ANY (%s)) AS rules,
@@ -96,7 +96,6 @@ class TargetRelation:
     schema: str
     name: str
     relkind: str
-    bytes: int
     fires: bool
     rules: bool
     referenced: bool
@@ -122,9 +121,9 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
     columns = tuple(TargetColumn(*column) for column in connection.execute(_COLUMNS.encode(), (row[0],)))
     key = connection.execute(_IDENTITY.encode(), (row[0],)).fetchall()
     identity, deferrable = tuple(name for name, _ in key), any(not immediate for _, immediate in key)
-    oid, relkind, size, fires, rules, referenced, row_security = row
+    oid, relkind, fires, rules, referenced, row_security = row
     return TargetRelation(
-        oid, schema, name, relkind, size, fires, rules, referenced, row_security, columns, identity, deferrable
+        oid, schema, name, relkind, fires, rules, referenced, row_security, columns, identity, deferrable
     )
 
 
