@@ -119,6 +119,8 @@ class _Pump:
 
     def __init__(self, source: publisher.Connection, session: psycopg.Connection, spec: ChunkSpec) -> None:
         self._source, self._session = source.pgconn, session.pgconn
+        # psycopg's default: libpq would keep in memory, without bound, what the target has not read yet
+        self._session.nonblocking = 0
         self._spec = spec
         self._pulse = Pulse(spec.claim.subid, spec.claim.worker, spec.chunk.number, epoch=spec.claim.epoch, state="d")
         self._sender = PulseSender(spec.pulse)

@@ -1,0 +1,131 @@
+"""What is measured: the tables of each case, what both sides hold before, and the backlog."""
+
+from __future__ import annotations
+
+from benchmarks.arena import PUBLICATION, Database
+
+#: The last transaction of every backlog inserts here: whoever shows its row has applied everything before it.
+_MARKER = "CREATE TABLE marker (id int PRIMARY KEY)"
+_ITEMS = "CREATE TABLE items (id bigint PRIMARY KEY, number int, label text, at timestamptz, amount numeric)"
+_ROW = "{0}, {0} % 1000, 'item number ' || {0}, timestamptz '2026-01-01' + {0} * interval '1 second', {0} * 1.01"
+
+
+class Case:
+    """One kind of work.
+
+    :cvar unit: what ``size`` counts, for the report.
+    :cvar copy: the tables are copied; else what they hold before is made on both sides and a backlog is applied.
+    """
+
+    name: str
+    title: str
+    unit: str = "rows"
+    full: int
+    quick: int
+    copy = False
+    tables: tuple[str, ...] = ("items", "marker")
+    publication = "FOR ALL TABLES"
+
+    def schema(self, database: Database, size: int) -> None:
+        """Tables of one database, and the rows that source and targets hold from the start."""
+        database.execute(_MARKER, _ITEMS)
+
+    def source(self, database: Database, size: int) -> None:
+        """What only the source holds before the subscriptions are created; its publication."""
+        database.execute(f"CREATE PUBLICATION {PUBLICATION} {self.publication}")
+
+    def backlog(self, source: Database, size: int) -> None:
+        """The transactions to catch up with, written while both subscriptions are disabled."""
+
+
+class Sync(Case):
+    """The initial copy of one large table, its primary key present on the target."""
+
+    name, title = "sync", "sync of pgbench_accounts"
+    full, quick = 5_000_000, 600_000
+    copy = True
+    tables = ("pgbench_accounts",)
+    publication = "FOR TABLE pgbench_accounts"
+
+    def schema(self, database: Database, size: int) -> None:
+        """Only empty tables."""
+        database.pgbench("-i", "-q", "-I", "dtp")
+
+    def source(self, database: Database, size: int) -> None:
+        """The table as pgbench fills it."""
+        database.pgbench("-i", "-q", "-s", str(size // 100_000), "-I", "dtgvp")
+        super().source(database, size)
+
+
+class InsertTransaction(Case):
+    """Many rows in one transaction."""
+
+    name, title = "insert", "one INSERT transaction"
+    full, quick = 1_000_000, 50_000
+
+    def backlog(self, source: Database, size: int) -> None:
+        """One statement."""
+        source.execute(f"INSERT INTO items SELECT {_ROW.format('g')} FROM generate_series(1, {size}) g")
+
+
+class UpdateTransaction(Case):
+    """Every second row of a table in one transaction."""
+
+    name, title = "update", "one UPDATE transaction"
+    full, quick = 500_000, 25_000
+
+    def schema(self, database: Database, size: int) -> None:
+        """Twice as many rows as are updated."""
+        super().schema(database, size)
+        database.execute(
+            f"INSERT INTO items SELECT {_ROW.format('g')} FROM generate_series(1, {2 * size}) g",
+            "VACUUM (ANALYZE) items",
+        )
+
+    def backlog(self, source: Database, size: int) -> None:
+        """One statement."""
+        source.execute("UPDATE items SET number = number + 1, amount = amount * 2 WHERE id % 2 = 0")
+
+
+class Pgbench(Case):
+    """pgbench's own transactions: three updates and an insert each."""
+
+    name, title, unit = "pgbench", "pgbench backlog", "transactions"
+    full, quick = 100_000, 5_000
+    tables = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers", "marker")
+
+    def schema(self, database: Database, size: int) -> None:
+        """Scale 10, below 100,000 transactions less."""
+        database.pgbench("-i", "-q", "-s", str(max(2, size // 10_000)), "-I", "dtgvp")
+        database.execute(_MARKER)
+
+    def backlog(self, source: Database, size: int) -> None:
+        """Four clients."""
+        source.pgbench("-n", "-M", "prepared", "-c", "4", "-j", "2", "-t", str(size // 4))
+
+
+class Singles(Case):
+    """The smallest transactions there are."""
+
+    name, title, unit = "singles", "transactions of one insert", "transactions"
+    full, quick = 200_000, 10_000
+
+    def backlog(self, source: Database, size: int) -> None:
+        """One block that commits each row."""
+        source.execute(
+            "SET synchronous_commit = off",
+            f"DO $$ BEGIN FOR i IN 1..{size} LOOP INSERT INTO items SELECT {_ROW.format('i')}; COMMIT;"
+            " END LOOP; END $$",
+            "RESET synchronous_commit",
+        )
+
+
+class Latency(Case):
+    """Transactions of one insert at a steady rate; what is measured is the delay of each."""
+
+    name, title, unit = "latency", "commit to visible at 200/s", "transactions"
+    full, quick = 6_000, 1_000
+    rate = 200
+
+
+CASES: tuple[Case, ...] = (Sync(), InsertTransaction(), UpdateTransaction(), Pgbench(), Singles(), Latency())

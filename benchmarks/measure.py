@@ -1,0 +1,161 @@
+"""One case: prepare both sides, run one after the other, compare both targets with the source."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from benchmarks.arena import Arena, BenchmarkFailed, Database
+from benchmarks.cases import Case, Latency
+from benchmarks.sampling import Sampler, Usage
+from benchmarks.subscribers import Subscriber
+
+#: Seconds after which a side counts as stuck.
+LIMIT = 600.0
+_POLL = 0.003
+_INSERT = "INSERT INTO items VALUES (%s, 1, 'one', now(), 1.5)"
+_NEWEST = "SELECT max(id) FROM items"
+
+
+@dataclass(slots=True)
+class SideResult:
+    """How one side did.
+
+    :ivar startup: seconds from being enabled to the beginning of the work, not part of the figures.
+    :ivar figures: seconds by name: ``time``, or ``p50``, ``p95``, ``p99``.
+    """
+
+    startup: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, Usage] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CaseResult:
+    """Both sides of one case; ``failure`` says why the figures are worth nothing."""
+
+    case: Case
+    size: int
+    order: tuple[str, ...]
+    sides: dict[str, SideResult] = field(default_factory=dict)
+    failure: str | None = None
+
+    def ratio(self, figure: str) -> float | None:
+        """pgsub's time as a multiple of the server's own."""
+        native, pgsub = (self.sides.get(name, SideResult()).figures.get(figure) for name in ("native", "pgsub"))
+        return None if native is None or pgsub is None or not native else pgsub / native
+
+
+def measure(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) -> CaseResult:
+    """Run one case on both sides, in the given order."""
+    result = CaseResult(case, size, tuple(side.name for side in order))
+    try:
+        source, targets = _prepare(arena, case, size, order)
+        for side in order:
+            arena.checkpoint()
+            result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
+        result.failure = _difference(case, source, targets)
+        for side in order:
+            side.drop()
+    except (BenchmarkFailed, psycopg.Error) as error:
+        result.failure = str(error).strip()
+    return result
+
+
+def _prepare(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) -> tuple[Database, dict[str, Database]]:
+    source, targets = arena.fresh([side.name for side in order])
+    for database in (source, *targets.values()):
+        case.schema(database, size)
+    case.source(source, size)
+    for side in order:
+        side.create(source, targets[side.name], copy=case.copy)
+    case.backlog(source, size)
+    if not case.copy:
+        source.execute("INSERT INTO marker VALUES (1)")
+    return source, targets
+
+
+def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database, target: Database) -> SideResult:
+    asked = time.monotonic()
+    side.start_up(source, target, copy=case.copy)
+    begun = time.monotonic()
+    result = SideResult(startup=begun - asked)
+    if isinstance(case, Latency):
+        side.begin()
+        _until(lambda: _has_marker(target), "sign of the first row")
+        with Sampler(side.groups, interval=5) as sampler:  # each sample holds the clock of the delays up
+            result.figures = _percentiles(_delays(source, target, size, case.rate))
+    else:
+        with Sampler(side.groups) as sampler:
+            side.begin()
+            _until(lambda: side.synchronized(target) if case.copy else _has_marker(target), "end")
+            result.figures = {"time": time.monotonic() - begun}
+    result.usage = sampler.usage()
+    return result
+
+
+def _has_marker(target: Database) -> bool:
+    return target.value("SELECT true FROM marker") is True
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"no {what} within {LIMIT:g} s")
+        time.sleep(_POLL)
+
+
+def _delays(source: Database, target: Database, size: int, rate: int) -> list[float]:
+    """Commit a row every ``1 / rate`` seconds and look until it is visible; one thread, idle while nothing is due.
+
+    :return: seconds from the publisher's answer to the commit until the target showed the row.
+    """
+    first = _next_id(source)
+    committed: list[float] = []
+    delays: list[float] = []
+    begun = time.perf_counter()
+    while len(delays) < size:
+        due = begun + len(committed) / rate
+        if len(committed) < size and time.perf_counter() >= due:
+            source.connection.execute(_INSERT, (first + len(committed),), prepare=True)
+            committed.append(time.perf_counter())
+        if len(delays) < len(committed):
+            row = target.connection.execute(_NEWEST, prepare=True).fetchone()
+            seen, clock = row[0] if row else None, time.perf_counter()
+            while seen is not None and len(delays) < min(len(committed), seen - first + 1):
+                delays.append(clock - committed[len(delays)])
+            if clock - committed[len(delays) - 1] > LIMIT:
+                raise BenchmarkFailed(f"a row is not visible after {LIMIT:g} s")
+        elif len(committed) < size:
+            time.sleep(max(0.0, due - time.perf_counter()))
+    return delays
+
+
+def _next_id(source: Database) -> int:
+    newest = source.value("SELECT max(id) FROM items")
+    return newest + 1 if isinstance(newest, int) else 1
+
+
+def _percentiles(delays: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(delays, n=100, method="inclusive")
+    return {f"p{n}": cuts[n - 1] for n in (50, 95, 99)}
+
+
+def _difference(case: Case, source: Database, targets: Mapping[str, Database]) -> str | None:
+    """Which target is not equal to the source, and where."""
+    wanted = source.digest(case.tables)
+    for name, target in targets.items():
+        found = target.digest(case.tables)
+        unequal = [
+            f"{table}: {found[table][0]} rows for {wanted[table][0]}"
+            for table in case.tables
+            if found[table] != wanted[table]
+        ]
+        if unequal:
+            return f"{name} is not equal to the source ({', '.join(unequal)})"
+    return None

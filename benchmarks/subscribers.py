@@ -1,0 +1,241 @@
+"""The two sides: CREATE SUBSCRIPTION on the target, and pgsub as its user runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from psycopg import sql
+
+from benchmarks.arena import PUBLICATION, Arena, BenchmarkFailed, Database
+from benchmarks.sampling import Process, Processes, sessions
+
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the subscription, the same for both."""
+
+    streaming: str = "parallel"
+    binary: bool = False
+    synchronous_commit: str = "off"
+
+
+class Subscriber(Protocol):
+    """One side. Its name is that of its target database, its subscription and its slot."""
+
+    name: str
+
+    def create(self, source: Database, target: Database, *, copy: bool) -> None:
+        """Create the subscription disabled, with its slot."""
+
+    def start_up(self, source: Database, target: Database, *, copy: bool) -> None:
+        """What is not measured: returns when the work begins, or before it does."""
+
+    def begin(self) -> None:
+        """What is measured from its first moment; nothing where the work has begun already."""
+
+    def synchronized(self, target: Database) -> bool:
+        """Whether every table is copied and handed over."""
+
+    def drop(self) -> None:
+        """Remove the subscription and its slot."""
+
+    def groups(self, processes: Processes) -> Mapping[str, list[Process]]:
+        """Its processes by group."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+class Native:
+    """The server's own subscriber.
+
+    :param arena: both servers.
+    """
+
+    name = "native"
+
+    def __init__(self, arena: Arena, options: Options) -> None:
+        self._arena = arena
+        self._options = options
+        self._target: Database | None = None
+
+    def create(self, source: Database, target: Database, *, copy: bool) -> None:
+        """See :class:`Subscriber`."""
+        self._target = target
+        statement = sql.SQL(
+            "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {} WITH (enabled = false, copy_data = {},"
+            " streaming = {}, binary = {}, synchronous_commit = {})"
+        )
+        target.connection.execute(
+            statement.format(
+                sql.Identifier(self.name),
+                sql.Literal(source.conninfo),
+                sql.Identifier(PUBLICATION),
+                sql.Literal(copy),
+                sql.Literal(self._options.streaming),
+                sql.Literal(self._options.binary),
+                sql.Literal(self._options.synchronous_commit),
+            )
+        )
+
+    def start_up(self, source: Database, target: Database, *, copy: bool) -> None:
+        """Nothing: the start of its workers takes milliseconds and is part of its time."""
+
+    def begin(self) -> None:
+        """See :class:`Subscriber`."""
+        self._execute("ALTER SUBSCRIPTION native ENABLE")
+
+    def synchronized(self, target: Database) -> bool:
+        """See :class:`Subscriber`."""
+        return bool(target.value("SELECT bool_and(srsubstate IN ('s', 'r')) FROM pg_subscription_rel"))
+
+    def drop(self) -> None:
+        """See :class:`Subscriber`."""
+        self._execute("ALTER SUBSCRIPTION native DISABLE")
+        self._execute("DROP SUBSCRIPTION native")
+
+    def groups(self, processes: Processes) -> Mapping[str, list[Process]]:
+        """Walsenders, and the replication workers inside the target server."""
+        return _servers(self._arena, processes)
+
+    def close(self) -> None:
+        """See :class:`Subscriber`."""
+
+    def _execute(self, statement: str) -> None:
+        assert self._target is not None
+        self._target.execute(statement)
+
+
+class Pgsub:
+    """pgsub through its command line, with one ``pgsub run`` that is warm before anything is measured."""
+
+    name = "pgsub"
+
+    def __init__(self, arena: Arena, options: Options) -> None:
+        self._arena = arena
+        self._options = options
+        self._folder = Path(tempfile.mkdtemp(prefix="pgsub-bench-"))
+        self._run: subprocess.Popen[bytes] | None = None
+        self._enabling: subprocess.Popen[bytes] | None = None
+
+    def create(self, source: Database, target: Database, *, copy: bool) -> None:
+        """See :class:`Subscriber`."""
+        self._serve()
+        options = self._options
+        self._command(
+            *("create", self.name, "--connection", source.conninfo, "--target", target.conninfo),
+            *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
+            *("--synchronous-commit", options.synchronous_commit),
+            "--copy-data" if copy else "--no-copy-data",
+            "--binary" if options.binary else "--no-binary",
+        )
+
+    def start_up(self, source: Database, target: Database, *, copy: bool) -> None:
+        """From ``pgsub enable`` until the apply worker streams; with a copy, until the synchronization has begun.
+
+        The launcher sees the change before the command has ended, so nobody may wait for that end first.
+        """
+        command = [*self._program(), "enable", self.name]
+        enabling = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._begun(source, target, copy=copy):
+            if time.monotonic() > deadline or enabling.poll():
+                raise BenchmarkFailed(f"no worker started: {self._log_end()}")
+            time.sleep(0.003)
+        self._enabling = enabling
+
+    def _begun(self, source: Database, target: Database, *, copy: bool) -> bool:
+        if copy:
+            return bool(target.value("SELECT bool_or(srsubstate <> 'i') FROM pgsub.subscription_rel"))
+        return bool(source.value(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.name}'"))
+
+    def begin(self) -> None:
+        """Nothing: the worker is at work."""
+
+    def synchronized(self, target: Database) -> bool:
+        """See :class:`Subscriber`."""
+        return bool(target.value("SELECT bool_and(srsubstate IN ('s', 'r')) FROM pgsub.subscription_rel"))
+
+    def drop(self) -> None:
+        """See :class:`Subscriber`."""
+        if self._enabling is not None:
+            self._enabling.wait()
+        self._command("drop", self.name, "--yes")
+
+    def groups(self, processes: Processes) -> Mapping[str, list[Process]]:
+        """Both servers' sessions, the launcher, its JVM and the python workers below the JVM."""
+        found = dict(_servers(self._arena, processes))
+        if self._run is None:
+            return found
+        below = list(processes.below(self._run.pid))
+        jvm = [process for process in below if process.name == "java"]
+        workers = [process for process in below if process.name.startswith(("python", "pgsub"))]
+        launcher = processes.by_pid.get(self._run.pid)
+        return {**found, "launcher": [launcher] if launcher else [], "JVM": jvm, "python workers": workers}
+
+    def restart(self) -> None:
+        """Begin again from nothing, after a failure."""
+        self._stop()
+        shutil.rmtree(self._folder / "state", ignore_errors=True)
+
+    def close(self) -> None:
+        """End the launcher in order; kill it when it does not end."""
+        self._stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stop(self) -> None:
+        if self._run is None:
+            return
+        try:
+            self._run.send_signal(signal.SIGTERM)
+            self._run.wait(60)
+        except subprocess.TimeoutExpired:
+            self._run.kill()
+            self._run.wait()
+        self._run = None
+
+    def _serve(self) -> None:
+        """Start ``pgsub run`` unless it runs, and wait until its Spark is there."""
+        if self._run is not None and self._run.poll() is None:
+            return
+        with (self._folder / "run.log").open("ab") as log:
+            self._run = subprocess.Popen(
+                [*self._program(), "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not (self._folder / "state" / "run" / "jvm.pid").exists():
+            if self._run.poll() is not None or time.monotonic() > deadline:
+                raise BenchmarkFailed(f"pgsub run did not start: {self._log_end()}")
+            time.sleep(0.05)
+
+    def _command(self, *arguments: str) -> None:
+        done = subprocess.run([*self._program(), *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BenchmarkFailed(f"pgsub {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-m", "pgsub", "--state-dir", str(self._folder / "state")]
+
+    def _log_end(self) -> str:
+        log = self._folder / "run.log"
+        return log.read_text(errors="replace")[-1000:].strip() if log.exists() else "no log"
+
+
+def _servers(arena: Arena, processes: Processes) -> Mapping[str, list[Process]]:
+    ignored = arena.own_backends()
+    return {
+        "publisher": sessions(processes, arena.publisher.pid, ignored),
+        "target": sessions(processes, arena.target.pid, ignored),
+    }

@@ -1,0 +1,115 @@
+"""Partitioned tables on either side, and inheritance. Mirrors t/013_partition.pl."""
+
+from __future__ import annotations
+
+import pytest
+from fix_pair import MakePair, Pair
+
+RANGES = (
+    "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"
+    "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100);"
+    "CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000)"
+)
+HASHES = (
+    "CREATE TABLE t (v text, k int, id int, PRIMARY KEY (k, id)) PARTITION BY HASH (id);"
+    "CREATE TABLE t_0 (id int NOT NULL, v text, gone int, k int NOT NULL); ALTER TABLE t_0 DROP gone;"
+    "ALTER TABLE t ATTACH PARTITION t_0 FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+    "CREATE TABLE t_1 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+)
+PLAIN = "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k))"
+ROOT = "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)"
+LEAVES = "CREATE PUBLICATION p FOR TABLE t"
+
+
+def _work(p: Pair) -> None:
+    p.apply(
+        "INSERT INTO t (id, k, v) SELECT g, g * 10, 'v' || g FROM generate_series(1, 60) g",
+        "UPDATE t SET v = 'changed' WHERE id % 3 = 0",
+        "UPDATE t SET k = 999 - k WHERE id <= 20",  # moves between ranges
+        "UPDATE t SET id = id + 1000 WHERE id IN (2, 4)",  # moves between hashes
+        "DELETE FROM t WHERE id % 7 = 0",
+    )
+    p.same("t", columns="id, k, v")
+    assert p.events() == []
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+@pytest.mark.parametrize("sub", [PLAIN, RANGES, HASHES], ids=["plain", "range", "hash"])
+def test_a_root_goes_to_a_table_partitioned_in_any_way(pair: MakePair, sub: str, binary: bool) -> None:
+    p = pair(pub=f"{RANGES};{ROOT}", sub=sub, binary=binary)
+    _work(p)
+    p.apply("TRUNCATE t")
+    assert p.subdb.value("SELECT count(*) FROM t") == 0
+
+
+def test_leaves_go_to_leaves_of_the_same_names(pair: MakePair) -> None:
+    p = pair(RANGES, pub=LEAVES)
+    _work(p)
+    p.apply("TRUNCATE t_low")
+    p.same("t_low", "t_high")
+
+
+def test_leaves_may_be_plain_tables_here(pair: MakePair) -> None:
+    p = pair(pub=f"{RANGES};{LEAVES}", sub=f"{PLAIN}; ALTER TABLE t RENAME TO t_low; CREATE TABLE t_high (LIKE t_low INCLUDING ALL)")
+    p.apply("INSERT INTO t SELECT g, g * 10, 'v' FROM generate_series(1, 60) g", "UPDATE t SET k = 50 WHERE k > 500", "DELETE FROM t WHERE id = 1")
+    p.same("t_low", "t_high")
+
+
+def test_a_plain_table_goes_to_a_partitioned_one(pair: MakePair) -> None:
+    _work(pair(pub=PLAIN, sub=HASHES))
+
+
+@pytest.mark.parametrize("duplicates", [1, 3])
+def test_a_partitioned_table_without_key_takes_whole_rows(pair: MakePair, duplicates: int) -> None:
+    ranges = RANGES.replace(", PRIMARY KEY (id, k)", "")
+    p = pair(
+        pub="CREATE TABLE t (id int, k int, v text); ALTER TABLE t REPLICA IDENTITY FULL",
+        sub=ranges + "; CREATE TABLE t_null PARTITION OF t DEFAULT",
+    )
+    p.apply(
+        f"INSERT INTO t SELECT g, g * 50, 'v' FROM generate_series(1, 10) g, generate_series(1, {duplicates})",
+        "INSERT INTO t VALUES (NULL, NULL, NULL), (NULL, NULL, NULL)",
+        "UPDATE t SET k = 1 WHERE ctid IN (SELECT max(ctid) FROM t GROUP BY id)",
+        "DELETE FROM t WHERE ctid IN (SELECT min(ctid) FROM t GROUP BY id HAVING id > 5 OR id IS NULL)",
+    )
+    p.same("t")
+    assert p.events() == []
+
+
+def test_partitions_may_have_the_key_that_their_root_cannot_have(pair: MakePair) -> None:
+    # the partition key is not part of the key: only the leaves have one (check_relation_updatable looks there too)
+    p = pair(
+        pub="CREATE TABLE t (id int PRIMARY KEY, k int, v text)",
+        sub="CREATE TABLE t (id int, k int, v text) PARTITION BY RANGE (k);"
+        "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (100); ALTER TABLE t_low ADD PRIMARY KEY (id);"
+        "CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (1000); ALTER TABLE t_high ADD PRIMARY KEY (id)",
+    )
+    _work(p)
+
+
+def test_partitions_with_partitions_of_their_own(pair: MakePair) -> None:
+    nested = (
+        "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k);"
+        "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (0) TO (500) PARTITION BY LIST (id);"
+        "CREATE TABLE t_low_1 PARTITION OF t_low FOR VALUES IN (1, 2, 3, 1002, 1004);"
+        "CREATE TABLE t_low_n PARTITION OF t_low DEFAULT;"
+        "CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (500) TO (5000)"
+    )
+    _work(pair(nested, pub=ROOT))
+
+
+def test_inheritance_children_are_tables_of_their_own(pair: MakePair) -> None:
+    p = pair(
+        "CREATE TABLE parent (id int, v text); CREATE TABLE child (more int) INHERITS (parent);"
+        "ALTER TABLE parent REPLICA IDENTITY FULL; ALTER TABLE child REPLICA IDENTITY FULL"
+    )
+    p.apply(
+        "INSERT INTO parent VALUES (1, 'same'), (2, 'x'); INSERT INTO child VALUES (1, 'same', 7), (3, 'y', 8)",
+        "UPDATE ONLY parent SET v = 'of the parent' WHERE id = 1",
+        "UPDATE parent SET v = 'both' WHERE id IN (2, 3)",
+        "DELETE FROM child WHERE id = 1",
+    )
+    p.same("ONLY parent", "child")
+    p.apply("TRUNCATE ONLY parent")
+    p.same("ONLY parent", "child")
+    assert p.subdb.value("SELECT count(*) FROM child") == 1

@@ -1,0 +1,132 @@
+"""``drop`` removes everything that ``create`` and the workers made, or says what keeps it from doing so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fix_program import nothing_created, one_error
+
+_SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+
+
+@pytest.fixture
+def services(cli, tables, tmp_path):
+    """Both conninfos as services; the function moves one of them to another port."""
+    file = tmp_path / "pg_service.conf"
+    lines = {side: f"[{side}]\nhost=127.0.0.1\nport={db.server.port}\ndbname={db.name}\nuser=postgres\n"
+             for side, db in zip(("there", "here"), tables, strict=True)}  # fmt: skip
+    cli.environment["PGSERVICEFILE"] = str(file)
+    cli.connection, cli.target = "service=there", "service=here"
+
+    def move(side=None, port=1):
+        moved = {**lines, **({side: re.sub(r"port=\d+", f"port={port}", lines[side])} if side else {})}
+        file.write_text("\n".join(moved.values()))
+
+    move()
+    return move
+
+
+@pytest.fixture
+def created(cli):
+    """The subscription s, registered."""
+    ended = cli.create("s", "--no-wait")
+    assert ended.returncode == 0, ended.stderr
+    return cli
+
+
+def test_drop_leaves_nothing_but_its_row_in_the_journal(created, tables):
+    cli = created
+    ended = cli("drop", "s", "--yes")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr == 'NOTICE:  dropped replication slot "s" on publisher\n'
+    nothing_created(cli, *tables)
+    for table in ("control", "progress", "subscription_rel", "copy_chunk", "event"):
+        assert tables[1].value(f"SELECT count(*) FROM pgsub.{table}") == 0
+    assert tables[1].value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pgsub%%'") == 0
+    assert cli.sql("SELECT action, subname FROM pgsub_journal ORDER BY id") == [("create", "s"), ("drop", "s")]
+    assert cli.states() == {}
+
+
+def test_drop_needs_yes_off_a_terminal_and_the_hint_is_the_command(created):
+    said = one_error(created("drop", "s"), 2, 'dropping subscription "s" needs --yes')
+    assert said.splitlines()[-1] == "pgsub drop s --yes"
+    assert created.sql("SELECT subname FROM pg_subscription") == [("s",)]
+
+
+def test_if_exists_makes_a_missing_subscription_a_notice(cli):
+    ended = cli("drop", "s", "--if-exists", "--yes")
+    assert (ended.returncode, ended.stderr) == (0, 'NOTICE:  subscription "s" does not exist, skipping\n')
+
+
+def test_keep_slot_asks_the_publisher_for_nothing(services, created, tables):
+    services("there")
+    ended = created("drop", "s", "--keep-slot", "--yes")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert tables[0].rows(_SLOTS) == [("s",)]
+    assert tables[1].rows("SELECT subname FROM pgsub.subscription") == []
+    assert created.sql("SELECT subname FROM pg_subscription") == []
+
+
+def test_an_unreachable_publisher_keeps_the_subscription_and_the_hint_drops_it_without_its_slot(
+    services, created, tables
+):
+    services("there")
+    said = one_error(
+        created("drop", "s", "--yes"),
+        *(4, 'could not connect to publisher when attempting to drop replication slot "s": '),
+    )
+    assert said.splitlines()[-1] == "pgsub drop s --keep-slot --yes"
+    assert created.status()["subenabled"] is True
+    assert tables[1].rows("SELECT subname FROM pgsub.subscription") == [("s",)]
+    services()
+    assert created("drop", "s", "--yes").returncode == 0
+    nothing_created(created, *tables)
+
+
+def test_an_unreachable_target_keeps_the_subscription(services, created, tables):
+    services("here")
+    one_error(created("drop", "s", "--yes"), 5, "could not connect to the target: ", "when the target is back")
+    assert created.status()["subenabled"] is True
+    assert tables[0].rows(_SLOTS) == [("s",)]
+
+
+def test_a_slot_that_is_gone_already_is_a_warning(created, tables):
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    ended = created("drop", "s", "--yes")
+    assert ended.returncode == 0
+    assert ended.stderr == 'pgsub: warning: replication slot "s" does not exist on the publisher\n'
+    nothing_created(created, *tables)
+
+
+def test_slots_of_unfinished_tables_are_dropped_too(created, tables):
+    pubdb, subdb = tables
+    for slot in ("pgsub_1_sync_2_3", "somebody_elses"):
+        pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    subdb.execute(
+        "UPDATE pgsub.subscription_rel SET sync_slot = 'pgsub_1_sync_2_3', srsubstate = 'd' WHERE relname = 'a'"
+    )
+    subdb.execute("UPDATE pgsub.subscription_rel SET sync_slot = 'pgsub_never_made' WHERE relname = 'b'")
+    assert created("drop", "s", "--yes").returncode == 0
+    assert pubdb.rows(_SLOTS) == [("somebody_elses",)]
+
+
+def test_sessions_of_workers_that_outlived_their_launcher_are_ended(created, tables):
+    _, subdb = tables
+    subid = subdb.value("SELECT subid FROM pgsub.subscription")
+    zombie, foreign = (subdb.connect(application_name=f"pgsub {number} apply 1") for number in (subid, subid + 1))
+    zombie.execute("BEGIN")
+    zombie.execute("SELECT FROM pgsub.progress FOR UPDATE")
+    assert created("drop", "s", "--yes").returncode == 0
+    listed = "SELECT pid FROM pg_stat_activity WHERE pid = ANY (%s)"
+    assert subdb.rows(listed, [zombie.info.backend_pid, foreign.info.backend_pid]) == [(foreign.info.backend_pid,)]
+    zombie.close()
+    foreign.close()
+
+
+def test_a_database_that_lost_its_ledger_is_no_obstacle(created, tables):
+    pubdb, subdb = tables
+    subdb.execute("DROP SCHEMA pgsub CASCADE")
+    assert created("drop", "s", "--yes").returncode == 0
+    assert pubdb.rows(_SLOTS) == []
+    assert created.sql("SELECT subname FROM pg_subscription") == []

@@ -1,0 +1,164 @@
+"""One launcher serves the state folder, while other commands create, disable, enable, drop and look."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from fix_program import Cli, nothing_created, one_error, until
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    """A program whose ``run`` stays, first without any subscription; SIGTERM ends it with 0."""
+    base = tmp_path_factory.mktemp("serving")
+    cli = Cli(base / "state", base, "", "")
+    cli.environment["PGSERVICEFILE"] = str(base / "pg_service.conf")
+    cli.running = cli.launcher()
+    yield cli
+    assert cli.running.poll() is None, cli.running.log.read_text()
+    assert cli.stop(cli.running) == 0
+    cli.close()
+
+
+@pytest.fixture
+def served(serving, tables):
+    """The program with its launcher between the test's databases, and the name of a subscription dropped at the end."""
+    serving.connection, serving.target = (database.conninfo for database in tables)
+    name = f"s{next(_numbers)}"
+    yield serving, name
+    assert serving("drop", name, "--if-exists", "--yes").returncode == 0
+    slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    assert tables[0].rows(slots) == []
+
+
+@pytest.fixture
+def synchronized(served, tables):
+    """As ``served``, with the subscription created and synchronized."""
+    cli, name = served
+    assert cli.create(name, "--no-wait").returncode == 0
+    assert cli("wait", name, "--for", "synced", "--timeout", "2m").returncode == 0
+    return served
+
+
+def test_a_run_without_subscriptions_stays_and_serves_what_is_created_later(served, tables):
+    cli, name = served
+    assert cli.running.poll() is None
+    ended = cli.create(name, "--no-wait")
+    assert ended.returncode == 0
+    assert "not served" not in ended.stderr
+    ended = cli("wait", name, "--for", "caught-up", "--timeout", "2m")
+    assert ended.returncode == 0, ended.stderr
+    assert tables[1].rows("SELECT count(*), min(t), max(t) FROM a") == [(100, "row 1", "row 99")]
+    log = cli.running.log.read_text()
+    assert f'LOG:  logical replication apply worker for subscription "{name}" has started\n' in log
+    assert f'table synchronization worker for subscription "{name}", table "a" has finished\n' in log
+
+
+def test_create_leaves_the_work_to_the_launcher_and_watches(served, tables):
+    cli, name = served
+    jvm = (cli.state / "run" / "jvm.pid").read_text()
+    ended = cli.create(name)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "synchronized 2 of 2 tables"
+    assert tables[1].value("SELECT count(*) FROM a") == 100
+    assert (cli.state / "run" / "jvm.pid").read_text() == jvm
+    seen = cli.status(name)
+    assert seen["state"] == "running"
+    assert cli.sql("SELECT pid FROM pgsub_server WHERE subid = ?", seen["oid"]) == [(cli.running.pid,)]
+
+
+def test_a_create_that_watches_ends_with_its_timeout_or_with_the_error_of_the_table(served, tables):
+    cli, name = served
+    tables[1].execute("INSERT INTO a VALUES (1, 'local')")
+    one_error(cli.create(name, "--timeout", "60s"), 6, "duplicate key value violates unique constraint", hint=False)
+    assert cli.states()["b"] in "idfsr"
+    assert cli.sql("SELECT subname FROM pg_subscription") == [(name,)]
+
+
+def test_disable_ends_the_workers_and_enable_starts_them_again(synchronized, tables):
+    cli, name = synchronized
+    pubdb, subdb = tables
+    active = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    assert cli("disable", name).returncode == 0
+    assert cli("wait", name, "--for", "disabled", "--timeout", "1m").returncode == 0
+    pubdb.wait(active, name, value=False)
+    assert cli.status(name)["workers"] == []
+    assert cli("disable", name).stderr == f'NOTICE:  subscription "{name}" is already disabled\n'
+    assert cli("status", name, "--check").returncode == 3
+    pubdb.execute("INSERT INTO b VALUES (1, 1)")
+    ended = cli("enable", name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    subdb.wait("SELECT count(*) FROM b", value=1)
+    assert cli("enable", name).stderr == f'NOTICE:  subscription "{name}" is already enabled\n'
+    assert [row[0] for row in cli.sql("SELECT action FROM pgsub_journal WHERE subname = ? ORDER BY id", name)] == [
+        "create",
+        "disable",
+        "enable",
+    ]
+
+
+def test_status_shows_the_worker_that_lives_and_every_program_may_read_the_store(synchronized, tables):
+    cli, name = synchronized
+    pubdb, subdb = tables
+    for number in range(1, 6):
+        pubdb.execute("INSERT INTO b VALUES (%s, 0)", number)
+        until(lambda number=number: subdb.value("SELECT count(*) FROM b") == number)
+        assert set(cli.states().values()) == {"r"}
+    position = pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+    assert cli("wait", name, "--for", f"lsn={position}", "--timeout", "1m").returncode == 0
+
+    def settled():
+        seen = cli.status(name)
+        return seen if seen["slot"] and seen["workers"] and seen["origin"]["remote_lsn"] != "0/0" else None
+
+    seen = until(settled)
+    (worker,) = seen["workers"]
+    assert (seen["state"], seen["last_error"], worker["worker_type"]) == ("running", None, "apply")
+    os.kill(worker["pid"], 0)
+    reached = "SELECT %s::pg_lsn >= %s::pg_lsn"
+    for lsn in (worker["received_lsn"], worker["latest_end_lsn"]):
+        assert pubdb.value(reached, lsn, position)
+    assert worker["last_msg_send_time"] <= worker["last_msg_receipt_time"]
+    assert seen["subdbid"] == subdb.value("SELECT oid::bigint FROM pg_database WHERE datname = current_database()")
+    assert {row["srrelid"] for row in seen["relations"]} == {
+        oid for (oid,) in subdb.rows("SELECT oid::bigint FROM pg_class WHERE relname IN ('a', 'b')")
+    }
+    assert (seen["slot"]["slot_name"], seen["slot"]["plugin"]) == (name, "pgoutput")
+    views = [row[0] for row in cli.sql("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
+    for view in ("pg_subscription", "pg_subscription_rel", "pg_replication_origin_status", "pg_stat_subscription"):
+        assert view in views
+        assert cli("status", "--view", view, "--json").returncode == 0
+    assert cli("status", name, "--check", "--max-lag", "1h").returncode == 0
+    shown = pubdb.rows("SELECT state FROM pg_stat_replication WHERE application_name = %s", name)
+    assert shown == [("streaming",)]
+
+
+def test_drop_takes_a_subscription_from_its_launcher(synchronized, tables):
+    cli, name = synchronized
+    ended = cli("drop", name, "--yes")
+    assert (ended.returncode, ended.stderr) == (0, f'NOTICE:  dropped replication slot "{name}" on publisher\n')
+    nothing_created(cli, *tables)
+    assert tables[1].value("SELECT count(*) FROM a") == 100
+    assert cli.running.poll() is None
+
+
+def test_a_drop_that_fails_gives_the_subscription_back_to_its_launcher(served, tables, tmp_path):
+    cli, name = served
+    pubdb, subdb = tables
+    service = f"[{name}]\nhost=127.0.0.1\nport={{}}\ndbname={pubdb.name}\nuser=postgres\n"
+    Path(cli.environment["PGSERVICEFILE"]).write_text(service.format(pubdb.server.port))
+    cli.connection = f"service={name}"
+    assert cli.create(name).returncode == 0
+    elsewhere = tmp_path / "pg_service.conf"
+    elsewhere.write_text(service.format(1))
+    one_error(
+        cli("drop", name, "--yes", env={"PGSERVICEFILE": str(elsewhere)}), 4, "attempting to drop replication slot"
+    )
+    assert cli.status(name)["subenabled"] is True
+    pubdb.execute("INSERT INTO b VALUES (1, 1)")
+    subdb.wait("SELECT count(*) FROM b", value=1)

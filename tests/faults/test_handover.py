@@ -1,0 +1,138 @@
+"""A table changes hands in both orders, through a claim, and after a claim was taken back; with writes all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fix_engine import Subscriber
+from fix_faults import Site, until
+from fix_servers import Database
+
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.target import ledger, states
+
+Make = Callable[[], Site]
+Reached = Callable[[str], None]
+
+TABLES = ("audit1", "keyed1", "counter1")
+
+
+def table_lsns(case: Site, column: str) -> list[int]:
+    """A position of all tables, 0 for NULL."""
+    return [
+        parse_lsn(lsn)
+        for (lsn,) in case.subdb.rows(f"SELECT coalesce({column}, '0/0')::text FROM pgsub.subscription_rel")
+    ]
+
+
+def sync_lsn(case: Site, relid: int) -> int:
+    """Where a sync worker is."""
+    return parse_lsn(case.subdb.value("SELECT remote_lsn::text FROM pgsub.progress WHERE worker = %s", relid))
+
+
+def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reached: Reached, tmp_path: Path) -> None:
+    case = site()
+    writer = case.make(*TABLES)
+    release = tmp_path / "release"
+    # the first commit is apply's: no table is copied yet
+    process = case.create("--follow", points={"apply.after_target_commit": f"pause:{release}"})
+    case.wait_fired("apply.after_target_commit")
+    until(lambda: case.states() == "sss", f"tables: {case.states()}\n{case.said()}")
+    behind = case.ledger("remote_lsn")
+    assert max(table_lsns(case, "srsublsn")) > behind
+    writer.some(30)
+    assert case.states() == "sss" and case.ledger("remote_lsn") == behind
+    reached("hand-over with apply behind")
+    release.touch()
+    case.wait_ready()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
+def test_a_sync_worker_that_is_behind_claims_and_apply_takes_a_claim_back_that_nobody_honours(
+    site: Make, reached: Reached, tmp_path: Path
+) -> None:
+    case = site()
+    writer = case.make(*TABLES)
+    late, claimed = tmp_path / "late", tmp_path / "claimed"
+    process = case.create("--follow", points={"sync.after_f": f"pause:{late}", "sync.after_claim": f"pause:{claimed}"})
+    case.wait_fired("sync.after_f")
+    [(relid,)] = case.subdb.rows("SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE srsubstate = 'f' LIMIT 1")
+    until(lambda: case.ledger("remote_lsn") > sync_lsn(case, relid), "apply does not pass the sync worker")
+    writer.some(100)
+    late.touch()
+    case.wait_fired("sync.after_claim")
+    handover = max(table_lsns(case, "handover_lsn"))
+    assert handover > 0
+    reached("claim")
+    # the sync worker is paused with its claim; apply goes up to it, waits, takes it back, and goes on
+    until(lambda: max(table_lsns(case, "handover_lsn")) == 0, "the claim stands")
+    until(lambda: case.ledger("remote_lsn") > handover, "apply does not go on")
+    reached("un-claim")
+    writer.some(20)
+    claimed.touch()
+    case.wait_ready()
+    assert max(table_lsns(case, "srsublsn")) > handover
+    reached("hand-over with the sync worker behind")
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
+def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
+    pubdb: Database, subdb: Database, subscriber: Callable[..., Subscriber]
+) -> None:
+    for database in (pubdb, subdb):
+        database.execute("CREATE TABLE moving (n int); CREATE TABLE other (n int)")
+    pubdb.execute("CREATE PUBLICATION p FOR TABLE moving, other")
+    sub = subscriber().register("moving", "other")
+    pubdb.execute("INSERT INTO other VALUES (0)")
+    sub.catch_up()
+    # a sync worker that has applied everything up to its claim is about to hand over
+    position = ledger.apply_position(sub.session, sub.subid)
+    claim = sub.take_over("moving")
+    with ledger.durable(sub.session):
+        sub.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'moving'")
+    states.slot_position(sub.session, claim, position)
+    assert states.claim_handover(sub.session, claim, position) == position
+
+    task = sub.start()
+    pubdb.execute("INSERT INTO moving VALUES (1)")
+    for n in range(1, 50):
+        pubdb.execute("INSERT INTO other VALUES (%s)", n)
+    until(lambda: _holds_back(sub, position), "apply does not wait")
+    assert sub.stop(task).outcome == "stopped"
+    assert ledger.apply_position(sub.session, sub.subid) == position
+    assert states.try_done(sub.session, claim, position).done
+    sub.catch_up()
+    assert subdb.rows("SELECT n FROM moving") == [(1,)]
+    assert [n for (n,) in subdb.rows("SELECT n FROM other ORDER BY n")] == list(range(50))
+
+
+def _holds_back(sub: Subscriber, position: int) -> bool:
+    """Whether apply's session was seen to lock its row and to leave it as it is."""
+    query = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE %s AND query = 'ROLLBACK'"
+    waits: Any = sub.subdb.value(query, f"pgsub {sub.subid} apply %")
+    return bool(waits) and ledger.apply_position(sub.session, sub.subid) == position
+
+
+def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(site: Make, tmp_path: Path) -> None:
+    case = site()
+    case.make(*TABLES)
+    release = tmp_path / "release"
+    process = case.create("--follow", points={"apply.batch_open": f"pause:{release}"})
+    case.wait_fired("apply.batch_open")
+    until(lambda: case.states().count("f") == 2, f"tables: {case.states()}")
+    with case.subdb.connect() as session, session.transaction(force_rollback=True):
+        locked = session.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE SKIP LOCKED").fetchall()
+        assert locked == []  # apply has it
+    release.touch()
+    case.wait_ready()
+    case.wait_equal()
+    case.terminate(process)
+    case.check()

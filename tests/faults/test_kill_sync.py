@@ -1,0 +1,103 @@
+"""kill -9 of launcher, python worker and JVM at every step of a table synchronization, with writes all the time.
+
+A row that is lost or repeated is never mended later, so one subscription goes through many kills, each survived by
+the next attempt, and is compared at the end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from fix_faults import Site
+
+Make = Callable[[], Site]
+
+TABLES = ("audit1", "keyed1", "counter1", "audit2", "keyed2", "audit3")
+BIG = ("auditbig", "keyedbig")
+#: In the order in which a table meets them.
+STEPS = (
+    "sync.after_slot",
+    "copy.middle",
+    "copy.before_commit",
+    "copy.after_commit",
+    "sync.after_f",
+    "sync.before_s",
+    "sync.after_claim",
+    "sync.after_s",
+    "sync.before_slot_drop",
+)
+COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
+#: Steps that only a python worker takes.
+OF_WORKER = (*COPY_STEPS, "sync.after_claim")
+#: Some ten chunks for each of the big tables.
+CHUNKS = {"PGSUB_CHUNK_BYTES": str(256 << 10)}
+
+
+def finish(case: Site) -> None:
+    """The next run ends well, with both sides equal."""
+    assert case.writer is not None
+    case.writer.some(20)
+    case.writer.rest()
+    case.end(case.run())
+    case.check()
+
+
+def kill_launcher_at(case: Site, steps: tuple[str, ...], **env: str) -> None:
+    """``create`` dies at the first step, each following run at the next one."""
+    for number, step in enumerate(steps):
+        start = case.create if number == 0 else case.run
+        case.killed(start(points={step: "kill:LAUNCHER"}, **env))
+        assert case.fired(step)
+
+
+def chunks_done(case: Site) -> int:
+    """Chunks that were copied before."""
+    return int(case.subdb.value("SELECT count(xid) FROM pgsub.copy_chunk"))
+
+
+def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(site: Make) -> None:
+    case = site()
+    case.make(*TABLES)
+    kill_launcher_at(case, STEPS)
+    finish(case)
+
+
+def test_a_launcher_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make) -> None:
+    case = site()
+    case.make(*BIG)
+    kill_launcher_at(case, COPY_STEPS, **CHUNKS)
+    assert chunks_done(case) > 0
+    assert case.subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE copy_mode = 'chunked'") > 0
+    finish(case)
+
+
+def finish_following(case: Site, process: subprocess.Popen[bytes]) -> None:
+    """The launcher that lost its workers ends well, with both sides equal."""
+    assert case.writer is not None
+    case.writer.some(20)
+    case.wait_ready()
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
+@pytest.mark.parametrize("victim", ["worker", "jvm"])
+def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(site: Make, victim: str) -> None:
+    case = site()
+    case.make(*TABLES)
+    steps, action = (STEPS, "kill:JVM") if victim == "jvm" else (OF_WORKER, "kill")
+    process = case.create("--follow", points=dict.fromkeys(steps, action))
+    case.wait_fired(*steps)
+    finish_following(case, process)
+
+
+@pytest.mark.parametrize("victim", ["worker", "jvm"])
+def test_a_worker_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make, victim: str) -> None:
+    case = site()
+    case.make(*BIG)
+    action = "kill:JVM" if victim == "jvm" else "kill@2"
+    process = case.create("--follow", points=dict.fromkeys(COPY_STEPS, action), **CHUNKS)
+    case.wait_fired(*COPY_STEPS)
+    finish_following(case, process)

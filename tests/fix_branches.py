@@ -1,0 +1,111 @@
+"""Rare branches that the fault tests must have reached, counted over all processes of a run.
+
+After FoundationDB's "sometimes" rule: a test that waits for a rare branch proves nothing on the day the branch is no
+longer taken. ``reached("claim")`` is called where the evidence was asserted; the end of the run prints how often each
+was reached, and fails when the whole folder ran and one was not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pgsub.failpoints import POINTS
+
+#: What a run of the whole folder has to reach, besides every failpoint.
+BRANCHES = (
+    "hand-over with apply behind",
+    "hand-over with the sync worker behind",
+    "claim",
+    "un-claim",
+    "compare-and-set failed",
+    "duplicate attempt refused",
+    "duplicate copy chunk found done",
+    "zombie evicted",
+    "commit reply lost",
+    "commit never arrived",
+    "unflushed tail lost by the target",
+    "slot position lost by the publisher",
+)
+_FOLDER = Path(__file__).parent / "faults"
+_VARIABLE = "PGSUB_TEST_BRANCHES"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The registry is a folder that the controller makes and its workers inherit."""
+    if not hasattr(config, "workerinput"):
+        os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="pgsub-branches-")
+
+
+def _add(kind: str, name: str) -> None:
+    folder = os.environ[_VARIABLE]
+    os.close(tempfile.mkstemp(prefix=f"{kind}={name.replace('/', ' ')}=", dir=folder)[0])
+
+
+def _found(kind: str) -> Counter[str]:
+    names = (file.split("=") for file in os.listdir(os.environ[_VARIABLE]))
+    return Counter(name for which, name, _ in names if which == kind)
+
+
+@pytest.fixture
+def reached() -> Callable[[str], None]:
+    """Say that a branch was reached."""
+
+    def call(name: str) -> None:
+        assert name in BRANCHES or name in POINTS, name
+        _add("branch", name)
+
+    return call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which files of the folder are part of the run."""
+    for file in {item.path for item in items if item.path.parent == _FOLDER}:
+        _add("collected", file.name)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """A run with ``-k`` need not reach everything."""
+    if any(item.path.parent == _FOLDER for item in items):
+        _add("deselected", "some")
+
+
+def _complete(config: pytest.Config) -> bool:
+    chosen = any("::" in argument for argument in config.args)
+    files = {file.name for file in _FOLDER.glob("test_*.py")}
+    return not chosen and not _found("deselected") and files <= set(_found("collected"))
+
+
+def _missing(config: pytest.Config) -> list[str]:
+    found = _found("branch")
+    return [name for name in (*BRANCHES, *POINTS) if name not in found] if _complete(config) else []
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A branch that was not reached fails a run that would have passed."""
+    if not hasattr(session.config, "workerinput") and exitstatus == 0 and _missing(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What was reached, and what was not."""
+    found = _found("branch")
+    if not found:
+        return
+    terminalreporter.section("rare branches reached")
+    for name in (*BRANCHES, *POINTS):
+        if found[name] or _complete(config):
+            terminalreporter.line(f"{found[name]:5d}  {name}", red=not found[name])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The registry goes with the run."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(_VARIABLE), ignore_errors=True)

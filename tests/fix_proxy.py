@@ -1,0 +1,152 @@
+"""A TCP proxy that does harm at a chosen byte: lost replies, swallowed requests, cuts, stalls.
+
+psycopg's own tests have one for the same reason: no server can be asked to lose a reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+#: What to do with bytes from the client: pass them on; pass them on and lose the answer; lose them. Whatever is lost,
+#: both connections are reset then.
+Harm = Literal["none", "lose reply", "swallow"]
+
+
+class Link:
+    """One client's connection through the proxy.
+
+    :ivar application_name: from the startup packet.
+    :ivar notes: for whoever decides about harm.
+    """
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self._sockets = (client, server)
+        self._start = b""
+        self.application_name = ""
+        self.notes: set[str] = set()
+        self.losing = False  #: the next bytes from the server end the link
+
+    def greet(self, data: bytes) -> None:
+        """Look for the application's name in what the client sends first."""
+        if not self.application_name and len(self._start) < 8192:
+            self._start += data
+            found = re.search(rb"application_name\0([^\0]*)\0", self._start)
+            self.application_name = found[1].decode() if found else ""
+
+    def reset(self) -> None:
+        """End both connections without a word."""
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+class Proxy:
+    """Stands before a server until :meth:`close`.
+
+    :param conninfo: of the server.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        given = conninfo_to_dict(conninfo)
+        self._address = (str(given["host"]), int(str(given["port"])))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.conninfo = make_conninfo(conninfo, host="127.0.0.1", port=port)  #: of the proxy
+        self._links: list[Link] = []
+        self._open = threading.Event()
+        self._open.set()
+        self.harm: Callable[[Link, bytes], Harm] = lambda link, data: "none"  #: asked for all bytes of clients
+        self.replies: list[bytes] = []  #: those that were lost
+        self.swallowed: list[bytes] = []
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(self._address)
+                except OSError:
+                    client.close()
+                    continue
+                link = Link(client, server)
+                self._links.append(link)
+                for body in (self._requests, self._answers):
+                    threading.Thread(target=self._guarded, args=(body, link, client, server), daemon=True).start()
+
+    def _guarded(
+        self,
+        body: Callable[[Link, socket.socket, socket.socket], None],
+        link: Link,
+        client: socket.socket,
+        server: socket.socket,
+    ) -> None:
+        with contextlib.suppress(OSError):
+            body(link, client, server)
+        link.reset()
+
+    def _requests(self, link: Link, client: socket.socket, server: socket.socket) -> None:
+        while data := client.recv(65536):
+            self._open.wait()
+            link.greet(data)
+            match self.harm(link, data):
+                case "swallow":
+                    self.swallowed.append(data)
+                    return
+                case "lose reply":
+                    link.losing = True
+            server.sendall(data)
+
+    def _answers(self, link: Link, client: socket.socket, server: socket.socket) -> None:
+        while data := server.recv(65536):
+            self._open.wait()
+            if link.losing:
+                self.replies.append(data)
+                return
+            client.sendall(data)
+
+    def cut(self) -> None:
+        """Reset every connection; new ones are accepted."""
+        links, self._links = self._links, []
+        for link in links:
+            link.reset()
+
+    def stall(self) -> None:
+        """Move no byte until :meth:`resume`: a peer that vanished without a FIN."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        """Move bytes again."""
+        self._open.set()
+
+    def close(self) -> None:
+        """End everything."""
+        self._listener.close()
+        self._open.set()
+        self.cut()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[str], Proxy]]:
+    """Makes proxies before the servers of conninfos."""
+    made: list[Proxy] = []
+
+    def make(conninfo: str) -> Proxy:
+        made.append(Proxy(conninfo))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
