@@ -85,7 +85,7 @@ class Executor:
         return self._conflicts
 
     def _look_for_replaced(self) -> None:
-        """Statements find their table by name. What they found is locked now, so its oid tells whether it is still ours."""
+        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours."""
         for relation in self._touched.values():
             key = (relation.remote.relid, b"=", b"")
             statement = self._relations.statements.get(key)

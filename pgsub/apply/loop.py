@@ -42,6 +42,9 @@ PING_SECONDS = 1.0
 IDLE_REPORT_BYTES = 16 << 20
 #: At the end of a run the launcher gets this long to record what feedback must not pass.
 MIRROR_SECONDS = 2.0
+#: invalid_sql_statement_name: psycopg deallocates every prepared statement of the session after a rollback that it
+#: sees, the pipeline's too; they are prepared again.
+_DEALLOCATED = "26000"
 _KEEPALIVE = ord("k")
 _HEADER = 25
 
@@ -74,6 +77,7 @@ class Streams:
     progress: Progress
     relations: RelationCache
     assembler: Assembler
+    waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
 
 
 class ApplyLoop:
@@ -209,12 +213,15 @@ class ApplyLoop:
         """One target transaction for as many as the role admits; on a fault one by one, naming the culprit."""
         relations = self._streams.relations
         before = relations.snapshot()
-        try:
-            return self._commit(batch)
-        except PgsubError as error:
-            if not self._rolled_back() or error.directive is not Directive.FAULT:
-                raise
-            relations.restore(before)
+        for first in (True, False):
+            try:
+                return self._commit(batch)
+            except PgsubError as error:
+                if not self._rolled_back() or error.directive is not Directive.FAULT:
+                    raise
+                relations.restore(before)
+                if not first or error.sqlstate != _DEALLOCATED:
+                    break
         return self._serially(batch)
 
     def _serially(self, batch: Sequence[RemoteTransaction]) -> int:
@@ -302,7 +309,8 @@ class ApplyLoop:
 
     def _report_if_due(self, clock: float) -> None:
         behind = self.remote_lsn > self._progress.reported_lsn
-        idle = self.position - max(self._progress.reported_lsn, self.remote_lsn) >= IDLE_REPORT_BYTES
+        unreported = self.position - max(self._progress.reported_lsn, self.remote_lsn)
+        idle = unreported >= (1 if self._streams.waits else IDLE_REPORT_BYTES)
         if clock >= self._next_report and (behind or idle):
             self._report()
 

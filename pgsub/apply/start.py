@@ -16,6 +16,7 @@ from pgsub.apply.transactions import Assembler
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
@@ -26,6 +27,7 @@ from pgsub.target.ledger import Claim
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
+_NAMES = ("synchronous_standby_names", "application_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +60,52 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
     :raises Fenced: a second attempt of the same task.
     :raises PgsubError: unreachable servers, wrong system, lost slot: see identity.py.
     """
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = _open(spec, stack)
+        except psycopg.Error as error:
+            raise target.translate(error, "start a worker on the target") from None
+        yield opened
+
+
+def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sub, claim = spec.subscription, spec.claim
     name = SessionName(sub.subid, spec.role, claim.epoch)
     spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
-    with contextlib.ExitStack() as stack:
-        stack.callback(spool.close)
-        session = stack.enter_context(
-            contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
-        )
-        progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
-        progress.claim()
-        progress.read()
-        replication = stack.enter_context(
-            contextlib.closing(
-                publisher.connect(sub.connection, application_name=spec.application_name, replication=True)
-            )
-        )
-        _check(session, replication, spec, progress)
-        options = walsender.start_options(
-            replication.info.server_version,
-            sub.publications,
-            binary=sub.binary,
-            streaming=sub.streaming,
-            origin=sub.origin,
-        )
-        sender = walsender.WalSender(replication)
-        sender.start(spec.slot_name, progress.remote_lsn, options)
-        assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
-        relations = RelationCache(session, replica=target.is_replica(session))
-        yield Streams(session, sender, progress, relations, assembler)
+    stack.callback(spool.close)
+    session = stack.enter_context(
+        contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
+    )
+    progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
+    progress.claim()
+    progress.read()
+    replication = stack.enter_context(
+        contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
+    )
+    _check(session, replication, spec, progress)
+    options = walsender.start_options(
+        replication.info.server_version,
+        sub.publications,
+        binary=sub.binary,
+        streaming=sub.streaming,
+        origin=sub.origin,
+    )
+    waits = _waits(replication)
+    sender = walsender.WalSender(replication)
+    sender.start(spec.slot_name, progress.remote_lsn, options)
+    assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
+    relations = RelationCache(session, replica=target.is_replica(session))
+    return Streams(session, sender, progress, relations, assembler, waits)
+
+
+def _waits(replication: publisher.Connection) -> bool:
+    """Whether commits on the publisher may wait for this subscription's flush position (synchronous_standby_names)."""
+    try:
+        shown = [replication.execute(f"SHOW {name}".encode()).fetchone() for name in _NAMES]
+    except psycopg.Error as error:
+        raise translate(error, "read the publisher's settings") from None
+    names, own = (row[0] if row else "" for row in shown)
+    return own in names or "*" in names
 
 
 def _check(

@@ -60,6 +60,13 @@ def run(spec: ChunkSpec) -> ChunkResult:
     :raises Fenced: another attempt of the table is under way.
     :raises PgsubError: translated; located in the table.
     """
+    try:
+        return _run(spec)
+    except psycopg.Error as error:
+        raise _located(target.translate(error, "copy the table to the target"), spec, error) from None
+
+
+def _run(spec: ChunkSpec) -> ChunkResult:
     sub, claim = spec.subscription, spec.claim
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     with contextlib.ExitStack() as stack:
@@ -77,11 +84,8 @@ def run(spec: ChunkSpec) -> ChunkResult:
             contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name))
         )
         use_snapshot(source, spec.snapshot)
-        try:
-            rows, size = _Pump(source, session, spec).run()
-            _finish(session, spec, rows, size)
-        except psycopg.Error as error:
-            raise _located(target.translate(error, "copy the table to the target"), spec, error) from None
+        rows, size = _Pump(source, session, spec).run()
+        _finish(session, spec, rows, size)
         return ChunkResult(spec.chunk.number, rows, size)
 
 

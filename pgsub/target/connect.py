@@ -72,12 +72,15 @@ def connect(
     calls = sql.SQL(", ").join(
         sql.SQL("set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v)) for k, v in settings.items()
     )
-    connection.execute(sql.SQL("SELECT ") + calls)
-    if replica:
-        try:
+    try:
+        connection.execute(sql.SQL("SELECT ") + calls)
+        if replica:
             connection.execute("SET session_replication_role = replica")
-        except psycopg.errors.InsufficientPrivilege:
-            pass  # works without; create and status say what that means and name the GRANT
+    except psycopg.errors.InsufficientPrivilege:
+        pass  # works without; create and status say what that means and name the GRANT
+    except psycopg.Error as error:
+        connection.close()
+        raise translate(error, "prepare the session on the target") from None
     return connection
 
 

@@ -7,7 +7,21 @@ from fix_pair import MakePair
 
 from pgsub.errors import SchemaFault
 
-NAMES = ["tab'le", "B", "select", "a.b", "two words", "50%", "%s", "{}", "grün", "back\\slash", 'dou"ble', "$1", "new\nline"]
+NAMES = [
+    "tab'le",
+    "B",
+    "select",
+    "a.b",
+    "two words",
+    "50%",
+    "%s",
+    "{}",
+    "grün",
+    "back\\slash",
+    'dou"ble',
+    "$1",
+    "new\nline",
+]
 
 
 def _quoted(name: str) -> str:
@@ -17,7 +31,8 @@ def _quoted(name: str) -> str:
 def test_columns_pair_by_name_and_extra_ones_keep_their_defaults(pair: MakePair) -> None:
     p = pair(
         pub="CREATE TABLE t (id int PRIMARY KEY, a text, gone int, b numeric); ALTER TABLE t DROP gone",
-        sub="CREATE TABLE t (extra text DEFAULT 'mine', b numeric, gone int, id int PRIMARY KEY, at int DEFAULT 7, a text);"
+        sub="CREATE TABLE t"
+        " (extra text DEFAULT 'mine', b numeric, gone int, id int PRIMARY KEY, at int DEFAULT 7, a text);"
         "ALTER TABLE t DROP gone",
     )
     p.apply("INSERT INTO t SELECT g, 'a' || g, g FROM generate_series(1, 60) g", "INSERT INTO t VALUES (100, 'x', 1)")
@@ -43,7 +58,8 @@ def test_an_identity_column_takes_the_publishers_values(pair: MakePair, kind: st
 
 def test_an_identity_column_that_is_no_key_follows_the_publisher(pair: MakePair) -> None:
     p = pair(
-        pub="CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, big text); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        pub="CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, big text);"
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         sub="CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, big text, mine int DEFAULT 3)",
     )
     p.apply("INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, 3) g")
@@ -61,23 +77,32 @@ def test_an_identity_column_follows_a_publisher_that_sends_whole_rows(pair: Make
         pub="CREATE TABLE t (n int, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         sub="CREATE TABLE t (n int GENERATED ALWAYS AS IDENTITY, v text)",
     )
-    p.apply("INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, 'b')", "UPDATE t SET n = 9 WHERE v = 'b'", "UPDATE t SET v = 'c'")
+    p.apply(
+        "INSERT INTO t VALUES (1, 'a'), (1, 'a'), (2, 'b')", "UPDATE t SET n = 9 WHERE v = 'b'", "UPDATE t SET v = 'c'"
+    )
     p.apply("UPDATE t SET n = 10 WHERE ctid = (SELECT min(ctid) FROM t WHERE n = 1)")
     p.same("t")
 
 
 def test_generated_columns_are_computed_here(pair: MakePair) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, a int, twice int GENERATED ALWAYS AS (a * 2) STORED)")
-    p.apply("INSERT INTO t SELECT g, g FROM generate_series(1, 60) g", "UPDATE t SET a = 0 WHERE id = 1", "INSERT INTO t VALUES (99, 9)")
+    p.apply(
+        "INSERT INTO t SELECT g, g FROM generate_series(1, 60) g",
+        "UPDATE t SET a = 0 WHERE id = 1",
+        "INSERT INTO t VALUES (99, 9)",
+    )
     p.same("t")
 
 
 def test_generated_columns_of_the_target_do_not_find_rows(pair: MakePair) -> None:
     p = pair(
         pub="CREATE TABLE t (a int); ALTER TABLE t REPLICA IDENTITY FULL",
-        sub="CREATE TABLE t (s int GENERATED ALWAYS AS (a * 2) STORED, a int, v int GENERATED ALWAYS AS (a * 3) VIRTUAL)",
+        sub="CREATE TABLE t"
+        " (s int GENERATED ALWAYS AS (a * 2) STORED, a int, v int GENERATED ALWAYS AS (a * 3) VIRTUAL)",
     )
-    p.apply("INSERT INTO t VALUES (1), (1), (2), (NULL)", "UPDATE t SET a = 5 WHERE a = 2", "DELETE FROM t WHERE a IS NULL")
+    p.apply(
+        "INSERT INTO t VALUES (1), (1), (2), (NULL)", "UPDATE t SET a = 5 WHERE a = 2", "DELETE FROM t WHERE a IS NULL"
+    )
     assert p.subdb.rows("SELECT * FROM t ORDER BY a") == [(2, 1, 3), (2, 1, 3), (10, 5, 15)]
 
 
@@ -136,7 +161,11 @@ def test_as_many_columns_as_a_table_can_have(pair: MakePair, identity: str) -> N
     columns = ", ".join(f"c{number} int2" for number in range(1599))
     key = "" if identity else " PRIMARY KEY"
     p = pair(f"CREATE TABLE t (id int{key}, {columns}){identity}")
-    p.apply("INSERT INTO t (id, c0, c1598) SELECT g, g, -g FROM generate_series(1, 55) g", "UPDATE t SET c1598 = 0, c7 = 7 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    p.apply(
+        "INSERT INTO t (id, c0, c1598) SELECT g, g, -g FROM generate_series(1, 55) g",
+        "UPDATE t SET c1598 = 0, c7 = 7 WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+    )
     p.same("t", columns="id, c0, c7, c1598")
 
 

@@ -1,7 +1,11 @@
-"""What stops apply, what is skipped, and how it goes on. Mirrors t/029_on_error.pl, t/035_conflicts.pl, t/100_bugs.pl."""
+"""What stops apply, what is skipped, and how it goes on.
+
+Mirrors t/029_on_error.pl, t/035_conflicts.pl and t/100_bugs.pl.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import closing
 
 import pytest
@@ -46,7 +50,7 @@ def test_an_existing_key_stops_apply_behind_everything_before_it(pair: MakePair,
     assert parse_lsn(error.finish_lsn or "") >= finish
     assert error.xid == int(p.pubdb.value("SELECT xmin::text FROM t WHERE id = 1000"))
     assert "(1000, theirs)" in (error.detail or "") and "t_pkey" in (error.detail or "")
-    assert f'finished at {error.finish_lsn}' in (error.context or "")
+    assert f"finished at {error.finish_lsn}" in (error.context or "")
     assert p.subdb.value("SELECT count(*) FROM t") == 11 and p.subdb.value("SELECT v FROM t WHERE id = 1") == "changed"
     assert p.subdb.value("SELECT count(*) FROM u") == 0
     remote, _ = p.progress()
@@ -65,7 +69,9 @@ def test_a_fault_in_the_middle_of_a_long_batch_is_found_after_much_else_was_prep
         p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'x'); UPDATE t SET v = 'y' WHERE id = {number}")
         p.until("SELECT v = 'y' FROM t WHERE id = %s", number, task=task)
     p.subdb.execute("INSERT INTO t VALUES (1060, 'mine')")
-    p.pubdb.execute("INSERT INTO t SELECT 1000 + g, 'copy' FROM generate_series(1, 60) g; UPDATE t SET v = 'z' WHERE id = 3")
+    p.pubdb.execute(
+        "INSERT INTO t SELECT 1000 + g, 'copy' FROM generate_series(1, 60) g; UPDATE t SET v = 'z' WHERE id = 3"
+    )
     with pytest.raises(ApplyError) as caught:
         task.result()
     assert caught.value.conflict == "insert_exists"
@@ -289,37 +295,42 @@ def test_a_missing_privilege_is_a_fault_with_the_grant(pair: MakePair) -> None:
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@pytest.mark.parametrize("where", range(0, 60, 3))
 def test_a_malformed_message_is_a_protocol_violation_and_nothing_else(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, where: int
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pair(TABLES)
     p.pubdb.execute("INSERT INTO t VALUES (1, 'xxxxxxxxxxxxxxxxxxxxxxxxxxxx'); UPDATE t SET v = 'y'; DELETE FROM t")
-    receive = WalSender.receive
+    receive, where = WalSender.receive, [0]
 
     def corrupted(self: WalSender, *limits: int) -> list[bytes]:
         frames = receive(self, *limits)
-        return [_cut(frame, where) if frame[:1] == b"w" and frame[25:26] in b"IUDR" else frame for frame in frames]
+        return [_cut(f, where[0]) if f[:1] == b"w" and f[25:26] in (b"I", b"U", b"D", b"R") else f for f in frames]
 
     monkeypatch.setattr(WalSender, "receive", corrupted)
-    try:
-        p.catch_up()
-    except ProtocolViolation:
+    violations = 0
+    for where[0] in range(60):
+        with contextlib.suppress(ProtocolViolation):  # anything else fails the test
+            p.catch_up()
+            break
+        violations += 1
         assert p.progress()[0] == 0
-    except ApplyError as error:
-        pytest.fail(f"a malformed message reached the target: {error}")
+    assert violations > 30
 
 
 def _cut(frame: bytes, where: int) -> bytes:
     return frame[: 25 + where] if where < len(frame) - 25 else frame
 
 
-def test_a_transaction_before_a_malformed_one_is_kept_or_sent_again(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_before_a_malformed_one_is_kept_or_sent_again(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = pair(TABLES)
     p.pubdb.execute("INSERT INTO t VALUES (1, 'good')")
     p.pubdb.execute("INSERT INTO t VALUES (2, 'bad')")
     receive = WalSender.receive
-    monkeypatch.setattr(WalSender, "receive", lambda self, *limits: [f[:-2] if b"bad" in f else f for f in receive(self, *limits)])
+    monkeypatch.setattr(
+        WalSender, "receive", lambda self, *limits: [f[:-2] if b"bad" in f else f for f in receive(self, *limits)]
+    )
     with pytest.raises(ProtocolViolation):
         p.catch_up()
     monkeypatch.undo()
@@ -327,12 +338,16 @@ def test_a_transaction_before_a_malformed_one_is_kept_or_sent_again(pair: MakePa
     p.same("t")
 
 
-def test_a_lost_target_session_is_transient_and_nothing_is_lost(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_target_session_is_transient_and_nothing_is_lost(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = pair(TABLES)
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
-    p.subdb.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgsub {p.subid} apply %'")
+    p.subdb.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgsub {p.subid} apply %'"
+    )
     p.pubdb.execute("INSERT INTO t VALUES (2, 'x')")
     with pytest.raises(PgsubError) as caught:
         task.result()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Pair as Servers
 
 from pgsub.apply import loop, worker
 from pgsub.apply.worker import WorkerResult
@@ -25,7 +27,7 @@ def _row_version(p: Pair) -> object:
 def _other_wal(p: Pair, kilobytes: int = 100) -> int:
     """WAL of which nothing is sent, as that of other databases; gives where it ends."""
     for _ in range(kilobytes // 100):
-        p.pubdb.execute("SELECT pg_logical_emit_message(false, 'noise', repeat('x', 100000))")
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, 'noise', repeat('x', 100000))")
     return p.published()
 
 
@@ -86,6 +88,29 @@ def test_an_idle_subscription_frees_wal_from_time_to_time(pair: MakePair, monkey
     p.pubdb.wait("SELECT confirmed_flush_lsn - '0/0'::pg_lsn > %s FROM pg_replication_slots", position - 250_000)
     p.stop(task)
     assert p.progress()[0] == 0
+
+
+def test_commits_that_wait_for_the_subscription_do_not_wait_in_vain(own_pair: Callable[..., Servers]) -> None:
+    # synchronous_standby_names: of an unpublished table nothing is sent, and its commit waits for a flush position
+    servers = own_pair()
+    p = Pair(servers.pubdb, servers.subdb, synchronous_commit="off")
+    p.ddl(TABLES)
+    p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
+    p.subscribe("r", None)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.stop(task)
+    servers.publisher.append_conf({"synchronous_standby_names": p.sub.name})
+    servers.publisher.reload()
+    task = p.start()
+    for statement in ("INSERT INTO t VALUES (2, 'published')", "INSERT INTO private VALUES (1)"):
+        commit = threading.Thread(target=p.pubdb.execute, args=(statement,), daemon=True)
+        commit.start()
+        commit.join(20)
+        assert not commit.is_alive(), statement
+    p.stop(task)
+    p.close()
 
 
 def test_an_unfinished_stream_does_not_hold_the_slot_back(pair: MakePair) -> None:
@@ -247,6 +272,34 @@ def test_apply_takes_a_claim_back_that_nobody_redeems(pair: MakePair, monkeypatc
     assert p.subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE handover_lsn IS NOT NULL") == 0
 
 
+def test_a_batch_that_waited_for_a_claim_still_goes_as_a_batch(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # each look at the claim ends in a ROLLBACK, after which psycopg deallocates what the pipeline had prepared
+    serial: list[object] = []
+    monkeypatch.setattr(loop.ApplyLoop, "_serially", lambda self, batch: serial.append(batch) or len(batch))
+    p = pair(TABLES)
+    p.pubdb.execute("INSERT INTO other VALUES (0)")
+    task = p.start()
+    for number in range(10):  # psycopg prepares what it has sent five times
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'x'); UPDATE t SET v = 'y' WHERE id = {number}")
+        p.until("SELECT v = 'y' FROM t WHERE id = %s", number, task=task)
+    p.subdb.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'f', handover_lsn = (SELECT remote_lsn FROM pgsub.progress)"
+        " WHERE relname = 'other'; UPDATE pgsub.progress SET states_version = states_version + 1"
+    )
+    p.pubdb.execute("INSERT INTO other VALUES (1); INSERT INTO t VALUES (100, 'x'); UPDATE t SET v = 'y' WHERE id = 5")
+    p.pubdb.execute("UPDATE t SET v = 'z' WHERE id = 100")
+    p.until("SELECT pg_sleep(0.1) IS NOT NULL", task=task)
+    assert p.subdb.value("SELECT count(*) FROM t") == 10
+    p.subdb.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'r', handover_lsn = NULL;"
+        "UPDATE pgsub.progress SET states_version = states_version + 1"
+    )
+    p.until("SELECT count(*) = 1 FROM t WHERE v = 'z'", task=task)
+    p.stop(task)
+    p.same("t", "other")
+    assert serial == []
+
+
 @pytest.mark.parametrize(("state", "taken"), [("i", False), ("d", False), ("f", False), ("s", True), ("r", True)])
 def test_apply_takes_changes_in_s_and_r_only(pair: MakePair, state: str, taken: bool) -> None:
     p = pair(TABLES, state=state, names=T)
@@ -263,7 +316,9 @@ def test_what_srsublsn_covers_is_left_out_and_what_it_does_not_cover_is_taken(pa
         session.execute("INSERT INTO t VALUES (2, 'at it')")
         finish = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0]
         session.execute("COMMIT")
-    p.subdb.execute(f"UPDATE pgsub.subscription_rel SET srsubstate = '{state}', srsublsn = %s WHERE relname = 't'", finish)
+    p.subdb.execute(
+        f"UPDATE pgsub.subscription_rel SET srsubstate = '{state}', srsublsn = %s WHERE relname = 't'", finish
+    )
     p.apply("INSERT INTO t VALUES (3, 'beyond')")
     assert p.subdb.rows("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
     assert p.state("t") == "r"

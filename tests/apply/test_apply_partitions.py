@@ -50,8 +50,15 @@ def test_leaves_go_to_leaves_of_the_same_names(pair: MakePair) -> None:
 
 
 def test_leaves_may_be_plain_tables_here(pair: MakePair) -> None:
-    p = pair(pub=f"{RANGES};{LEAVES}", sub=f"{PLAIN}; ALTER TABLE t RENAME TO t_low; CREATE TABLE t_high (LIKE t_low INCLUDING ALL)")
-    p.apply("INSERT INTO t SELECT g, g * 10, 'v' FROM generate_series(1, 60) g", "UPDATE t SET k = 50 WHERE k > 500", "DELETE FROM t WHERE id = 1")
+    p = pair(
+        pub=f"{RANGES};{LEAVES}",
+        sub=f"{PLAIN}; ALTER TABLE t RENAME TO t_low; CREATE TABLE t_high (LIKE t_low INCLUDING ALL)",
+    )
+    p.apply(
+        "INSERT INTO t SELECT g, g * 10, 'v' FROM generate_series(1, 60) g",
+        "UPDATE t SET k = 50 WHERE k > 500",
+        "DELETE FROM t WHERE id = 1",
+    )
     p.same("t_low", "t_high")
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
-
 from fix_servers import Database
 
 if TYPE_CHECKING:
     from pgsub.demo.servers import Server
 
 #: More of them in a longer run.
-SEEDS = range(int(os.environ.get("PGSUB_SEEDS", "4")))
+SEEDS = range(int(os.environ.get("PGSUB_SEEDS", "3")))
 
 PUBLISHER = """
 CREATE TABLE k (id int PRIMARY KEY, a text, b numeric, big text);
@@ -122,10 +121,10 @@ def _work(p: Pair, seed: int) -> None:
         for session in (one, two):
             session.execute("SET lock_timeout = '1s'")
         first, second = Work(one, chance), Work(two, chance)
-        for _ in range(4):
+        for _ in range(3):
             task = p.start() if chance.random() < 0.7 else None
-            first.run(15)
-            second.run(10)
+            first.run(12)
+            second.run(8)
             if task is not None:
                 p.stop(task)
     p.apply()
@@ -151,7 +150,8 @@ def native(target: Server, subdb: Database) -> Iterator[Callable[[Pair, str], Da
         made.append(database)
         database.execute(tables)
         database.execute(
-            f"CREATE SUBSCRIPTION {database.name} CONNECTION '{p.pubdb.conninfo}' PUBLICATION p WITH (copy_data = false)"
+            f"CREATE SUBSCRIPTION {database.name} CONNECTION '{p.pubdb.conninfo}' PUBLICATION p"
+            " WITH (copy_data = false)"
         )
         return database
 
@@ -171,7 +171,9 @@ def test_the_target_ends_as_one_of_the_servers_own_subscriber(
         Work(session, random.Random(-seed)).run(30)
     _both_are_there(p, server)
     for database in (p.subdb, server):
-        database.execute("DELETE FROM k WHERE id % 7 = 1; DELETE FROM x WHERE id % 5 = 1; DELETE FROM p WHERE id % 3 = 1")
+        database.execute(
+            "DELETE FROM k WHERE id % 7 = 1; DELETE FROM x WHERE id % 5 = 1; DELETE FROM p WHERE id % 3 = 1"
+        )
         database.execute("UPDATE k SET a = 'changed here' WHERE id % 7 = 2")
     _work(p, seed)
     _both_are_there(p, server)

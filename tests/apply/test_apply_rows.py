@@ -52,7 +52,9 @@ def test_a_table_without_identity_takes_inserts_and_truncate(pair: MakePair) -> 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_a_message_under_full_changes_exactly_one_of_equal_rows(pair: MakePair, binary: bool) -> None:
     p = pair("CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL", binary=binary)
-    p.apply("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5); INSERT INTO t VALUES (NULL, NULL), (NULL, NULL)")
+    p.apply(
+        "INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5); INSERT INTO t VALUES (NULL, NULL), (NULL, NULL)"
+    )
     p.apply("DELETE FROM t WHERE ctid = (SELECT max(ctid) FROM t WHERE a = 1)")
     p.apply("UPDATE t SET b = 'one' WHERE ctid = (SELECT min(ctid) FROM t WHERE a = 1)")
     p.apply("UPDATE t SET b = 'was null' WHERE ctid = (SELECT min(ctid) FROM t WHERE a IS NULL)")
@@ -64,7 +66,7 @@ def test_a_message_under_full_changes_exactly_one_of_equal_rows(pair: MakePair, 
 
 def test_null_the_empty_string_and_backslash_n_are_three_values(pair: MakePair) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    values = "(NULL), (''), ('\\N'), ('\\\\N'), (E'a\\tb\\nc\\rd\\\\.'), ('\\.'), (E'\\\\x41'), ('null'), ('{}'), ('%s %(a)s')"
+    values = r"(NULL), (''), ('\N'), ('\\N'), (E'a\tb\nc\rd\\.'), ('\.'), (E'\\x41'), ('null'), ('{}'), ('%s %(a)s')"
     insert = f"INSERT INTO t SELECT row_number() OVER () + (SELECT count(*) FROM t), v FROM (VALUES {values}) AS x(v)"
     p.apply(insert)  # one by one
     p.apply(f"DO $$ BEGIN FOR i IN 1..10 LOOP {insert}; END LOOP; END $$")  # by COPY
@@ -78,7 +80,9 @@ def test_null_the_empty_string_and_backslash_n_are_three_values(pair: MakePair) 
 def test_a_value_that_was_not_sent_again_stays(pair: MakePair, identity: str, binary: bool) -> None:
     p = pair(f"CREATE TABLE t (id int PRIMARY KEY, n int, big text); {EXTERNAL}; {identity}", binary=binary)
     p.apply(f"INSERT INTO t SELECT g, 0, {TOAST} || g FROM generate_series(1, 4) g")
-    p.apply("UPDATE t SET n = 1 WHERE id = 1", "UPDATE t SET id = 20 WHERE id = 2", "UPDATE t SET big = 'x' WHERE id = 3")
+    p.apply(
+        "UPDATE t SET n = 1 WHERE id = 1", "UPDATE t SET id = 20 WHERE id = 2", "UPDATE t SET big = 'x' WHERE id = 3"
+    )
     p.apply("BEGIN; UPDATE t SET id = 40, n = 4 WHERE id = 4; UPDATE t SET n = 5 WHERE id = 40; COMMIT")
     p.same("t")
     assert p.subdb.value("SELECT count(*) FROM t WHERE length(big) > 6000") == 3
@@ -125,7 +129,9 @@ def test_truncate_takes_its_tables_together_and_nothing_else(pair: MakePair) -> 
 
 
 def test_truncate_cascade_of_the_publisher_never_cascades_here(pair: MakePair) -> None:
-    p = pair("CREATE TABLE a (id int PRIMARY KEY)", sub="CREATE TABLE mine (id int REFERENCES a)", names=[("public", "a")])
+    p = pair(
+        "CREATE TABLE a (id int PRIMARY KEY)", sub="CREATE TABLE mine (id int REFERENCES a)", names=[("public", "a")]
+    )
     p.apply("INSERT INTO a VALUES (1)")
     p.subdb.execute("INSERT INTO mine VALUES (1)")
     p.pubdb.execute("TRUNCATE a CASCADE")
@@ -180,9 +186,7 @@ def test_a_deferrable_key_does_not_find_the_rows_of_a_publisher_that_sends_whole
 
 
 def test_columns_that_only_the_target_has_must_be_null_in_a_row_found_by_all_columns(pair: MakePair) -> None:
-    p = pair(
-        pub="CREATE TABLE t (a int); ALTER TABLE t REPLICA IDENTITY FULL", sub="CREATE TABLE t (a int, mine text)"
-    )
+    p = pair(pub="CREATE TABLE t (a int); ALTER TABLE t REPLICA IDENTITY FULL", sub="CREATE TABLE t (a int, mine text)")
     p.apply("INSERT INTO t VALUES (1), (2)")
     p.subdb.execute("UPDATE t SET mine = 'x' WHERE a = 1")
     p.apply("UPDATE t SET a = a * 10")
@@ -200,7 +204,9 @@ def test_a_type_without_equality_is_named_rather_than_guessed(pair: MakePair, ki
         "path": ("[(0,0),(1,1)]", "[(5,5),(6,6)]"),
     }[kind]
     p = pair(f"CREATE TABLE t (v {kind}, n int); ALTER TABLE t REPLICA IDENTITY FULL")
-    p.apply(f"INSERT INTO t VALUES ('{values[0]}', 1), ('{values[1]}', 2), (NULL, 3)", "UPDATE t SET n = 30 WHERE n = 3")
+    p.apply(
+        f"INSERT INTO t VALUES ('{values[0]}', 1), ('{values[1]}', 2), (NULL, 3)", "UPDATE t SET n = 30 WHERE n = 3"
+    )
     p.same("t", columns="v::text, n")
     p.pubdb.execute("DELETE FROM t WHERE n = 2")
     with pytest.raises(Exception, match=f"could not identify an equality operator for type {kind}") as caught:

@@ -50,7 +50,8 @@ def test_aborted_subtransactions_leave_nothing(pair: MakePair, setting: str, str
           SAVEPOINT c; INSERT INTO u VALUES (2, 'c'); RELEASE c;
         ROLLBACK TO a;
         UPDATE t SET v = 'kept' WHERE id = 7;
-        SAVEPOINT d; INSERT INTO u {many}(1000, 1300) n; SAVEPOINT e; INSERT INTO u VALUES (3, 'e'); RELEASE e; RELEASE d;
+        SAVEPOINT d; INSERT INTO u {many}(1000, 1300) n;
+          SAVEPOINT e; INSERT INTO u VALUES (3, 'e'); RELEASE e; RELEASE d;
         SAVEPOINT f; TRUNCATE t; ROLLBACK TO f;
         INSERT INTO t VALUES (9999, 'last'); COMMIT""",
         f"BEGIN; INSERT INTO t {many}(5000, 5300) n; SAVEPOINT a; UPDATE t SET v = 'gone'; ROLLBACK",

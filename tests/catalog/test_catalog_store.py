@@ -41,6 +41,7 @@ OTHER = Subscription(
     dboid=16384,
     max_sync_workers=5,
     copy_workers=7,
+    unavailable=("replication origins",),
 )
 
 

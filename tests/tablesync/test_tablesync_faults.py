@@ -383,7 +383,9 @@ def test_a_take_over_ends_the_sessions_of_the_attempt_before(pair: MakePair) -> 
         blocker.execute("LOCK TABLE t IN SHARE MODE")
         p.set(copy_atomic=True)
         first = p.submit("sync", lambda name: p.sync(name), ["t"])
-        waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ 'copy:' AND wait_event_type = 'Lock'"
+        waits = (
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name ~ 'copy:' AND wait_event_type = 'Lock'"
+        )
         p.until(waits)
         claim = p.take_over("t")
         assert p.subdb.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'copy:'") == 0

@@ -63,9 +63,9 @@ def test_chunks_are_numbered_and_weigh_what_the_table_weighs(leaves: list[Leaf])
     assert [chunk.number for chunk in made.chunks] == list(range(len(made.chunks)))
     assert len({chunk.copy_out for chunk in made.chunks}) == len(made.chunks)
     weighed = [leaf for leaf in leaves if leaf.pages]
-    assert abs(sum(chunk.bytes for chunk in made.chunks) - sum(leaf.bytes for leaf in weighed)) <= len(made.chunks) + sum(
-        leaf.bytes for leaf in leaves if not leaf.pages
-    )
+    assert abs(sum(chunk.bytes for chunk in made.chunks) - sum(leaf.bytes for leaf in weighed)) <= len(
+        made.chunks
+    ) + sum(leaf.bytes for leaf in leaves if not leaf.pages)
 
 
 def test_a_chunk_reads_one_leaf_from_block_to_block_under_the_row_filter() -> None:

@@ -98,10 +98,14 @@ def test_a_lost_session_is_the_targets_absence(connect: Connect) -> None:
     pipeline.send(INSERT, (b"1", b"x"), (0, 0), None)
     pipeline.sync()
     killer.execute("SELECT pg_terminate_backend(%s, 5000)", (session.info.backend_pid,))
-    with pytest.raises((TargetUnavailable, psycopg.OperationalError)):
+
+    def work() -> None:
         for number in range(2, WINDOW * 2):
             pipeline.send(INSERT, (b"%d" % number, b"x"), (0, 0), None)
         pipeline.sync()
+
+    with pytest.raises((TargetUnavailable, psycopg.OperationalError)):
+        work()
 
 
 @settings(
