@@ -62,8 +62,8 @@ GUARDS = (
         (
             ("if self.remote_lsn != expected:", "if False:"),
             (
-                " AND remote_lsn = %s AND {_MINE} RETURNING ctid::text",
-                " AND %s::pg_lsn IS NOT NULL AND {_MINE} RETURNING ctid::text",
+                " AND remote_lsn = %s AND {_MINE} RETURNING {self._advanced}",
+                " AND %s::pg_lsn IS NOT NULL AND {_MINE} RETURNING {self._advanced}",
             ),
         ),
         ("tests/guards",),

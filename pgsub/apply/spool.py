@@ -15,8 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from pgsub.errors import Directive, PgsubError
+
 _RECORD = struct.Struct(">II")
 _READ = 1 << 20
+
+
+class SpoolFailed(PgsubError):
+    """A transaction could not be kept until its commit."""
+
+    directive = Directive.RETRY
 
 
 class Spool:
@@ -55,7 +63,16 @@ class SpooledTransaction:
         self.size = 0
 
     def append(self, subxid: int, payload: bytes) -> None:
-        """Add one message."""
+        """Add one message.
+
+        :raises PgsubError: the disk is full or fails; the publisher sends the transaction again.
+        """
+        try:
+            self._append(subxid, payload)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _append(self, subxid: int, payload: bytes) -> None:
         if self._writer is None:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._writer = os.fdopen(descriptor, "ab", buffering=_READ)
@@ -64,10 +81,23 @@ class SpooledTransaction:
         self.size += len(payload)
 
     def pause(self) -> None:
-        """End of a stream block: no descriptor stays open for a transaction that may last for hours."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """End of a stream block: no descriptor stays open for a transaction that may last for hours.
+
+        :raises PgsubError: what was buffered does not fit on the disk.
+        """
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        try:
+            writer.close()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError) -> SpoolFailed:
+        return SpoolFailed(
+            f'could not write to spool file "{self._path}": {error.strerror}',
+            hint="Free space where the spool folder is; apply goes on by itself.",
+        )
 
     def abort(self, subxid: int) -> None:
         """Discard exactly the changes of one subtransaction."""

@@ -7,6 +7,7 @@ its rows, so a task may run twice, and a killed one leaves nothing.
 from __future__ import annotations
 
 import contextlib
+import select
 from dataclasses import dataclass
 
 import psycopg
@@ -135,10 +136,10 @@ class _Pump:
         self._begin(self._session, self._spec.copy_in, pq.ExecStatus.COPY_IN, of_source=False)
         size = self._move()
         self._session.put_copy_end()
-        result = self._session.get_result()
+        result = self._answer()
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
-            raise self._target_error(result)
-        while self._session.get_result() is not None:
+            raise _error(result)
+        while self._answer() is not None:
             pass
         self._pulse.rows_done = result.command_tuples or 0
         self._sender.send(self._pulse, now=True)
@@ -147,7 +148,7 @@ class _Pump:
     def _begin(self, connection: pq.abc.PGconn, statement: str, wanted: pq.ExecStatus, *, of_source: bool) -> None:
         result = connection.exec_(statement.encode())
         if result.status != wanted:
-            error = psycopg.errors.error_from_result(result)
+            error = _error(result)
             if of_source:
                 raise _located(publisher_fault(error, "start initial contents copy"), self._spec, None)
             raise error
@@ -172,14 +173,26 @@ class _Pump:
             if count < 0:
                 return size
 
+    def _answer(self) -> pq.abc.PGresult | None:
+        """The target's next result; libpq's own wait would stop every thread of the process for as long."""
+        poll = select.poll()
+        poll.register(self._session.socket, select.POLLIN)
+        while self._session.is_busy():
+            poll.poll()
+            self._session.consume_input()
+        return self._session.get_result()
+
     def _put(self, block: bytes) -> None:
         if block:
             self._session.put_copy_data(block)
 
-    def _target_error(self, result: pq.abc.PGresult | None) -> psycopg.Error:
-        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
-            return psycopg.OperationalError("the connection to the target was lost")
-        return psycopg.errors.error_from_result(result)
+
+def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
+    """The server's error; without an SQLSTATE it is libpq that speaks, of a connection that was lost."""
+    if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+        return psycopg.OperationalError("the connection was lost")
+    error = psycopg.errors.error_from_result(result)
+    return error if error.sqlstate else psycopg.OperationalError(str(error))
 
 
 def _located(raised: PgsubError, spec: ChunkSpec, error: psycopg.Error | None) -> PgsubError:

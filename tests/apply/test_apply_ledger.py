@@ -71,8 +71,8 @@ def test_keepalives_are_told_at_once_and_recorded_at_the_stop(pair: MakePair) ->
     assert p.confirmed() <= reported
     p.stop(task)
     assert p.progress()[0] == remote  # moves with transactions only
-    assert p.progress()[1] > position
-    assert p.confirmed() > position
+    assert p.progress()[1] >= position
+    assert p.confirmed() >= position
 
 
 def test_an_idle_subscription_frees_wal_from_time_to_time(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_an_unfinished_stream_does_not_hold_the_slot_back(pair: MakePair) -> Non
         position = _other_wal(p)
         _replayed(p, position)
         p.stop(task)
-        assert p.confirmed() > position
+        assert p.confirmed() >= position
         task = p.start()
         session.execute("COMMIT")
     p.until("SELECT count(*) = 500 FROM t", task=task)

@@ -14,7 +14,8 @@ import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub.apply import loop, transactions
-from pgsub.errors import ApplyError
+from pgsub.apply.spool import Spool, SpoolFailed
+from pgsub.errors import ApplyError, Directive
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (a int, b text); ALTER TABLE u REPLICA IDENTITY FULL"
@@ -301,3 +302,16 @@ def test_a_fault_inside_a_streamed_transaction_is_located(pair: MakePair) -> Non
     p.subdb.execute("DELETE FROM t")
     p.apply()
     p.same("t")
+
+
+def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path), "1-0")
+    transaction = spool.open(7)
+    transaction._path = Path("/dev/full")
+    with pytest.raises(SpoolFailed) as caught:
+        for _ in range(100):
+            transaction.append(7, b"x" * 65536)
+    assert caught.value.directive is Directive.RETRY
+    assert "No space left" in caught.value.message
+    transaction._path = tmp_path / "gone"
+    spool.close()
