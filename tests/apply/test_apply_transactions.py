@@ -309,8 +309,7 @@ def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
     transaction = spool.open(7)
     transaction._path = Path("/dev/full")
     with pytest.raises(SpoolFailed) as caught:
-        for _ in range(100):
-            transaction.append(7, b"x" * 65536)
+        transaction.append(7, b"x" * (4 << 20))
     assert caught.value.directive is Directive.RETRY
     assert "No space left" in caught.value.message
     transaction._path = tmp_path / "gone"
