@@ -30,6 +30,7 @@ POINTS = (
     "copy.middle",
     "copy.before_commit",
     "copy.after_commit",
+    "sync.before_slot",
     "sync.after_slot",
     "sync.after_f",
     "sync.before_s",

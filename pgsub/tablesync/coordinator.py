@@ -134,6 +134,7 @@ class TableSync:
         cleanup.remove_rows(session, claim, found)
         slot = slots.sync_slot_name(self._sub.subid, self._relid, self._context.system_identifier)
         attempt = states.start_copy(session, claim, slot, None)
+        failpoints.point("sync.before_slot")
         with SlotSnapshot.open(self._sub.connection, slot, slot, self._sub.failover) as snapshot:
             states.slot_position(session, claim, snapshot.consistent_point)
             failpoints.point("sync.after_slot")

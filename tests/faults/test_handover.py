@@ -35,10 +35,13 @@ def sync_lsn(case: Site, relid: int) -> int:
 def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reached: Reached, tmp_path: Path) -> None:
     case = site()
     writer = case.make(*TABLES)
-    release = tmp_path / "release"
-    # the first commit is apply's: no table is copied yet
-    process = case.create("--follow", points={"apply.after_target_commit": f"pause:{release}"})
-    case.wait_fired("apply.after_target_commit")
+    release, later = tmp_path / "release", tmp_path / "later"
+    # the first commit is apply's: no table is copied yet, and one of them gets its slot only after it
+    points = {"apply.after_target_commit": f"pause:{release}", "sync.before_slot": f"pause:{later}"}
+    process = case.create("--follow", points=points)
+    case.wait_fired("apply.after_target_commit", "sync.before_slot")
+    writer.some(5)
+    later.touch()
     until(lambda: case.states() == "sss", f"tables: {case.states()}\n{case.said()}")
     behind = case.ledger("remote_lsn")
     assert max(table_lsns(case, "srsublsn")) > behind
