@@ -120,12 +120,15 @@ def _finish(session: psycopg.Connection, spec: ChunkSpec, rows: int, size: int) 
 
 
 class _Pump:
-    """Moves CopyData from the publisher's connection to the target's."""
+    """Moves CopyData from the publisher's connection to the target's.
+
+    Both connections are non-blocking and waited for with poll: libpq's blocking calls would hold the interpreter.
+    A block is flushed before the next one is read, so libpq keeps no more than that in memory.
+    """
 
     def __init__(self, source: publisher.Connection, session: psycopg.Connection, spec: ChunkSpec) -> None:
         self._source, self._session = source.pgconn, session.pgconn
-        # psycopg's default: libpq would keep in memory, without bound, what the target has not read yet
-        self._session.nonblocking = 0
+        self._session.nonblocking = 1
         self._spec = spec
         self._pulse = Pulse(spec.claim.subid, spec.claim.worker, spec.chunk.number, epoch=spec.claim.epoch, state="d")
         self._sender = PulseSender(spec.pulse)
@@ -136,6 +139,7 @@ class _Pump:
         self._begin(self._session, self._spec.copy_in, pq.ExecStatus.COPY_IN, of_source=False)
         size = self._move()
         self._session.put_copy_end()
+        self._flush()
         result = self._answer()
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
             raise _error(result)
@@ -158,7 +162,7 @@ class _Pump:
         block: list[bytes] = []
         while True:
             try:
-                count, data = self._source.get_copy_data(0)
+                count, data = self._next()
             except psycopg.Error as error:
                 raise _located(publisher_fault(error, "copy the table from the publisher"), self._spec, None) from None
             if count > 0:
@@ -174,17 +178,30 @@ class _Pump:
                 return size
 
     def _answer(self) -> pq.abc.PGresult | None:
-        """The target's next result; libpq's own wait would stop every thread of the process for as long."""
-        poll = select.poll()
-        poll.register(self._session.socket, select.POLLIN)
+        """The target's next result."""
         while self._session.is_busy():
-            poll.poll()
+            _wait(self._session, select.POLLIN)
             self._session.consume_input()
         return self._session.get_result()
+
+    def _next(self) -> tuple[int, memoryview]:
+        """The next row of the publisher; a negative length at the end."""
+        while True:
+            count, data = self._source.get_copy_data(1)
+            if count:
+                return count, data
+            _wait(self._source, select.POLLIN)
+            self._source.consume_input()
 
     def _put(self, block: bytes) -> None:
         if block:
             self._session.put_copy_data(block)
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._session.flush():
+            if _wait(self._session, select.POLLIN | select.POLLOUT) & select.POLLIN:
+                self._session.consume_input()
 
 
 def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
@@ -193,6 +210,12 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
         return psycopg.OperationalError("the connection was lost")
     error = psycopg.errors.error_from_result(result)
     return error if error.sqlstate else psycopg.OperationalError(str(error))
+
+
+def _wait(connection: pq.abc.PGconn, events: int) -> int:
+    poll = select.poll()
+    poll.register(connection.socket, events)
+    return poll.poll()[0][1]
 
 
 def _located(raised: PgsubError, spec: ChunkSpec, error: psycopg.Error | None) -> PgsubError:
