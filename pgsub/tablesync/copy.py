@@ -138,12 +138,13 @@ class _Pump:
         self._begin(self._source, self._spec.chunk.copy_out, pq.ExecStatus.COPY_OUT, of_source=True)
         self._begin(self._session, self._spec.copy_in, pq.ExecStatus.COPY_IN, of_source=False)
         size = self._move()
+        self._check_source()
         self._session.put_copy_end()
         self._flush()
-        result = self._answer()
+        result = self._answer(self._session)
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
             raise _error(result)
-        while self._answer() is not None:
+        while self._answer(self._session) is not None:
             pass
         self._pulse.rows_done = result.command_tuples or 0
         self._sender.send(self._pulse, now=True)
@@ -177,12 +178,19 @@ class _Pump:
             if count < 0:
                 return size
 
-    def _answer(self) -> pq.abc.PGresult | None:
-        """The target's next result."""
-        while self._session.is_busy():
-            _wait(self._session, select.POLLIN)
-            self._session.consume_input()
-        return self._session.get_result()
+    def _check_source(self) -> None:
+        """An error of the publisher ends the rows as their end does: only the result tells which it was."""
+        result = self._answer(self._source)
+        if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+            fault = publisher_fault(_error(result), "copy the table from the publisher")
+            raise _located(fault, self._spec, None)
+
+    def _answer(self, connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
+        """The next result."""
+        while connection.is_busy():
+            _wait(connection, select.POLLIN)
+            connection.consume_input()
+        return connection.get_result()
 
     def _next(self) -> tuple[int, memoryview]:
         """The next row of the publisher; a negative length at the end."""
