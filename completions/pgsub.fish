@@ -62,6 +62,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from create' -l max-sync-workers -x
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l copy-workers -x -d 'Chunks of a table copied at once.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l if-not-exists -d 'Do nothing, with a notice, if the subscription exists.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l dry-run -d 'Check everything and print what would be done.'
+complete -c pgsub -n '__fish_seen_subcommand_from create' -l json -d 'With --dry-run: one JSON document.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l strict -d 'Refuse what would only be a warning.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l wait -d 'Synchronize in the foreground, or leave the work to pgsub run.'
 complete -c pgsub -n '__fish_seen_subcommand_from create' -l no-wait -d 'Not: Synchronize in the foreground, or leave the work to pgsub run.'

@@ -16,7 +16,7 @@ _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL al
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions.
 _TABLES = """
 WITH wanted AS MATERIALIZED (
-     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relrowsecurity
+     SELECT c.oid, n.nspname, c.relname, c.relkind
        FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
        JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
@@ -34,7 +34,8 @@ referenced AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
 SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
-       w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced), w.relrowsecurity
+       w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced),
+       pg_catalog.row_security_active(w.oid)
   FROM wanted w
 """
 
@@ -108,7 +109,10 @@ class TargetColumn:
 
 @dataclass(frozen=True, slots=True)
 class TargetRelation:
-    """A table of the target. ``fires``: a trigger would fire in the present session_replication_role."""
+    """A table of the target. ``fires``: a trigger would fire in the present session_replication_role.
+
+    ``row_security``: a policy applies to the session's role (not to superusers, BYPASSRLS, an owner without FORCE).
+    """
 
     oid: int
     schema: str
