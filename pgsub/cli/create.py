@@ -45,10 +45,6 @@ A password in a connection string is moved to a file that only you can read.
             "Register only; a pgsub run that serves the folder does the rest.",
             "pgsub create sales --connection service=shop --target service=copy --publication sales --no-wait",
         ),
-        (
-            "Look before: what would be copied, what does not fit.",
-            "pgsub create sales --connection service=shop --target service=copy --publication sales --dry-run",
-        ),
     ),
 )
 
