@@ -91,7 +91,9 @@ def register(
     :raises TimeoutExpired: it took longer.
     """
     state = "i" if made.copy_data else "r"
-    relations = [RelationState(t.target.oid, t.target.schema, t.target.name, state) for t in tables]
+    relations = [
+        RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes) for t in tables
+    ]
     creates = made.create_slot and replication is not None
     folder = store.path.parent
     ledger_schema.install(session)
