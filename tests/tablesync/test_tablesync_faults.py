@@ -15,7 +15,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
 from pgsub.apply import worker
-from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable
+from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.tablesync import catchup, plan, workforce
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
