@@ -18,7 +18,7 @@ from benchmarks.subscribers import Options
 Rows = list[list[str]]
 Facts = dict[str, str | int | float]
 
-_TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "first", "result")
+_TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "launcher", "first", "result")
 _COSTS = ("case", "side", "group", "CPU s", "peak MB")
 
 
@@ -83,6 +83,7 @@ def _time_rows(result: CaseResult) -> Iterator[list[str]]:
             _duration(pgsub.figures.get(figure)),
             "-" if ratio is None or result.failure else f"{ratio:.2f}",
             _duration(pgsub.startup or None),
+            _duration(pgsub.launched),
             result.order[0],
             verdict,
         ]
