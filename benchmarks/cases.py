@@ -111,6 +111,27 @@ class SyncEmpty(SyncMany):
     rows = 0
 
 
+class SyncWide(Case):
+    """The initial copy of rows of 50 MB: what it takes of memory."""
+
+    name, title = "sync-wide", "sync of rows of 50 MB"
+    full, quick = 40, 8
+    copy = True
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """One."""
+        return ("wide",)
+
+    def schema(self, database: Database, size: int) -> None:
+        """Only an empty table."""
+        database.execute("CREATE TABLE wide (id int PRIMARY KEY, body text)")
+
+    def source(self, database: Database, size: int) -> None:
+        """Rows that are small on disk; what is sent is not."""
+        database.execute(f"INSERT INTO wide SELECT g, repeat(chr(97 + g % 26), 50000000) FROM generate_series(1, {size}) g")
+        super().source(database, size)
+
+
 class InsertTransaction(Case):
     """Many rows in one transaction."""
 
@@ -190,6 +211,7 @@ CASES: tuple[Case, ...] = (
     SyncLink(),
     SyncMany(),
     SyncEmpty(),
+    SyncWide(),
     InsertTransaction(),
     UpdateTransaction(),
     Pgbench(),

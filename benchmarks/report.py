@@ -19,7 +19,7 @@ Rows = list[list[str]]
 Facts = dict[str, str | int | float]
 
 _TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "launcher", "first", "result")
-_COSTS = ("case", "side", "group", "CPU s", "peak MB")
+_COSTS = ("case", "side", "group", "CPU s", "peak MB", "largest MB")
 
 
 def show(facts: Facts, results: Sequence[CaseResult]) -> None:
@@ -98,7 +98,8 @@ def _duration(seconds: float | None) -> str:
 def _cost_rows(result: CaseResult) -> Iterator[list[str]]:
     for name in sorted(result.sides):
         for group, usage in result.sides[name].usage.items():
-            yield [result.case.name, name, group, f"{usage.cpu:.2f}", f"{usage.peak / 1e6:.0f}" if usage.peak else "-"]
+            memory = [f"{size / 1e6:.0f}" if size else "-" for size in (usage.peak, usage.largest)]
+            yield [result.case.name, name, group, f"{usage.cpu:.2f}", *memory]
 
 
 def _plain(columns: Sequence[str], rows: Rows) -> None:

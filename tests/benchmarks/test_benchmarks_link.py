@@ -1,4 +1,4 @@
-"""The slow link of the benchmarks: everything arrives, no connection is faster than its rate, none waits for another."""
+"""The slow link of the benchmarks: all arrives, no connection is faster than its rate, none waits for another."""
 
 from __future__ import annotations
 
