@@ -128,7 +128,8 @@ class SyncWide(Case):
 
     def source(self, database: Database, size: int) -> None:
         """Rows that are small on disk; what is sent is not."""
-        database.execute(f"INSERT INTO wide SELECT g, repeat(chr(97 + g % 26), 50000000) FROM generate_series(1, {size}) g")
+        rows = "SELECT g, repeat(chr(97 + g % 26), 50000000) FROM generate_series"
+        database.execute(f"INSERT INTO wide {rows}(1, {size}) g")
         super().source(database, size)
 
 
