@@ -82,7 +82,7 @@ class Pair(Subscriber):
         :param tables: as SQL.
         """
         for table in tables:
-            query = f"SELECT r::text FROM (SELECT {columns} FROM {table}) AS r ORDER BY 1"
+            query = f"SELECT r::text FROM (SELECT {columns} FROM {table} AS x) AS r ORDER BY 1"
             assert self.subdb.rows(query) == self.pubdb.rows(query), table
 
     def progress(self) -> tuple[int, int]:

@@ -1,16 +1,19 @@
 """Fixtures: one embedded publisher and target for each test process, fresh databases for each test.
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
-own from ``own_pair``.
+own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +152,56 @@ def _start(session: pytest.Session, side: str, **arguments: Any) -> Server:
 _TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
 
 
+@cache
+def other_servers() -> dict[str, Path]:
+    """Program folders of the servers in ``PGSUB_TEST_BINDIRS``, by major version."""
+    folders = [Path(name) for name in os.environ.get("PGSUB_TEST_BINDIRS", "").split(os.pathsep) if name]
+    return {_major(folder): folder for folder in folders}
+
+
+def _major(folder: Path) -> str:
+    said = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\) (\d+)", said)
+    assert found is not None, said
+    return found[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marks known."""
+    config.addinivalue_line("markers", "publishers: also against the publishers of PGSUB_TEST_BINDIRS")
+    config.addinivalue_line("markers", "since(version): what is tested exists on publishers from this version on")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked ``publishers`` runs once for each of them; test_versions.py says which are not there."""
+    if metafunc.definition.get_closest_marker("publishers") is None or "publisher" not in metafunc.fixturenames:
+        return
+    since = metafunc.definition.get_closest_marker("since")
+    others = [v for v in sorted(other_servers(), key=int) if since is None or int(v) >= since.args[0]]
+    versions = [pytest.param(None, id="embedded"), *(pytest.param(v, id=f"from{v}") for v in others)]
+    metafunc.parametrize("publisher", versions, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def publisher(request: pytest.FixtureRequest) -> Iterator[Server]:
+def _publishers(request: pytest.FixtureRequest) -> Iterator[Callable[[str | None], Server]]:
+    """A publisher by major version, started when it is asked for first."""
+    running: dict[str | None, Server] = {}
+
+    def get(version: str | None) -> Server:
+        if version not in running:
+            binaries = other_servers()[version] if version else None
+            running[version] = _start(request.session, "publisher", fast=True, binaries=binaries)
+        return running[version]
+
+    yield get
+    for server in running.values():
+        server.destroy()
+
+
+@pytest.fixture(scope="session")
+def publisher(request: pytest.FixtureRequest, _publishers: Callable[[str | None], Server]) -> Server:
     """The publisher that this test process shares; never stopped or reconfigured."""
-    server = _start(request.session, "publisher", fast=True)
-    yield server
-    server.destroy()
+    return _publishers(getattr(request, "param", None))
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,10 @@ class TableSync:
             f' table "{row.relname}" has {what}',
         )
 
+    def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
+        lines = [message, *(f"{word}:  {text}" for word, text in (("DETAIL", detail), ("HINT", hint)) if text)]
+        self._context.log("LOG", "\n".join(lines))
+
     # copy
 
     def _copy(self, session: psycopg.Connection, rows: Sequence[RelationState]) -> None:
@@ -141,7 +145,14 @@ class TableSync:
     ) -> None:
         claims = [self._claims[relid] for relid in found]
         failpoints.point("sync.before_slot")
-        with SlotSnapshot.open(self._sub.connection, slot, slot, self._sub.failover) as snapshot:
+        with SlotSnapshot.open(
+            self._sub.connection,
+            slot,
+            slot,
+            self._sub.failover,
+            report=self._report_wait,
+            stop=self._context.stopping,
+        ) as snapshot:
             states.slot_position(session, claims, snapshot.consistent_point)
             if together:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
 
 from pgsub.errors import PgsubError, StateForbids
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.tables import RemoteTable, describe_table
+from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.subscription import Subscription
 from pgsub.tablesync import plan
 from pgsub.tablesync.copy import Piece
@@ -18,7 +18,7 @@ from pgsub.target import chunks
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
-from pgsub.target.relation import TargetRelation, describe, missing
+from pgsub.target.relation import TargetRelation, describe_many, missing
 
 
 @dataclass(slots=True)
@@ -38,9 +38,11 @@ def find_targets(
 ) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
     """Describe the target tables; errors for those that are gone, were made anew, or filter rows."""
     found, errors = {}, dict[int, PgsubError]()
-    replica, bypasses = target.is_replica(session), _bypasses_row_security(session)
+    names = [(row.schemaname, row.relname) for row in rows]
+    described = describe_many(session, names, replica=target.is_replica(session))
+    bypasses = _bypasses_row_security(session)
     for row in rows:
-        relation = describe(session, row.schemaname, row.relname, replica=replica)
+        relation = described.get((row.schemaname, row.relname))
         if relation is None or relation.oid != row.srrelid:
             errors[row.srrelid] = missing(row.schemaname, row.relname)
         elif relation.row_security and not bypasses:
@@ -70,58 +72,57 @@ def prepare(
 
     :param targets: by oid; tables in one call share a slot and are copied in this order.
     """
-    prepared, replica = Prepared(), target.is_replica(session)
-    with _publisher(sub) as source:
+    prepared = Prepared()
+    with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+        names = [(relation.schema, relation.name) for relation in targets.values()]
+        described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
+    with durable(session):
         for relid, relation in targets.items():
-            try:
-                remote = describe_table(source, relation.schema, relation.name, sub.publications)
-            except PgsubError as error:
-                prepared.errors[relid] = error
+            name = (relation.schema, relation.name)
+            if name in described.faults:
+                prepared.errors[relid] = described.faults[name]
                 continue
-            reason = plan.atomic_reason(sub, remote, relation, replica=replica)
-            if len(targets) > 1 and reason is None:
-                reason = "the table is copied together with others"
-            _prepare(session, sub, remote, relation, reason, version, claims[relid], attempts[relid], prepared)
+            table = Table(described.tables[name], relation, claims[relid], attempts[relid])
+            _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
     return prepared
 
 
-@contextlib.contextmanager
-def _publisher(sub: Subscription) -> Iterator[publisher.Connection]:
-    with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
-        yield source
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Both sides of a table, and which attempt of its copy this is."""
+
+    remote: RemoteTable
+    target: TargetRelation
+    claim: Claim
+    attempt: int
 
 
 def _prepare(
-    session: psycopg.Connection,
-    sub: Subscription,
-    remote: RemoteTable,
-    relation: TargetRelation,
-    reason: str | None,
-    version: int,
-    claim: Claim,
-    attempt: int,
-    prepared: Prepared,
+    session: psycopg.Connection, sub: Subscription, table: Table, version: int, prepared: Prepared, *, together: bool
 ) -> None:
-    with durable(session):
-        if reason is None and not plan.empty_under_lock(session, relation):
-            reason = "the target table is not empty"
-        mode = "chunked" if reason is None else "atomic"
-        made = plan.make(sub, remote, relation, mode=mode, reason=reason or "", publisher_version=version)
-        pieces = [
-            Piece(
-                ChunkKey(claim, attempt, chunk.number),
-                relation.schema,
-                relation.name,
-                mode == "atomic",
-                chunk.copy_out,
-                made.copy_in,
-                chunk.bytes,
-                chunk.rows,
-            )
-            for chunk in made.chunks
-        ]
-        chunks.plan(session, [(piece.key, piece.bytes, piece.rows) for piece in pieces], mode)
+    relation = table.target
+    reason = plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session))
+    if reason is None and together:
+        reason = "the table is copied together with others"
+    if reason is None and not plan.empty_under_lock(session, relation):
+        reason = "the target table is not empty"
+    mode = "chunked" if reason is None else "atomic"
+    made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
+    pieces = [
+        Piece(
+            ChunkKey(table.claim, table.attempt, chunk.number),
+            relation.schema,
+            relation.name,
+            mode == "atomic",
+            chunk.copy_out,
+            made.copy_in,
+            chunk.bytes,
+            chunk.rows,
+        )
+        for chunk in made.chunks
+    ]
+    chunks.plan(session, [(piece.key, piece.bytes, piece.rows) for piece in pieces], mode)
     prepared.pieces += pieces
     if mode == "chunked":
         prepared.chunked.append(relation.oid)

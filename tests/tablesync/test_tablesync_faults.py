@@ -96,6 +96,7 @@ def test_an_attempt_that_failed_leaves_nothing_to_the_next(
     assert _attempts(p) == (1 if durable else 2)
 
 
+@pytest.mark.publishers
 def test_a_lost_snapshot_means_a_new_attempt(pair: MakePair, at: At, tmp_path: Path) -> None:
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)
     go_on = tmp_path / "go on"
@@ -215,6 +216,7 @@ def test_rows_of_a_copy_that_were_changed_here_stop_the_next_attempt(
     _ends_well(p)
 
 
+@pytest.mark.publishers
 def test_what_is_copied_is_never_copied_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_f=error")
@@ -261,6 +263,7 @@ def test_apply_behind_hands_over_at_once_without_a_stream(pair: MakePair) -> Non
     p.same("t")
 
 
+@pytest.mark.publishers
 def test_apply_ahead_is_caught_up_with(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     p.sync("u")
@@ -299,6 +302,7 @@ def _writes(p: Pair, over: threading.Event) -> None:
             over.wait(0.002)  # or apply would have to run after it for ever on a busy machine
 
 
+@pytest.mark.publishers
 @pytest.mark.parametrize("mode", ["batched", "transactional"])
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_tables_change_hands_under_writes(pair: MakePair, first: str, mode: str) -> None:
@@ -358,6 +362,7 @@ def test_an_error_while_catching_up_is_located_and_stops_no_other_table(pair: Ma
     _ends_well(p)
 
 
+@pytest.mark.publishers
 def test_a_sync_slot_that_was_lost_while_copying_is_made_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_slot=error")
