@@ -39,6 +39,12 @@ POINTS = (
     "sync.before_slot_drop",
     "create.after_ledger",
     "create.after_slot",
+    "refresh.after_fence",
+    "refresh.after_release",
+    "refresh.before_commit",
+    "refresh.after_commit",
+    "alter.after_ledger",
+    "alter.after_definition",
 )
 
 _counts: dict[str, int] = {}
