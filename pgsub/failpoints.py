@@ -37,6 +37,8 @@ POINTS = (
     "sync.after_claim",
     "sync.after_s",
     "sync.before_slot_drop",
+    "sync.before_separation",
+    "sync.after_separation",
     "create.after_ledger",
     "create.after_slot",
 )

@@ -5,7 +5,6 @@ Tasks run in threads (:mod:`fix_engine`); the subscription is registered as ``pg
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +16,6 @@ from fix_engine import Subscriber, Task
 from pgsub.apply import loop
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.tablesync.coordinator import SyncContext, TableSync
 from pgsub.target import ledger
 from pgsub.target.ledger import RelationState
 from pgsub.target.relation import describe
@@ -67,10 +65,6 @@ class Pair(Subscriber):
             "UPDATE pgsub.progress SET states_version = states_version + 1 WHERE subid = %s AND worker = 0",
             (self.subid,),
         )
-
-    def sync_oid(self, relid: int) -> None:
-        """As :meth:`sync`, for a table whose name is no word."""
-        TableSync(SyncContext(self.sub, "1", self.submit, threading.Event()), relid).run()
 
     def set(self, **options: Any) -> None:
         """Change options of the subscription for the workers that start from now on."""

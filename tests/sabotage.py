@@ -77,7 +77,7 @@ GUARDS = (
     Guard(
         "a take-over evicts older sessions",
         "pgsub/target/ledger.py",
-        (("    evict(connection, subid, roles, row[0])\n", ""),),
+        (("    evict(connection, subid, roles)\n", ""),),
         ("tests/guards",),
     ),
     Guard(
@@ -100,13 +100,13 @@ GUARDS = (
     Guard(
         "apply waits at a claimed table",
         "pgsub/apply/worker.py",
-        (("            if self._waiting_for is not None:\n                return number\n", ""),),
+        (("            if self._waiting_for:\n                return number\n", ""),),
         ("tests/guards",),
     ),
     Guard(
         "s only where apply has not passed the sync worker",
         "pgsub/target/states.py",
-        (("done, at = apply_lsn <= sync_lsn, sync_lsn", "done, at = True, sync_lsn"),),
+        (("ready = apply_lsn <= sync_lsn if handover is None else", "ready = True if handover is None else"),),
         ("tests/guards",),
     ),
 )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +23,10 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.definition import Definition
 from pgsub.commands.preflight import Table
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import PgsubError, StateForbids, TimeoutExpired
+from pgsub.errors import PgsubError, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
+from pgsub.publisher.waiting import SlotWatch
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
@@ -91,7 +90,9 @@ def register(
     :raises TimeoutExpired: it took longer.
     """
     state = "i" if made.copy_data else "r"
-    relations = [RelationState(t.target.oid, t.target.schema, t.target.name, state) for t in tables]
+    relations = [
+        RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes) for t in tables
+    ]
     creates = made.create_slot and replication is not None
     folder = store.path.parent
     ledger_schema.install(session)
@@ -101,7 +102,7 @@ def register(
     try:
         failpoints.point("create.after_ledger")
         if replication is not None:
-            _connect_slot(session, replication, sub, deadline, creates=creates)
+            _connect_slot(session, replication, sub, deadline, reporter, creates=creates)
         _store(store, sub, relations)
     except BaseException as error:
         store.remove_subscription(sub.subid)
@@ -119,11 +120,12 @@ def _connect_slot(
     replication: publisher.Connection,
     sub: Subscription,
     deadline: float | None,
+    reporter: Reporter,
     *,
     creates: bool,
 ) -> None:
     who = identity.identify(replication)
-    position = _create_slot(replication, sub, deadline) if creates else _given_position(replication, sub)
+    position = _create_slot(replication, sub, deadline, reporter) if creates else _given_position(replication, sub)
     failpoints.point("create.after_slot")
     ledger.slot_created(
         session,
@@ -136,34 +138,13 @@ def _connect_slot(
     )
 
 
-def _create_slot(replication: publisher.Connection, sub: Subscription, deadline: float | None) -> int:
+def _create_slot(
+    replication: publisher.Connection, sub: Subscription, deadline: float | None, reporter: Reporter
+) -> int:
     """The new slot's consistent point. The publisher first waits for every transaction that writes now."""
     assert sub.slot_name is not None
-    if deadline is None:
+    with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
         return slots.create_slot(replication, sub.slot_name, failover=sub.failover)
-    expired = threading.Event()
-
-    def cancel() -> None:
-        expired.set()
-        with contextlib.suppress(psycopg.Error):  # the session has ended by itself
-            replication.cancel_safe(timeout=5)
-
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), cancel)
-    timer.start()
-    try:
-        return slots.create_slot(replication, sub.slot_name, failover=sub.failover)
-    except PgsubError:
-        if not expired.is_set():
-            raise
-        raise TimeoutExpired(
-            f'timeout while creating replication slot "{sub.slot_name}" on the publisher',
-            detail="It waits for transactions that were open before; nothing was created.",
-            hint="See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
-            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
-        ) from None
-    finally:
-        timer.cancel()
-        timer.join()
 
 
 def _given_position(replication: publisher.Connection, sub: Subscription) -> int:

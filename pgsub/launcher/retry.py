@@ -21,6 +21,7 @@ class Retry:
     failures: int = 0
     not_before: float = 0.0
     error: PgsubError | None = None
+    own: bool = False  #: the error was of this worker alone, not of several that work together
 
     def due(self) -> bool:
         """Whether it may start now."""
@@ -45,7 +46,7 @@ class Retry:
 
     def succeeded(self) -> None:
         """Forget the failures."""
-        self.failures, self.not_before, self.error = 0, 0.0, None
+        self.failures, self.not_before, self.error, self.own = 0, 0.0, None, False
 
 
 def worth_reporting(error: PgsubError) -> bool:

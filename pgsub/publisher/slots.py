@@ -84,6 +84,15 @@ def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
     return valid_slot_name(f"pgsub_{subid}_sync_{relid}_{sysid}"[:_NAME_LENGTH])
 
 
+def group_slot_name(subid: int, number: int, sysid: str) -> str:
+    """Name of a slot that synchronizes several tables.
+
+    :param number: never used before by the subscription.
+    :param sysid: see :func:`sync_slot_name`.
+    """
+    return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
+
+
 def slot_state(connection: Connection, name: str) -> SlotState | None:
     """Read one slot.
 
@@ -165,6 +174,20 @@ def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str
         options.append("FAILOVER")
     options.append(f"SNAPSHOT '{snapshot}'")
     return f"({', '.join(options)})"
+
+
+def copy_slot(connection: Connection, name: str, new: str) -> None:
+    """Make a permanent slot that begins where another one is; that one may not be streamed meanwhile.
+
+    :param connection: not a replication connection.
+    :raises PgsubError: translated; SlotLost where the slot to copy is gone or lost.
+    """
+    try:
+        connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", (name, valid_slot_name(new)))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+        raise SlotLost(translate(error, f'copy replication slot "{name}"').message, sqlstate=error.sqlstate) from None
+    except psycopg.Error as error:
+        raise translate(error, f'copy replication slot "{name}"', user=connection.info.user) from None
 
 
 def drop_slot(

@@ -5,16 +5,19 @@ Mirrors ``fetch_remote_table_info`` and ``copy_table`` (tablesync.c), for any le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from pgsub.errors import SchemaFault, StateForbids
+from pgsub.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import translate
 from pgsub.publisher.publication import published
+
+Name = tuple[str, str]  #: schema and name of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,13 @@ class RemoteTable:
     reltuples: float  #: -1: no leaf was ever analyzed
 
 
+class Described(NamedTuple):
+    """Tables by schema and name; what cannot be described is in ``faults`` and does no harm to the others."""
+
+    tables: dict[Name, RemoteTable]
+    faults: dict[Name, PgsubError]
+
+
 def describe_table(connection: Connection, schema: str, name: str, publications: Sequence[str]) -> RemoteTable:
     """Read everything of one table; inside a slot's snapshot it is what the copy will see.
 
@@ -67,28 +77,83 @@ def describe_table(connection: Connection, schema: str, name: str, publications:
     :raises PgsubError: translated.
     """
     try:
-        return _describe(connection, schema, name, publications)
+        found = _describe(connection, [(schema, name)], publications)
     except psycopg.Error as error:
         doing = f'fetch table info for table "{schema}.{name}" from publisher'
         raise translate(error, doing, table=(schema, name), user=connection.info.user) from None
-
-
-def _describe(connection: Connection, schema: str, name: str, publications: Sequence[str]) -> RemoteTable:
-    row = connection.execute(_RELATION, (schema, name)).fetchone()
-    if row is None:
-        fault = SchemaFault(f'table "{schema}.{name}" not found on publisher')
-        fault.relation = f"{schema}.{name}"
+    for fault in found.faults.values():
         raise fault
-    oid, replica_identity, relkind = row
-    everything = [RemoteColumn(*column) for column in connection.execute(_COLUMNS, (oid,)).fetchall()]
+    return found.tables[schema, name]
+
+
+def describe_tables(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> Described:
+    """As :func:`describe_table` for any number of tables with the same few round trips.
+
+    :param names: schema and name of each.
+    :raises PgsubError: translated; what concerns a single table is in the result's ``faults``.
+    """
+    try:
+        return _describe(connection, list(dict.fromkeys(names)), publications)
+    except psycopg.Error as error:
+        raise translate(error, "fetch table info from publisher", user=connection.info.user) from None
+
+
+def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str]) -> Described:
+    found = Described({}, {})
+    if not names:
+        return found
+    wanted = ([schema for schema, _ in names], [name for _, name in names])
+    relations = {(row[0], row[1]): row[2:] for row in connection.execute(_RELATIONS, wanted).fetchall()}
+    oids = [oid for oid, *_ in relations.values()]
+    columns = _by_table(connection.execute(_COLUMNS, (oids,)).fetchall())
+    leaves = _by_table(connection.execute(_LEAVES, {"oids": oids}).fetchall())
+    restrictions = _by_table(_restrictions(connection, oids, publications))
+    for key in names:
+        if key not in relations:
+            found.faults[key] = _not_found(key)
+            continue
+        oid = relations[key][0]
+        try:
+            found.tables[key] = _table(
+                key, relations[key], columns.get(oid, []), leaves.get(oid, []), restrictions.get(oid, [])
+            )
+        except StateForbids as fault:
+            found.faults[key] = fault
+    return found
+
+
+def _not_found(key: Name) -> SchemaFault:
+    fault = SchemaFault(f'table "{key[0]}.{key[1]}" not found on publisher')
+    fault.relation = ".".join(key)
+    return fault
+
+
+def _by_table(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:
+    """Rows by their first column, a table's oid, without it."""
+    tables: dict[int, list[Sequence[Any]]] = {}
+    for oid, *row in rows:
+        tables.setdefault(oid, []).append(row)
+    return tables
+
+
+def _table(
+    key: Name,
+    relation: Sequence[Any],
+    columns: Sequence[Sequence[Any]],
+    leaf_rows: Sequence[Sequence[Any]],
+    restrictions: Sequence[Sequence[Any]],
+) -> RemoteTable:
+    schema, name = key
+    oid, replica_identity, relkind = relation
+    everything = [RemoteColumn(*column) for column in columns]
     plain = tuple(column.attnum for column in everything if not column.generated)
-    listed, filters = _restrictions(connection, oid, publications)
-    lists = {plain if attrs is None else attrs for attrs in listed} or {plain}
+    # Without a row no publication has the table. From 16 a missing list comes as a list of all columns.
+    lists = {plain if attrs is None else tuple(attrs) for attrs, _ in restrictions} or {plain}
     if len(lists) > 1:
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
     (sent,) = lists
-    columns = tuple(column for column in everything if column.attnum in sent)
-    leaves = tuple(Leaf(*leaf) for leaf in connection.execute(_LEAVES, {"oid": oid}).fetchall())
+    filters = {expression for _, expression in restrictions}
+    leaves = tuple(Leaf(*leaf) for leaf in leaf_rows)
     known = [leaf.reltuples for leaf in leaves if leaf.reltuples >= 0]
     return RemoteTable(
         oid=oid,
@@ -96,7 +161,7 @@ def _describe(connection: Connection, schema: str, name: str, publications: Sequ
         name=name,
         relkind=relkind,
         replica_identity=replica_identity,
-        columns=columns,
+        columns=tuple(column for column in everything if column.attnum in sent),
         row_filter=None if None in filters or not filters else f"({' OR '.join(sorted(map(str, filters)))})",
         leaves=leaves,
         bytes=sum(leaf.bytes for leaf in leaves),
@@ -104,44 +169,43 @@ def _describe(connection: Connection, schema: str, name: str, publications: Sequ
     )
 
 
-_RELATION = """
-    SELECT c.oid, c.relreplident::text, c.relkind::text
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relname = %s"""
+_RELATIONS = """
+    SELECT n.nspname::text, c.relname::text, c.oid, c.relreplident::text, c.relkind::text
+    FROM unnest(%s::text[], %s::text[]) AS w (nspname, relname)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname"""
 
 _COLUMNS = """
-    SELECT a.attnum, a.attname::text, a.atttypid, n.nspname::text, t.typname::text, a.atttypmod,
+    WITH wanted AS MATERIALIZED (
+        SELECT w.oid, pg_catalog.pg_get_replica_identity_index(w.oid) AS key FROM unnest(%s::oid[]) AS w (oid))
+    SELECT a.attrelid, a.attnum, a.attname::text, a.atttypid, n.nspname::text, t.typname::text, a.atttypmod,
         COALESCE(a.attnum = ANY(i.indkey), false), a.attgenerated <> ''
-    FROM pg_catalog.pg_attribute a
+    FROM wanted w JOIN pg_catalog.pg_attribute a ON a.attrelid = w.oid
         JOIN pg_catalog.pg_type t ON t.oid = a.atttypid JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-        LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = pg_catalog.pg_get_replica_identity_index(a.attrelid)
-    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
-    ORDER BY a.attnum"""
+        LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = w.key
+    WHERE a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attrelid, a.attnum"""
 
 # pg_partition_tree() of a plain table is empty.
 _LEAVES = """
-    SELECT c.oid, n.nspname::text, c.relname::text,
+    SELECT l.root, c.oid, n.nspname::text, c.relname::text,
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
         COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE (c.oid = %(oid)s AND c.relkind <> 'p')
-        OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(%(oid)s) t WHERE t.isleaf AND t.relid <> %(oid)s)
-    ORDER BY 5 DESC, 1"""
+    FROM (SELECT w.oid AS root, w.oid AS leaf FROM unnest(%(oids)s::oid[]) AS w (oid)
+            JOIN pg_catalog.pg_class k ON k.oid = w.oid WHERE k.relkind <> 'p'
+            UNION ALL
+            SELECT w.oid, t.relid FROM unnest(%(oids)s::oid[]) AS w (oid)
+            CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t WHERE t.isleaf AND t.relid <> w.oid) AS l
+        JOIN pg_catalog.pg_class c ON c.oid = l.leaf JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    ORDER BY 1, 6 DESC, 2"""
 
 
-def _restrictions(
-    connection: Connection, oid: int, publications: Sequence[str]
-) -> tuple[set[tuple[int, ...] | None], set[str | None]]:
-    """Column lists (attribute numbers) and row filters of a table, None for a publication without.
-
-    Both are empty where no publication has the table. From 16 a missing list comes as a list of all columns.
-    """
+def _restrictions(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Per table and publication column list (attribute numbers) and row filter, None where there is none."""
     query = sql.SQL("""
-        SELECT gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {} WHERE gpt.relid = %(oid)s
-        """).format(published(connection))
-    rows = connection.execute(query, {"publications": list(publications), "oid": oid}).fetchall()
-    lists = {None if attrs is None else tuple(attrs) for attrs, _ in rows}
-    return lists, {expression for _, expression in rows}
+        SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
+        WHERE gpt.relid = ANY(%(oids)s::oid[])""").format(published(connection))
+    return connection.execute(query, {"publications": list(publications), "oids": list(oids)}).fetchall()
 
 
 def copy_statement(

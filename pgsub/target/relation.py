@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -13,66 +13,84 @@ from pgsub.protocol.messages import Relation
 _RELKINDS = ("r", "p")
 _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
 
-_TABLE = """
-SELECT c.oid::bigint, c.relkind::text,
-       EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = ANY (tree.members) AND t.tgenabled = ANY (%s)
-               AND NOT t.tgisinternal) AS fires,
-       EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_enabled::text = ANY (%s)) AS rules,
-       EXISTS (SELECT FROM pg_catalog.pg_constraint k WHERE k.confrelid = ANY (tree.members) AND k.contype = 'f'
-               AND k.conrelid <> ALL (tree.members)) AS referenced,
-       c.relrowsecurity
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- CROSS JOIN LATERAL (SELECT array_agg(m) AS members FROM (
-        SELECT c.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)) AS t(m)) AS tree
- WHERE n.nspname = %s AND c.relname = %s
+# One row of each member that a table has: itself and, of a partitioned one, all of its partitions.
+_TABLES = """
+WITH wanted AS MATERIALIZED (
+     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relrowsecurity
+       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+member AS MATERIALIZED (
+     SELECT oid AS root, oid FROM wanted
+      UNION
+     SELECT w.oid, t.relid FROM wanted w CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t),
+firing AS (
+     SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
+      WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND NOT t.tgisinternal),
+ruled AS (
+     SELECT w.oid AS root FROM wanted w JOIN pg_catalog.pg_rewrite r ON r.ev_class = w.oid
+      WHERE r.ev_enabled::text = ANY (%(firing)s::text[])),
+referenced AS (
+     SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
+      WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
+SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
+       w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced), w.relrowsecurity
+  FROM wanted w
 """
 
 # Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
 # its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
-# that of box compares areas.
+# that of box compares areas. It is looked up once for each type.
 _COLUMNS = """
-SELECT a.attname, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL), a.attgenerated <> '',
-       a.attidentity::text, eq.operator
-  FROM pg_catalog.pg_attribute a
- CROSS JOIN LATERAL (
-       WITH RECURSIVE base AS (
-            SELECT t.oid, t.typtype, t.typcategory, t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid
-             UNION ALL
-            SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
-              FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype)
-       SELECT oid, CASE WHEN typcategory = 'A' THEN 'anyarray' WHEN typtype = 'e' THEN 'anyenum'
-                        WHEN typtype = 'r' THEN 'anyrange' WHEN typtype = 'm' THEN 'anymultirange'
-                        WHEN typtype = 'c' THEN 'record' END AS family
-         FROM base WHERE typtype <> 'd') AS t
-  LEFT JOIN LATERAL (
-       SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator
-         FROM pg_catalog.pg_opclass k
-         JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
-         JOIN pg_catalog.pg_type kt ON kt.oid = k.opcintype
-         JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype
-          AND p.amoprighttype = k.opcintype AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
-         JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
-         JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
-        WHERE k.opcdefault AND (k.opcintype = t.oid OR kt.typname = t.family OR EXISTS (
-              SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
-                 AND c.castmethod = 'b' AND c.castcontext = 'i'))
-        ORDER BY k.opcintype = t.oid DESC, m.amname, k.oid LIMIT 1) AS eq ON true
- WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attnum
+WITH live AS MATERIALIZED (
+     SELECT a.* FROM pg_catalog.pg_attribute a
+      WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped),
+kind AS MATERIALIZED (
+     SELECT d.atttypid, eq.operator
+       FROM (SELECT DISTINCT atttypid FROM live) AS d
+      CROSS JOIN LATERAL (
+            WITH RECURSIVE base AS (
+                 SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
+                   FROM pg_catalog.pg_type t WHERE t.oid = d.atttypid
+                  UNION ALL
+                 SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
+                   FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype)
+            SELECT oid, CASE WHEN typcategory = 'A' THEN 'anyarray' WHEN typtype = 'e' THEN 'anyenum'
+                             WHEN typtype = 'r' THEN 'anyrange' WHEN typtype = 'm' THEN 'anymultirange'
+                             WHEN typtype = 'c' THEN 'record' END AS family
+              FROM base WHERE typtype <> 'd') AS t
+       LEFT JOIN LATERAL (
+            SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator
+              FROM pg_catalog.pg_opclass k
+              JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
+              JOIN pg_catalog.pg_type kt ON kt.oid = k.opcintype
+              JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype
+               AND p.amoprighttype = k.opcintype AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+              JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
+              JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
+             WHERE k.opcdefault AND (k.opcintype = t.oid OR kt.typname = t.family OR EXISTS (
+                   SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
+                      AND c.castmethod = 'b' AND c.castcontext = 'i'))
+             ORDER BY k.opcintype = t.oid DESC, m.amname, k.oid LIMIT 1) AS eq ON true)
+SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
+       a.attgenerated <> '', a.attidentity::text, k.operator
+  FROM live a JOIN kind k ON k.atttypid = a.atttypid
+ ORDER BY a.attrelid, a.attnum
 """
 
 _IDENTITY = """
-SELECT a.attname, i.indimmediate
-  FROM pg_catalog.pg_index i
+WITH key AS MATERIALIZED (
+     SELECT DISTINCT ON (x.indrelid) x.*
+       FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class c ON c.oid = x.indrelid
+      WHERE x.indrelid = ANY (%s::oid[]) AND x.indislive AND x.indisvalid
+        AND ((x.indisreplident AND c.relreplident = 'i') OR x.indisprimary)
+      ORDER BY x.indrelid, x.indisreplident AND c.relreplident = 'i' DESC)
+SELECT i.indrelid::bigint, a.attname::text, i.indimmediate
+  FROM key i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
- WHERE k.position <= i.indnkeyatts AND i.indexrelid = (
-       SELECT x.indexrelid FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class c ON c.oid = x.indrelid
-        WHERE x.indrelid = %s AND x.indislive AND x.indisvalid
-          AND ((x.indisreplident AND c.relreplident = 'i') OR x.indisprimary)
-        ORDER BY x.indisreplident AND c.relreplident = 'i' DESC LIMIT 1)
- ORDER BY k.position
+ WHERE k.position <= i.indnkeyatts
+ ORDER BY i.indrelid, k.position
 """
 
 
@@ -114,17 +132,48 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
 
     :param replica: whether session_replication_role = replica is in effect (which triggers and rules would fire).
     """
+    return describe_many(connection, [(schema, name)], replica=replica).get((schema, name))
+
+
+def describe_many(
+    connection: psycopg.Connection, names: Iterable[tuple[str, str]], *, replica: bool = True
+) -> dict[tuple[str, str], TargetRelation]:
+    """As :func:`describe` for any number of tables with the same three round trips.
+
+    :param names: schema and name of each.
+    :return: by schema and name, without those that do not exist.
+    """
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return {}
     firing = ["A", "R"] if replica else ["A", "O"]
-    row = connection.execute(_TABLE.encode(), (firing, firing, schema, name)).fetchone()
-    if row is None:
-        return None
-    columns = tuple(TargetColumn(*column) for column in connection.execute(_COLUMNS.encode(), (row[0],)))
-    key = connection.execute(_IDENTITY.encode(), (row[0],)).fetchall()
-    identity, deferrable = tuple(name for name, _ in key), any(not immediate for _, immediate in key)
-    oid, relkind, fires, rules, referenced, row_security = row
-    return TargetRelation(
-        oid, schema, name, relkind, fires, rules, referenced, row_security, columns, identity, deferrable
-    )
+    params = {"schemas": [schema for schema, _ in wanted], "names": [name for _, name in wanted], "firing": firing}
+    tables = connection.execute(_TABLES.encode(), params).fetchall()
+    oids = [table[2] for table in tables]
+    columns: dict[int, list[TargetColumn]] = {oid: [] for oid in oids}
+    for oid, *column in connection.execute(_COLUMNS.encode(), (oids,)):
+        columns[oid].append(TargetColumn(*column))
+    keys: dict[int, list[tuple[str, bool]]] = {oid: [] for oid in oids}
+    for oid, name, immediate in connection.execute(_IDENTITY.encode(), (oids,)):
+        keys[oid].append((name, immediate))
+    found = {}
+    for schema, name, oid, relkind, fires, rules, referenced, row_security in tables:
+        identity = tuple(key for key, _ in keys[oid])
+        deferrable = any(not immediate for _, immediate in keys[oid])
+        found[schema, name] = TargetRelation(
+            oid,
+            schema,
+            name,
+            relkind,
+            fires,
+            rules,
+            referenced,
+            row_security,
+            tuple(columns[oid]),
+            identity,
+            deferrable,
+        )
+    return found
 
 
 def missing(schema: str, name: str) -> SchemaFault:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from fix_program import nothing_created, one_error, until
@@ -186,29 +184,32 @@ def test_the_timeout_holds_while_the_publisher_waits_for_older_transactions(cli,
         writer.execute("BEGIN")
         writer.execute("INSERT INTO a VALUES (1000, 'open')")
         said = one_error(cli.create("s", "--timeout", "1s"), 8, 'timeout while creating replication slot "s"')
-        query = re.search(r"^SELECT pid.*;$", said, re.MULTILINE)
-        assert query and [row[0] for row in pubdb.rows(query[0])] == [writer.info.backend_pid]
+        assert f"It waits for the transaction of PID {writer.info.backend_pid}. " in said
+        assert said.endswith(f"SELECT pg_terminate_backend({writer.info.backend_pid});\n")
     until(lambda: pubdb.rows(_SLOTS) == [])
     nothing_created(cli, pubdb, subdb)
 
 
-def test_a_creation_goes_on_when_the_older_transaction_ends(cli, tables):
+def test_a_creation_says_whom_it_waits_for_and_goes_on_when_the_older_transaction_ends(cli, tables):
     pubdb, _ = tables
     writer = pubdb.connect()
     writer.execute("BEGIN")
     writer.execute("INSERT INTO a VALUES (1000, 'open')")
 
     def commit() -> None:
-        pubdb.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's' AND active", value=1)
-        time.sleep(0.2)
+        seen = f"SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 's' AND datname = '{pubdb.name}'"
+        pubdb.wait(f"{seen} AND state = 'idle' AND query ~ 'pg_blocking_pids'")
         writer.execute("COMMIT")
 
     thread = threading.Thread(target=commit)
     thread.start()
     ended = cli.create("s", "--no-wait", "--timeout", "60s")
     thread.join()
-    writer.close()
     assert ended.returncode == 0, ended.stderr
+    waits = 'pgsub: warning: creation of replication slot "s" on the publisher waits for the transaction of PID'
+    assert ended.stderr.count(f"{waits} {writer.info.backend_pid}\n") == 1, ended.stderr
+    assert "idle in transaction: INSERT INTO a VALUES (1000, 'open')\n" in ended.stderr
+    writer.close()
 
 
 def test_a_target_that_goes_away_in_between_is_code_5_and_the_next_create_mends_it(cli, tables, tmp_path):
