@@ -291,8 +291,12 @@ KINDS = (
             serial bigint DEFAULT nextval('numbers'), nothing int, id int PRIMARY KEY, at timestamptz DEFAULT now());
         ALTER TABLE t DROP gone""",
         (*_CHANGES, "UPDATE t SET n = -n WHERE id < 50"),
-        (("SELECT id, v, n, 'mine', true, true, NULL::int FROM t",
-          "SELECT id, v, n, mine, serial > 0, at IS NOT NULL, nothing FROM t"),),
+        (
+            (
+                "SELECT id, v, n, 'mine', true, true, NULL::int FROM t",
+                "SELECT id, v, n, mine, serial > 0, at IS NOT NULL, nothing FROM t",
+            ),
+        ),
         ("t",),
     ),
     Kind(
@@ -355,13 +359,29 @@ KINDS = (
         CREATE TABLE a_child (id int PRIMARY KEY REFERENCES parent ON DELETE CASCADE);
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a local trigger fired'; END $$;
         CREATE TRIGGER no BEFORE INSERT OR UPDATE OR DELETE ON a_child FOR EACH ROW EXECUTE FUNCTION refuse()""",
-        ("DELETE FROM a_child WHERE id < 20; DELETE FROM parent WHERE id < 10", "UPDATE parent SET v = 'q' WHERE id < 50"),
+        (
+            "DELETE FROM a_child WHERE id < 20; DELETE FROM parent WHERE id < 10",
+            "UPDATE parent SET v = 'q' WHERE id < 50",
+        ),
         ("SELECT * FROM parent", "SELECT * FROM a_child"),
         ("a_child", "parent"),
     ),
 )
 
-_HARD_NAMES = ("tab'le", "a'", "B", "dot.dot", "with space", "per%cent %s", "back\\slash", 'qu"ote', "{}", "$1", "sélect", "x" * 63)
+_HARD_NAMES = (
+    "tab'le",
+    "a'",
+    "B",
+    "dot.dot",
+    "with space",
+    "per%cent %s",
+    "back\\slash",
+    'qu"ote',
+    "{}",
+    "$1",
+    "sélect",
+    "x" * 63,
+)
 
 
 def _quoted(name: str) -> str:
@@ -382,7 +402,9 @@ def hard_names(name: str, tables: tuple[str, ...], **more: bool) -> Kind:
         writes.append(f"DELETE FROM {table} WHERE {key} = 4")
         same.append(f"SELECT {key}, {value} FROM {table}")
     publication = f"CREATE PUBLICATION {_quoted(name)} FOR TABLE {', '.join(map(_quoted, tables))}"
-    return Kind(name, "".join(pub) + publication, "".join(sub), tuple(writes), tuple(same), tuple(sorted(tables)), **more)
+    return Kind(
+        name, "".join(pub) + publication, "".join(sub), tuple(writes), tuple(same), tuple(sorted(tables)), **more
+    )
 
 
 KINDS = (

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,7 +128,7 @@ def _run(way: Way, kinds: list[Kind], pubdb: Database, subdb: Database, cli: Cli
     options = ("--max-sync-workers", "4", *way.options, *words)
     created = cli(*cli.words("kinds", *options, publication=None), env=size)
     ran.after_copy = {kind.name: _differences(kind, pubdb, subdb) for kind in kinds}
-    ran.relations = {kind.name: _column(subdb, kind, "relname ORDER BY relname COLLATE \"C\"") for kind in kinds}
+    ran.relations = {kind.name: _column(subdb, kind, 'relname ORDER BY relname COLLATE "C"') for kind in kinds}
     ran.modes = {kind.name: set(_column(subdb, kind, "copy_mode")) for kind in kinds}
     for kind in kinds:
         for transaction in kind.writes:
