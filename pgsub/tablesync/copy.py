@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub import failpoints
-from pgsub.errors import ApplyError, Fenced, PgsubError
+from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import use_snapshot
+from pgsub.publisher.tables import Leaf, rewritten
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync import pump
@@ -33,6 +34,7 @@ class Piece:
     :ivar atomic: it is a whole table: ``f`` commits with it.
     :ivar bytes: estimate.
     :ivar rows: estimate, None where the table was never analyzed.
+    :ivar leaf: of which it is a range of blocks, None for a whole table.
     """
 
     key: ChunkKey
@@ -43,6 +45,7 @@ class Piece:
     copy_in: str
     bytes: int
     rows: int | None
+    leaf: Leaf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,11 @@ class _Ends:
         key = piece.key
         if not chunks.begin(self._session, key, durable=piece.atomic):
             return 0, 0
+        if piece.leaf is not None and rewritten(self._source, piece.leaf):
+            raise PublisherUnavailable(
+                f'table "{piece.leaf.schema}.{piece.leaf.name}" was rewritten on the publisher while it was copied',
+                detail="Its rows have moved, so the chunks that are left are no longer its other rows.",
+            )
         pulse = Pulse(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
 
         def moved(size: int) -> None:

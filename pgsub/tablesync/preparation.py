@@ -119,6 +119,7 @@ def _prepare(
             made.copy_in,
             chunk.bytes,
             chunk.rows,
+            chunk.leaf,
         )
         for chunk in made.chunks
     ]
