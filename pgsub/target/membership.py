@@ -97,8 +97,8 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     for claim in wanted.claims:
         states.fence(connection, claim)
     rows = connection.execute(
-        "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s::oid[])"
-        " ORDER BY srrelid FOR UPDATE",
+        "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
+        " WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
         (subid, [*wanted.drop, *wanted.again]),
     ).fetchall()
     if {relid for relid, _ in rows} != {*wanted.drop, *wanted.again}:
