@@ -33,8 +33,10 @@ lint: $(STAMP)
 	$(PY) -m mypy --strict pgsub
 	$(VENV)/bin/lint-imports
 
+# Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others.
 tests: $(STAMP)
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	servers=$$($(PY) tests/servers.py) && \
+		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)

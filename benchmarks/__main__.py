@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure pgsub and the server's own subscriber side by side, between the same two servers.",
     )
     names = [case.name for case in CASES]
-    parser.add_argument("--quick", action="store_true", help="small sizes: under two minutes in all")
+    parser.add_argument("--quick", action="store_true", help="small sizes: a few minutes in all")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"of {', '.join(names)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, with the facts of the machine")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="repeat, in alternating order")

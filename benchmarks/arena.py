@@ -10,6 +10,7 @@ from types import TracebackType
 import psycopg
 from psycopg import sql
 
+from benchmarks.link import Link
 from pgsub.demo.binaries import environment, find_binaries
 from pgsub.demo.servers import Server, Setting
 
@@ -83,6 +84,7 @@ class Arena:
         self.publisher = Server(settings=_SETTINGS)
         self.target = Server(settings=_SETTINGS)
         self._open: list[Database] = []
+        self._link: Link | None = None
 
     def __enter__(self) -> Arena:
         try:
@@ -98,6 +100,7 @@ class Arena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_sessions()
+        self._close_link()
         self.target.destroy()
         self.publisher.destroy()
 
@@ -113,12 +116,28 @@ class Arena:
                 if name in existing:
                     self._drop_subscriptions(name)
                 _recreate(connection, name)
+        self._close_link()
         with self.publisher.connect() as connection:
             _drop_slots(connection)
             _recreate(connection, SOURCE)
         source = Database(self.publisher, SOURCE)
         self._open = [source, *(Database(self.target, name) for name in targets)]
         return source, {database.name: database for database in self._open[1:]}
+
+    def address(self, source: Database, rate: int | None) -> str:
+        """The conninfo by which both subscribers reach the source until the next :meth:`fresh`.
+
+        :param rate: bytes a second that each of their connections gets, None for the server itself.
+        """
+        if rate is None:
+            return source.conninfo
+        self._link = self._link or Link(self.publisher.port, rate)
+        return self._link.through(source.conninfo)
+
+    @property
+    def link_pid(self) -> int | None:
+        """Process id of the link, if there is one now."""
+        return self._link.pid if self._link else None
 
     def checkpoint(self) -> None:
         """Both sides of a case start right after a checkpoint: the same full-page images for both."""
@@ -128,6 +147,11 @@ class Arena:
     def own_backends(self) -> set[int]:
         """Process ids of the benchmark's own sessions, which are nobody's cost."""
         return {database.connection.info.backend_pid for database in self._open}
+
+    def _close_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     def _close_sessions(self) -> None:
         for database in self._open:

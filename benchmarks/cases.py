@@ -6,7 +6,8 @@ from benchmarks.arena import PUBLICATION, Database
 
 #: The last transaction of every backlog inserts here: whoever shows its row has applied everything before it.
 _MARKER = "CREATE TABLE marker (id int PRIMARY KEY)"
-_ITEMS = "CREATE TABLE items (id bigint PRIMARY KEY, number int, label text, at timestamptz, amount numeric)"
+_COLUMNS = "id bigint PRIMARY KEY, number int, label text, at timestamptz, amount numeric"
+_ITEMS = f"CREATE TABLE items ({_COLUMNS})"
 _ROW = "{0}, {0} % 1000, 'item number ' || {0}, timestamptz '2026-01-01' + {0} * interval '1 second', {0} * 1.01"
 
 
@@ -15,6 +16,9 @@ class Case:
 
     :cvar unit: what ``size`` counts, for the report.
     :cvar copy: the tables are copied; else what they hold before is made on both sides and a backlog is applied.
+    :cvar link: bytes a second that each connection to the publisher gets, None for as much as there is.
+    :cvar copy_workers: chunks of a table that pgsub copies at once, None for its default.
+    :cvar each: what one of the unit is, where its share of the time is reported too.
     """
 
     name: str
@@ -23,8 +27,14 @@ class Case:
     full: int
     quick: int
     copy = False
-    tables: tuple[str, ...] = ("items", "marker")
+    link: int | None = None
+    copy_workers: int | None = None
+    each: str | None = None
     publication = "FOR ALL TABLES"
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """What is compared; where tables are copied, all that are published."""
+        return ("items", "marker")
 
     def schema(self, database: Database, size: int) -> None:
         """Tables of one database, and the rows that source and targets hold from the start."""
@@ -44,8 +54,11 @@ class Sync(Case):
     name, title = "sync", "sync of pgbench_accounts"
     full, quick = 5_000_000, 600_000
     copy = True
-    tables = ("pgbench_accounts",)
     publication = "FOR TABLE pgbench_accounts"
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """One."""
+        return ("pgbench_accounts",)
 
     def schema(self, database: Database, size: int) -> None:
         """Only empty tables."""
@@ -54,6 +67,69 @@ class Sync(Case):
     def source(self, database: Database, size: int) -> None:
         """The table as pgbench fills it."""
         database.pgbench("-i", "-q", "-s", str(size // 100_000), "-I", "dtgvp")
+        super().source(database, size)
+
+
+class SyncLink(Sync):
+    """The same where the network is slow: one connection is a tenth of what a disk gives, eight are most of it."""
+
+    name, title = "sync-link", "sync, each connection 10 MB/s"
+    link = 10_000_000
+    copy_workers = 8
+
+
+class SyncMany(Case):
+    """The initial copy of a schema of small tables."""
+
+    name, title, unit = "sync-many", "sync of tables of 5,000 rows", "tables"
+    full, quick = 200, 30
+    copy = True
+    each = "table"
+    rows = 5_000
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """That many."""
+        return tuple(f"items_{number}" for number in range(1, size + 1))
+
+    def schema(self, database: Database, size: int) -> None:
+        """Only empty tables."""
+        database.execute(_for_each_table(size, f"CREATE TABLE %1$I ({_COLUMNS})"))
+
+    def source(self, database: Database, size: int) -> None:
+        """Their rows."""
+        if self.rows:
+            rows = f"INSERT INTO %1$I SELECT {_ROW.format('g')} FROM generate_series(1, {self.rows}) g"
+            database.execute(_for_each_table(size, rows.replace("% 1000", "%% 1000")), "VACUUM (ANALYZE)")
+        super().source(database, size)
+
+
+class SyncEmpty(SyncMany):
+    """What a table costs before its first row."""
+
+    name, title = "sync-empty", "sync of empty tables"
+    full, quick = 1_000, 100
+    rows = 0
+
+
+class SyncWide(Case):
+    """The initial copy of rows of 50 MB: what it takes of memory."""
+
+    name, title = "sync-wide", "sync of rows of 50 MB"
+    full, quick = 40, 8
+    copy = True
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """One."""
+        return ("wide",)
+
+    def schema(self, database: Database, size: int) -> None:
+        """Only an empty table."""
+        database.execute("CREATE TABLE wide (id int PRIMARY KEY, body text)")
+
+    def source(self, database: Database, size: int) -> None:
+        """Rows that are small on disk; what is sent is not."""
+        rows = "SELECT g, repeat(chr(97 + g % 26), 50000000) FROM generate_series"
+        database.execute(f"INSERT INTO wide {rows}(1, {size}) g")
         super().source(database, size)
 
 
@@ -92,7 +168,10 @@ class Pgbench(Case):
 
     name, title, unit = "pgbench", "pgbench backlog", "transactions"
     full, quick = 100_000, 5_000
-    tables = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers", "marker")
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """All of pgbench's."""
+        return ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers", "marker")
 
     def schema(self, database: Database, size: int) -> None:
         """Scale 10, below 100,000 transactions less."""
@@ -128,4 +207,26 @@ class Latency(Case):
     rate = 200
 
 
-CASES: tuple[Case, ...] = (Sync(), InsertTransaction(), UpdateTransaction(), Pgbench(), Singles(), Latency())
+CASES: tuple[Case, ...] = (
+    Sync(),
+    SyncLink(),
+    SyncMany(),
+    SyncEmpty(),
+    SyncWide(),
+    InsertTransaction(),
+    UpdateTransaction(),
+    Pgbench(),
+    Singles(),
+    Latency(),
+)
+
+
+def _for_each_table(count: int, statement: str) -> str:
+    """A block that runs a statement for each small table.
+
+    :param statement: format string of the server's format(); the table is ``%1$I``.
+    """
+    return (
+        f"DO $block$ BEGIN FOR n IN 1..{count} LOOP"
+        f" EXECUTE format($statement${statement}$statement$, 'items_' || n); END LOOP; END $block$"
+    )

@@ -17,6 +17,7 @@ from benchmarks.subscribers import Subscriber
 #: Seconds after which a side counts as stuck.
 LIMIT = 600.0
 _POLL = 0.003
+_POLL_COPY = 0.02  #: the state of a thousand tables costs the target something
 _INSERT = "INSERT INTO items VALUES (%s, 1, 'one', now(), 1.5)"
 _NEWEST = "SELECT max(id) FROM items"
 
@@ -25,10 +26,14 @@ _NEWEST = "SELECT max(id) FROM items"
 class SideResult:
     """How one side did.
 
-    :ivar startup: seconds from being enabled to the beginning of the work, not part of the figures.
-    :ivar figures: seconds by name: ``time``, or ``p50``, ``p95``, ``p99``.
+    :ivar launched: seconds until its program, with its JVM, could be given work, once for many cases; not part of the
+        figures.
+    :ivar startup: seconds from being enabled to the beginning of the work, not part of ``time``.
+    :ivar figures: seconds by name: ``time``, or ``p50``, ``p95``, ``p99``; ``per table`` is the share of one, with
+        ``startup`` in it.
     """
 
+    launched: float | None = None
     startup: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)
@@ -58,7 +63,7 @@ def measure(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) ->
         for side in order:
             arena.checkpoint()
             result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
-        result.failure = _difference(case, source, targets)
+        result.failure = _difference(case.tables(size), source, targets)
         for side in order:
             side.drop()
     except (BenchmarkFailed, psycopg.Error) as error:
@@ -71,8 +76,9 @@ def _prepare(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) -
     for database in (source, *targets.values()):
         case.schema(database, size)
     case.source(source, size)
+    connection = arena.address(source, case.link)
     for side in order:
-        side.create(source, targets[side.name], copy=case.copy)
+        side.create(connection, targets[side.name], case)
     case.backlog(source, size)
     if not case.copy:
         source.execute("INSERT INTO marker VALUES (1)")
@@ -83,7 +89,7 @@ def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database
     asked = time.monotonic()
     side.start_up(source, target, copy=case.copy)
     begun = time.monotonic()
-    result = SideResult(startup=begun - asked)
+    result = SideResult(side.launched, begun - asked)
     if isinstance(case, Latency):
         side.begin()
         _until(lambda: _has_marker(target), "sign of the first row")
@@ -92,22 +98,36 @@ def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database
     else:
         with Sampler(side.groups) as sampler:
             side.begin()
-            _until(lambda: side.synchronized(target) if case.copy else _has_marker(target), "end")
-            result.figures = {"time": time.monotonic() - begun}
+            _end(case, size, side, target)
+            result.figures = _times(case, size, begun - asked, time.monotonic() - begun)
     result.usage = sampler.usage()
     return result
+
+
+def _end(case: Case, size: int, side: Subscriber, target: Database) -> None:
+    if case.copy:
+        tables = len(case.tables(size))
+        _until(lambda: side.synchronized(target, tables), "end of the synchronization", _POLL_COPY)
+    else:
+        _until(lambda: _has_marker(target), "end")
+
+
+def _times(case: Case, size: int, startup: float, seconds: float) -> dict[str, float]:
+    if case.each is None:
+        return {"time": seconds}
+    return {"time": seconds, f"per {case.each}": (startup + seconds) / size}
 
 
 def _has_marker(target: Database) -> bool:
     return target.value("SELECT true FROM marker") is True
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
+def _until(condition: Callable[[], bool], what: str, poll: float = _POLL) -> None:
     deadline = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"no {what} within {LIMIT:g} s")
-        time.sleep(_POLL)
+        time.sleep(poll)
 
 
 def _delays(source: Database, target: Database, size: int, rate: int) -> list[float]:
@@ -146,14 +166,14 @@ def _percentiles(delays: Sequence[float]) -> dict[str, float]:
     return {f"p{n}": cuts[n - 1] for n in (50, 95, 99)}
 
 
-def _difference(case: Case, source: Database, targets: Mapping[str, Database]) -> str | None:
+def _difference(tables: Sequence[str], source: Database, targets: Mapping[str, Database]) -> str | None:
     """Which target is not equal to the source, and where."""
-    wanted = source.digest(case.tables)
+    wanted = source.digest(tables)
     for name, target in targets.items():
-        found = target.digest(case.tables)
+        found = target.digest(tables)
         unequal = [
             f"{table}: {found[table][0]} rows for {wanted[table][0]}"
-            for table in case.tables
+            for table in tables
             if found[table] != wanted[table]
         ]
         if unequal:

@@ -18,8 +18,8 @@ from benchmarks.subscribers import Options
 Rows = list[list[str]]
 Facts = dict[str, str | int | float]
 
-_TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "first", "result")
-_COSTS = ("case", "side", "group", "CPU s", "peak MB")
+_TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "launcher", "first", "result")
+_COSTS = ("case", "side", "group", "CPU s", "peak MB", "largest MB")
 
 
 def show(facts: Facts, results: Sequence[CaseResult]) -> None:
@@ -83,6 +83,7 @@ def _time_rows(result: CaseResult) -> Iterator[list[str]]:
             _duration(pgsub.figures.get(figure)),
             "-" if ratio is None or result.failure else f"{ratio:.2f}",
             _duration(pgsub.startup or None),
+            _duration(pgsub.launched),
             result.order[0],
             verdict,
         ]
@@ -97,7 +98,8 @@ def _duration(seconds: float | None) -> str:
 def _cost_rows(result: CaseResult) -> Iterator[list[str]]:
     for name in sorted(result.sides):
         for group, usage in result.sides[name].usage.items():
-            yield [result.case.name, name, group, f"{usage.cpu:.2f}", f"{usage.peak / 1e6:.0f}" if usage.peak else "-"]
+            memory = [f"{size / 1e6:.0f}" if size else "-" for size in (usage.peak, usage.largest)]
+            yield [result.case.name, name, group, f"{usage.cpu:.2f}", *memory]
 
 
 def _plain(columns: Sequence[str], rows: Rows) -> None:

@@ -75,16 +75,19 @@ class Usage:
     :ivar cpu: seconds, user and system.
     :ivar peak: bytes of anonymous resident memory of the group at its largest sample; a forked process's pages that
         are still its parent's count for both.
+    :ivar largest: the same of the largest process of the group.
     """
 
     cpu: float = 0.0
     peak: int = 0
+    largest: int = 0
 
 
 @dataclass(slots=True)
 class _Group:
     ticks: dict[int, int] = field(default_factory=dict)
     peak: int = 0
+    largest: int = 0
 
 
 class Sampler:
@@ -124,7 +127,7 @@ class Sampler:
             for name, group in self._seen.items()
         }
         ticks = os.sysconf("SC_CLK_TCK")
-        found = {name: Usage(used[name] / ticks, group.peak) for name, group in self._seen.items()}
+        found = {name: Usage(used[name] / ticks, group.peak, group.largest) for name, group in self._seen.items()}
         return {**found, "others": Usage(max(0, self._busy - sum(used.values())) / ticks)}
 
     def _run(self) -> None:
@@ -137,7 +140,9 @@ class Sampler:
             group = self._seen[name]
             for process in members:
                 group.ticks[process.pid] = process.ticks
-            group.peak = max(group.peak, sum(_anonymous_memory(process.pid) for process in members))
+            memory = [_anonymous_memory(process.pid) for process in members]
+            group.peak = max(group.peak, sum(memory))
+            group.largest = max(group.largest, *memory, 0)
 
 
 def _snapshot() -> Iterator[Process]:

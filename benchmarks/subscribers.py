@@ -17,9 +17,11 @@ from typing import Protocol
 from psycopg import sql
 
 from benchmarks.arena import PUBLICATION, Arena, BenchmarkFailed, Database
+from benchmarks.cases import Case
 from benchmarks.sampling import Process, Processes, sessions
 
 START_SECONDS = 120.0
+_SYNCHRONIZED = "SELECT count(*) FROM {} WHERE srsubstate IN ('s', 'r')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,19 @@ class Options:
 
 
 class Subscriber(Protocol):
-    """One side. Its name is that of its target database, its subscription and its slot."""
+    """One side. Its name is that of its target database, its subscription and its slot.
+
+    :ivar launched: seconds that its program needed until it could be given work, None where there is none.
+    """
 
     name: str
+    launched: float | None
 
-    def create(self, source: Database, target: Database, *, copy: bool) -> None:
-        """Create the subscription disabled, with its slot."""
+    def create(self, connection: str, target: Database, case: Case) -> None:
+        """Create the subscription disabled, with its slot.
+
+        :param connection: conninfo of the publisher.
+        """
 
     def start_up(self, source: Database, target: Database, *, copy: bool) -> None:
         """What is not measured: returns when the work begins, or before it does."""
@@ -45,8 +54,8 @@ class Subscriber(Protocol):
     def begin(self) -> None:
         """What is measured from its first moment; nothing where the work has begun already."""
 
-    def synchronized(self, target: Database) -> bool:
-        """Whether every table is copied and handed over."""
+    def synchronized(self, target: Database, tables: int) -> bool:
+        """Whether that many tables are copied and handed over (``s`` or ``r``)."""
 
     def drop(self) -> None:
         """Remove the subscription and its slot."""
@@ -65,13 +74,14 @@ class Native:
     """
 
     name = "native"
+    launched: float | None = None
 
     def __init__(self, arena: Arena, options: Options) -> None:
         self._arena = arena
         self._options = options
         self._target: Database | None = None
 
-    def create(self, source: Database, target: Database, *, copy: bool) -> None:
+    def create(self, connection: str, target: Database, case: Case) -> None:
         """See :class:`Subscriber`."""
         self._target = target
         statement = sql.SQL(
@@ -81,9 +91,9 @@ class Native:
         target.connection.execute(
             statement.format(
                 sql.Identifier(self.name),
-                sql.Literal(source.conninfo),
+                sql.Literal(connection),
                 sql.Identifier(PUBLICATION),
-                sql.Literal(copy),
+                sql.Literal(case.copy),
                 sql.Literal(self._options.streaming),
                 sql.Literal(self._options.binary),
                 sql.Literal(self._options.synchronous_commit),
@@ -97,9 +107,9 @@ class Native:
         """See :class:`Subscriber`."""
         self._execute("ALTER SUBSCRIPTION native ENABLE")
 
-    def synchronized(self, target: Database) -> bool:
+    def synchronized(self, target: Database, tables: int) -> bool:
         """See :class:`Subscriber`."""
-        return bool(target.value("SELECT bool_and(srsubstate IN ('s', 'r')) FROM pg_subscription_rel"))
+        return target.value(_SYNCHRONIZED.format("pg_catalog.pg_subscription_rel")) == tables
 
     def drop(self) -> None:
         """See :class:`Subscriber`."""
@@ -129,17 +139,19 @@ class Pgsub:
         self._folder = Path(tempfile.mkdtemp(prefix="pgsub-bench-"))
         self._run: subprocess.Popen[bytes] | None = None
         self._enabling: subprocess.Popen[bytes] | None = None
+        self.launched: float | None = None
 
-    def create(self, source: Database, target: Database, *, copy: bool) -> None:
+    def create(self, connection: str, target: Database, case: Case) -> None:
         """See :class:`Subscriber`."""
         self._serve()
         options = self._options
         self._command(
-            *("create", self.name, "--connection", source.conninfo, "--target", target.conninfo),
+            *("create", self.name, "--connection", connection, "--target", target.conninfo),
             *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
             *("--synchronous-commit", options.synchronous_commit),
-            "--copy-data" if copy else "--no-copy-data",
+            "--copy-data" if case.copy else "--no-copy-data",
             "--binary" if options.binary else "--no-binary",
+            *(("--copy-workers", str(case.copy_workers)) if case.copy_workers else ()),
         )
 
     def start_up(self, source: Database, target: Database, *, copy: bool) -> None:
@@ -164,9 +176,9 @@ class Pgsub:
     def begin(self) -> None:
         """Nothing: the worker is at work."""
 
-    def synchronized(self, target: Database) -> bool:
+    def synchronized(self, target: Database, tables: int) -> bool:
         """See :class:`Subscriber`."""
-        return bool(target.value("SELECT bool_and(srsubstate IN ('s', 'r')) FROM pgsub.subscription_rel"))
+        return target.value(_SYNCHRONIZED.format("pgsub.subscription_rel")) == tables
 
     def drop(self) -> None:
         """See :class:`Subscriber`."""
@@ -210,15 +222,16 @@ class Pgsub:
         """Start ``pgsub run`` unless it runs, and wait until its Spark is there."""
         if self._run is not None and self._run.poll() is None:
             return
+        asked = time.monotonic()
         with (self._folder / "run.log").open("ab") as log:
             self._run = subprocess.Popen(
                 [*self._program(), "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ
             )
-        deadline = time.monotonic() + START_SECONDS
         while not (self._folder / "state" / "run" / "jvm.pid").exists():
-            if self._run.poll() is not None or time.monotonic() > deadline:
+            if self._run.poll() is not None or time.monotonic() > asked + START_SECONDS:
                 raise BenchmarkFailed(f"pgsub run did not start: {self._log_end()}")
             time.sleep(0.05)
+        self.launched = time.monotonic() - asked
 
     def _command(self, *arguments: str) -> None:
         done = subprocess.run([*self._program(), *arguments], capture_output=True, text=True, check=False)
@@ -235,7 +248,9 @@ class Pgsub:
 
 def _servers(arena: Arena, processes: Processes) -> Mapping[str, list[Process]]:
     ignored = arena.own_backends()
+    link = processes.by_pid.get(arena.link_pid or 0)
     return {
+        **({"link": [link]} if link else {}),
         "publisher": sessions(processes, arena.publisher.pid, ignored),
         "target": sessions(processes, arena.target.pid, ignored),
     }

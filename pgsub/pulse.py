@@ -15,6 +15,9 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 
+#: A chunk's pulse says nothing any more after so long.
+CHUNK_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class PulseAddress:
@@ -107,10 +110,21 @@ class PulseReceiver(threading.Thread):
         with self._lock:
             self._newest[pulse.subid, pulse.worker, pulse.chunk] = (time.monotonic(), pulse)
 
+    def newest(self, subid: int, worker: int) -> Pulse | None:
+        """The newest pulse of a worker itself, not of a chunk; None before the first one and once it was forgotten."""
+        with self._lock:
+            _, pulse = self._newest.get((subid, worker, -1), (0.0, None))
+            return pulse
+
     def of(self, subid: int) -> list[tuple[float, Pulse]]:
-        """Newest pulses of a subscription's workers, each with its age in seconds."""
+        """Newest pulses of a subscription's workers, each with its age in seconds.
+
+        A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
+        """
         clock = time.monotonic()
         with self._lock:
+            for key in [k for k, (at, _) in self._newest.items() if k[2] >= 0 and clock - at > CHUNK_SECONDS]:
+                del self._newest[key]
             return [(clock - at, pulse) for (owner, _, _), (at, pulse) in self._newest.items() if owner == subid]
 
     def forget(self, subid: int, worker: int) -> None:

@@ -18,10 +18,12 @@ import pytest
 from pgsub.apply import worker
 from pgsub.apply.start import WorkerSpec
 from pgsub.apply.worker import WorkerResult
+from pgsub.errors import PgsubError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.subscription import Subscription
-from pgsub.tablesync.coordinator import SyncContext, TableSync
+from pgsub.tablesync.context import SyncContext
+from pgsub.tablesync.coordinator import TableSync
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.ledger import Claim, RelationState
@@ -122,10 +124,19 @@ class Subscriber:
         self.tasks.append(task)
         return task
 
-    def sync(self, name: str) -> None:
-        """Bring a table to ``s``, in this thread."""
+    def sync(self, *names: str) -> None:
+        """Bring a table to ``s``, or several together, in this thread."""
+        self.sync_oid(*map(self.relid, names))
+
+    def sync_oid(self, *relids: int) -> None:
+        """As :meth:`sync`, for tables whose names are no words."""
+        for error in self.try_sync(*relids).values():
+            raise error
+
+    def try_sync(self, *relids: int) -> dict[int, PgsubError]:
+        """As :meth:`sync_oid`; the errors of single tables by oid."""
         context = SyncContext(self.sub, "1", self.submit, threading.Event())
-        TableSync(context, self.relid(name)).run()
+        return TableSync(context, *relids).run()
 
     def stop(self, task: Task) -> WorkerResult:
         """Ask to stop at a boundary and wait."""

@@ -5,7 +5,6 @@ Tasks run in threads (:mod:`fix_engine`); the subscription is registered as ``pg
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +16,6 @@ from fix_engine import Subscriber, Task
 from pgsub.apply import loop
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.tablesync.coordinator import SyncContext, TableSync
 from pgsub.target import ledger
 from pgsub.target.ledger import RelationState
 from pgsub.target.relation import describe
@@ -68,10 +66,6 @@ class Pair(Subscriber):
             (self.subid,),
         )
 
-    def sync_oid(self, relid: int) -> None:
-        """As :meth:`sync`, for a table whose name is no word."""
-        TableSync(SyncContext(self.sub, "1", self.submit, threading.Event()), relid).run()
-
     def set(self, **options: Any) -> None:
         """Change options of the subscription for the workers that start from now on."""
         self.sub = replace(self.sub, **options)
@@ -88,7 +82,7 @@ class Pair(Subscriber):
         :param tables: as SQL.
         """
         for table in tables:
-            query = f"SELECT r::text FROM (SELECT {columns} FROM {table}) AS r ORDER BY 1"
+            query = f"SELECT r::text FROM (SELECT {columns} FROM {table} AS x) AS r ORDER BY 1"
             assert self.subdb.rows(query) == self.pubdb.rows(query), table
 
     def progress(self) -> tuple[int, int]:

@@ -1,16 +1,19 @@
 """Fixtures: one embedded publisher and target for each test process, fresh databases for each test.
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
-own from ``own_pair``.
+own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ class Database:
 
     :param server: where it is made.
     :param name: its name; unique in the cluster.
+    :param encoding: of the server.
     """
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: Server, name: str, encoding: str = "UTF8") -> None:
         self.server = server
         self.name = name
         self.conninfo = server.conninfo(name)
@@ -39,12 +43,13 @@ class Database:
         self._postmaster = server.pid
         self._dropped = False
         with server.connect() as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
+            connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
             self._origins = _origins(connection)
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        return self.server.connect(self.name, user, **more)
+        return self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
 
     @property
     def connection(self) -> psycopg.Connection:
@@ -145,24 +150,70 @@ def _start(session: pytest.Session, side: str, **arguments: Any) -> Server:
     return server
 
 
+@cache
+def other_servers() -> dict[str, Path]:
+    """Program folders of the servers in ``PGSUB_TEST_BINDIRS``, by major version."""
+    folders = [Path(name) for name in os.environ.get("PGSUB_TEST_BINDIRS", "").split(os.pathsep) if name]
+    return {_major(folder): folder for folder in folders}
+
+
+def _major(folder: Path) -> str:
+    said = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\) (\d+)", said)
+    assert found is not None, said
+    return found[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marks known."""
+    config.addinivalue_line("markers", "publishers: also against the publishers of PGSUB_TEST_BINDIRS")
+    config.addinivalue_line("markers", "since(version): what is tested exists on publishers from this version on")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked ``publishers`` runs once for each of them; test_versions.py says which are not there."""
+    if metafunc.definition.get_closest_marker("publishers") is None or "publisher" not in metafunc.fixturenames:
+        return
+    since = metafunc.definition.get_closest_marker("since")
+    others = [v for v in sorted(other_servers(), key=int) if since is None or int(v) >= since.args[0]]
+    versions = [pytest.param(None, id="embedded"), *(pytest.param(v, id=f"from{v}") for v in others)]
+    metafunc.parametrize("publisher", versions, indirect=True, scope="session")
+
+
 #: So that conflicts with other origins can be seen on the target (pg_commit_ts).
 _TARGET: Mapping[str, Setting] = {"track_commit_timestamp": True}
 
+#: A server by side and major version (None: the embedded one), started when it is asked for first.
+Servers = Callable[[str, str | None], Server]
+
 
 @pytest.fixture(scope="session")
-def publisher(request: pytest.FixtureRequest) -> Iterator[Server]:
+def shared_servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """The servers that this test process shares; never stopped or reconfigured."""
+    running: dict[tuple[str, str | None], Server] = {}
+
+    def get(side: str, version: str | None) -> Server:
+        if (side, version) not in running:
+            binaries = other_servers()[version] if version else None
+            settings = _TARGET if side == "target" else None
+            running[side, version] = _start(request.session, side, fast=True, settings=settings, binaries=binaries)
+        return running[side, version]
+
+    yield get
+    for server in running.values():
+        server.destroy()
+
+
+@pytest.fixture(scope="session")
+def publisher(request: pytest.FixtureRequest, shared_servers: Servers) -> Server:
     """The publisher that this test process shares; never stopped or reconfigured."""
-    server = _start(request.session, "publisher", fast=True)
-    yield server
-    server.destroy()
+    return shared_servers("publisher", getattr(request, "param", None))
 
 
 @pytest.fixture(scope="session")
-def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+def target(shared_servers: Servers) -> Server:
     """The target that this test process shares; never stopped or reconfigured."""
-    server = _start(request.session, "target", fast=True, settings=_TARGET)
-    yield server
-    server.destroy()
+    return shared_servers("target", None)
 
 
 @pytest.fixture

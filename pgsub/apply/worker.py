@@ -60,7 +60,7 @@ class ApplyRole:
         self._states: dict[tuple[str, str], RelationState] = {}
         self._version = -1
         self._refused_since: float | None = None
-        self._waiting_for: RelationState | None = None
+        self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
 
     def attach(self, loop: ApplyLoop) -> None:
         """See :class:`~pgsub.apply.loop.Role`."""
@@ -71,7 +71,7 @@ class ApplyRole:
         if self._streams.progress.states_version != self._version:
             self._states = table_states(self._streams.connection, self._subid)
             self._version = self._streams.progress.states_version
-        claims = [s for s in self._states.values() if s.srsubstate == "f" and s.handover_lsn is not None]
+        claims = [s for s in self._states.values() if s.srsubstate in "df" and s.handover_lsn is not None]
         if not claims:
             self._refused_since = None
             return len(transactions)
@@ -80,9 +80,10 @@ class ApplyRole:
             for relation in transaction.described():
                 described.setdefault(relation.relid, set()).add((relation.namespace, relation.name))
             names = self._names(transaction, described)
-            self._waiting_for = next((s for s in claims if _beyond(transaction, names, s)), None)
-            if self._waiting_for is not None:
+            self._waiting_for = [s.srrelid for s in claims if _beyond(transaction, names, s)]
+            if self._waiting_for:
                 return number
+        self._refused_since = None
         return len(transactions)
 
     def _names(
@@ -107,12 +108,14 @@ class ApplyRole:
         return state.srrelid
 
     def refused(self) -> bool:
-        """Wait a moment for the sync worker; after :data:`CLAIM_PATIENCE` take its claim back."""
+        """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
+
+        Patience is renewed only by a batch that meets no claim: table after table must not hold apply up.
+        """
         clock = time.monotonic()
         self._refused_since = self._refused_since or clock
-        if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for is not None:
-            self._refused_since = None
-            states.unclaim(self._streams.connection, self._subid, self._waiting_for.srrelid)
+        if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
+            states.unclaim(self._streams.connection, self._subid, self._waiting_for)
         time.sleep(0.02)
         return False
 

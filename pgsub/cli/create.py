@@ -148,4 +148,4 @@ def _create(options: CreateOptions, *, as_json: bool) -> None:
     finally:
         reporter.done()
     if result.plan is not None:
-        plan.show("create", options.name, result.plan, as_json=as_json)
+        plan.show("create", options.name, result.plan, result.plan.document() if as_json else None)

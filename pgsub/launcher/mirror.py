@@ -6,6 +6,8 @@ feedback that passes them (the worker holds its feedback back until the event is
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -25,14 +27,22 @@ Log = Callable[[str, str], None]
 
 #: A pulse older than this shows nothing any more: its worker hangs or is gone.
 STALE_SECONDS = 30.0
+#: Table states that did not change in the ledger are written again so often, for the store may have been changed by
+#: others; without a change of theirs nothing is written.
+AGAIN_SECONDS = 1.0
 
+# A new row version has another place or another xmin. Both are gone with the session when the target crashes.
+_FINGERPRINT = """
+SELECT count(*), sum(pg_catalog.hashtextextended(ctid::text || ' ' || xmin::text, 0))
+  FROM pgsub.subscription_rel WHERE subid = %s
+"""
 _PROGRESS = """
 SELECT least(remote_lsn, reported_lsn)::text, remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0
 """
 _CHUNKS = """
 SELECT srrelid::bigint, count(*), count(xid), sum(bytes_total)::bigint, sum(rows_total)::bigint,
        coalesce(sum(bytes_done), 0)::bigint, coalesce(sum(rows_done), 0)::bigint
-  FROM pgsub.copy_chunk WHERE subid = %s GROUP BY srrelid
+  FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s::bigint[]::oid[]) GROUP BY srrelid
 """
 
 
@@ -50,6 +60,8 @@ class Mirror:
         self._sub = sub
         self._pulses = pulses
         self._log = log
+        self._fingerprint: tuple[Any, ...] | None = None
+        self._write_at = 0.0  #: when the table states are written at the latest
         self.relations: list[RelationState] = []
         self.remote_lsn = 0
 
@@ -60,25 +72,36 @@ class Mirror:
         :param syncing: relids whose sync worker runs.
         """
         subid = self._sub.subid
-        self.relations = ledger.relations(self._session, subid)
+        self._read_relations()
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
-        chunks = self._session.execute(_CHUNKS.encode(), (subid,)).fetchall() if syncing else []
+        chunks = self._session.execute(_CHUNKS.encode(), (subid, list(syncing))).fetchall() if syncing else []
         pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
         failpoints.point("mirror.before_state_db")
         with self._store.batch():
-            self._store.put_relations(
-                subid,
-                [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in self.relations],
-            )
+            self._write_relations()
             if row is not None:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
-            self._store.put_copy_progress(subid, self._copies(chunks, pulses, syncing))
+            self._store.put_copy_progress(subid, self._copies(chunks, pulses))
+
+    def _read_relations(self) -> None:
+        """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
+        found = self._session.execute(_FINGERPRINT.encode(), (self._sub.subid,)).fetchone()
+        if found != self._fingerprint:
+            self.relations = ledger.relations(self._session, self._sub.subid)
+            self._fingerprint, self._write_at = found, 0.0
+
+    def _write_relations(self) -> None:
+        clock = time.monotonic()
+        if clock >= self._write_at:
+            rows = [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in self.relations]
+            self._store.put_relations(self._sub.subid, rows)
+            self._write_at = clock + AGAIN_SECONDS
 
     def apply_pulse(self) -> Pulse | None:
         """The apply worker's newest pulse."""
-        return next((p for _, p in self._pulses.of(self._sub.subid) if p.worker == ledger.APPLY), None)
+        return self._pulses.newest(self._sub.subid, ledger.APPLY)
 
     def _workers(self, pulses: list[Pulse], apply_alive: bool, syncing: set[int]) -> list[WorkerRow]:
         rows: dict[int, WorkerRow] = {}
@@ -88,14 +111,18 @@ class Mirror:
                 rows[pulse.worker] = _worker(pulse)
         return [rows[worker] for worker in sorted(rows)]
 
-    def _copies(self, chunks: list[Any], pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
+    def _copies(self, chunks: list[Any], pulses: list[Pulse]) -> list[CopyRow]:
         names = {r.srrelid: r for r in self.relations}
+        pulses_of = defaultdict(list)
+        for pulse in pulses:
+            if pulse.chunk >= 0:
+                pulses_of[pulse.worker].append(pulse)
         rows = []
         for relid, total, done, size, tuples, size_done, tuples_done in chunks:
             state = names.get(relid)
-            if state is None or relid not in syncing or state.srsubstate != "d":
+            if state is None or state.srsubstate != "d":
                 continue
-            live = [p for p in pulses if p.worker == relid and p.chunk >= 0]
+            live = pulses_of[relid]
             moving = sum(p.bytes_done for p in live if not p.rows_done)
             rows.append(
                 CopyRow(
@@ -104,6 +131,7 @@ class Mirror:
                     state.relname,
                     pid=live[0].pid if live else None,
                     datid=self._sub.dboid,
+                    datname=self._session.info.dbname,
                     bytes_processed=size_done + moving,
                     bytes_total=size or 0,
                     tuples_processed=tuples_done,

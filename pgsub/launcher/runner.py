@@ -26,7 +26,7 @@ from pgsub.launcher.trouble import APPLY, Trouble
 from pgsub.publisher.position import flush_position
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.tablesync.coordinator import SyncContext
+from pgsub.tablesync.context import SyncContext
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.connect import SessionName

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgsub.errors import Directive, PgsubError
 from pgsub.launcher import faults
 from pgsub.launcher.retry import Retry
 from pgsub.launcher.trouble import APPLY, Trouble, sync_name
 from pgsub.pulse import PulseReceiver
-from pgsub.tablesync.coordinator import SyncContext, TableSync
+from pgsub.tablesync import order
+from pgsub.tablesync.context import SyncContext
+from pgsub.tablesync.coordinator import TableSync
 from pgsub.target.ledger import RelationState
 
 
 @dataclass(slots=True)
 class _Sync:
+    """One worker: a table, or some small ones together."""
+
+    relids: tuple[int, ...]
     thread: threading.Thread
-    error: PgsubError | None = None
+    failure: PgsubError | None = None  #: of all of them
+    errors: dict[int, PgsubError] = field(default_factory=dict)
     ended: bool = False
 
 
@@ -33,54 +39,62 @@ class SyncSide:
         self._sub = context.subscription
         self._pulses = pulses
         self._trouble = trouble
-        self._running: dict[int, _Sync] = {}
+        self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
 
     @property
     def alive(self) -> set[int]:
         """Tables whose worker runs."""
-        return {relid for relid, sync in self._running.items() if not sync.ended}
+        return {relid for sync in self._running if not sync.ended for relid in sync.relids}
 
     def tick(self, relations: Sequence[RelationState], alive: set[int]) -> None:
         """Hear of ends, start what is due.
 
         :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
         """
-        for relid, sync in list(self._running.items()):
-            if relid not in alive:
-                self._ended(relid, sync)
-        open_tables = [rel.srrelid for rel in relations if unfinished(rel)]
-        self._trouble.keep_only([APPLY, *map(sync_name, open_tables)])
-        for relid in open_tables:
-            if len(self._running) >= self._sub.max_sync_workers:
-                return
-            if relid not in self._running and self._retries.setdefault(relid, Retry()).due():
-                self._start(relid)
+        for sync in list(self._running):
+            if not alive.intersection(sync.relids):
+                self._ended(sync)
+        open_tables = [rel for rel in relations if order.unfinished(rel)]
+        self._trouble.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
+        busy = {relid for sync in self._running for relid in sync.relids}
+        free = self._sub.max_sync_workers - len(self._running)
+        waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
+        if free > 0 and waiting:
+            alone = {relid for relid, retry in self._retries.items() if retry.own}
+            for relids in order.next_workers(waiting, free, alone=alone):
+                self._start(relids)
 
-    def _start(self, relid: int) -> None:
+    def _retry(self, relid: int) -> Retry:
+        return self._retries.setdefault(relid, Retry())
+
+    def _start(self, relids: tuple[int, ...]) -> None:
         def body() -> None:
             try:
-                TableSync(self._context, relid).run()
+                sync.errors = TableSync(self._context, *relids).run()
             except PgsubError as error:
-                sync.error = error
+                sync.failure = error
             except Exception as error:
-                sync.error = faults.bug(error)
+                sync.failure = faults.bug(error)
             sync.ended = True
 
-        sync = _Sync(threading.Thread(target=body, name=f"sync {relid}", daemon=True))
-        self._running[relid] = sync
+        sync = _Sync(relids, threading.Thread(target=body, name=f"sync {relids[0]}", daemon=True))
+        self._running.append(sync)
         sync.thread.start()
 
-    def _ended(self, relid: int, sync: _Sync) -> None:
-        del self._running[relid]
-        self._pulses.forget(self._sub.subid, relid)
-        retry = self._retries[relid]
-        if sync.error is None:
-            retry.succeeded()
-            return
-        retry.failed(sync.error, growing=True)
-        if not self._context.stopping.is_set():
-            self._trouble.report(sync_name(relid), sync.error, "sync_table_error_count")
+    def _ended(self, sync: _Sync) -> None:
+        self._running.remove(sync)
+        for relid in sync.relids:
+            self._pulses.forget(self._sub.subid, relid)
+            error = sync.errors.get(relid) or sync.failure
+            if error is None:
+                self._retry(relid).succeeded()
+                continue
+            self._retry(relid).failed(error, growing=True)
+            self._retry(relid).own = relid in sync.errors or len(sync.relids) == 1
+            # what is the matter with all of them is told of one
+            if not self._context.stopping.is_set() and (self._retry(relid).own or relid == sync.relids[0]):
+                self._trouble.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:
         """The error to end with when all that is left to synchronize fails on what no retry mends, else None."""
@@ -92,8 +106,3 @@ class SyncSide:
         if retry is None or retry.error is None or retry.error.directive is Directive.RETRY:
             return None
         return retry.error
-
-
-def unfinished(rel: RelationState) -> bool:
-    """Whether a table still needs its tablesync worker."""
-    return rel.srsubstate in "idf" or rel.sync_slot is not None

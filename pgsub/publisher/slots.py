@@ -22,6 +22,8 @@ from pgsub.publisher.walsender import quote_identifier
 
 _NAME_LENGTH = 63  # NAMEDATALEN - 1
 _RESERVED = "pg_conflict_detection"
+#: The first version whose standbys synchronize slots.
+FAILOVER_VERSION = 170000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,15 @@ def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
     :param sysid: system identifier of the *target*, so that copies of it never meet in one slot.
     """
     return valid_slot_name(f"pgsub_{subid}_sync_{relid}_{sysid}"[:_NAME_LENGTH])
+
+
+def group_slot_name(subid: int, number: int, sysid: str) -> str:
+    """Name of a slot that synchronizes several tables.
+
+    :param number: never used before by the subscription.
+    :param sysid: see :func:`sync_slot_name`.
+    """
+    return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 
 
 def slot_state(connection: Connection, name: str) -> SlotState | None:
@@ -161,10 +172,37 @@ def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str
         words = {"nothing": "NOEXPORT_SNAPSHOT", "use": "USE_SNAPSHOT", "export": "EXPORT_SNAPSHOT"}
         return f"{'TWO_PHASE ' if two_phase else ''}{words[snapshot]}"
     options = ["TWO_PHASE"] if two_phase else []
-    if failover and version >= 170000:
+    if failover and version >= FAILOVER_VERSION:
         options.append("FAILOVER")
     options.append(f"SNAPSHOT '{snapshot}'")
     return f"({', '.join(options)})"
+
+
+def copy_slot(connection: Connection, name: str, new: str) -> None:
+    """Make a permanent slot that begins where another one is; that one may not be streamed meanwhile.
+
+    :param connection: not a replication connection.
+    :raises PgsubError: translated; SlotLost where the slot to copy is gone or lost.
+    """
+    try:
+        connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", (name, valid_slot_name(new)))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+        raise SlotLost(translate(error, f'copy replication slot "{name}"').message, sqlstate=error.sqlstate) from None
+    except psycopg.Error as error:
+        raise translate(error, f'copy replication slot "{name}"', user=connection.info.user) from None
+
+
+def alter_slot(connection: Connection, name: str, *, failover: bool) -> None:
+    """ALTER_REPLICATION_SLOT, from :data:`FAILOVER_VERSION` on; the slot is not in use.
+
+    :param connection: a replication connection.
+    :raises PgsubError: translated; PublisherUnavailable while a walsender still has the slot.
+    """
+    command = f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER {'true' if failover else 'false'})"
+    try:
+        connection.execute(command.encode())
+    except psycopg.Error as error:
+        raise translate(error, f'alter replication slot "{name}"', user=connection.info.user) from None
 
 
 def drop_slot(

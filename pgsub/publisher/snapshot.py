@@ -7,6 +7,7 @@ snapshot exported by CREATE_REPLICATION_SLOT itself is gone with the next one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from pgsub.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
 from pgsub.publisher.slots import create_slot
+from pgsub.publisher.waiting import Report, SlotWatch
 
 
 class SlotSnapshot:
@@ -30,18 +32,30 @@ class SlotSnapshot:
 
     @classmethod
     def open(
-        cls, conninfo: str, slot_name: str, application_name: str, failover: bool = False, *, encoding: str = "UTF8"
+        cls,
+        conninfo: str,
+        slot_name: str,
+        application_name: str,
+        failover: bool = False,
+        *,
+        encoding: str = "UTF8",
+        report: Report = lambda message, detail, hint: None,
+        stop: threading.Event | None = None,
     ) -> SlotSnapshot:
         """Create a permanent slot and keep the snapshot of its consistent point.
 
         A failure after the slot was created leaves it: its name is in the ledger before this is called.
 
+        :param report: told whom the creation waits for.
+        :param stop: ends the wait.
+        :raises Fenced: asked to stop.
         :raises PgsubError: translated.
         """
         connection = connect(conninfo, application_name=application_name, replication=True, encoding=encoding)
         try:
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
-            consistent_point = create_slot(connection, slot_name, failover=failover, snapshot="use")
+            with SlotWatch(connection, conninfo, slot_name, report, stop=stop):
+                consistent_point = create_slot(connection, slot_name, failover=failover, snapshot="use")
             rows = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot")
         except BaseException:
             connection.close()

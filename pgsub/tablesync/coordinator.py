@@ -1,254 +1,253 @@
-"""One table's synchronization as the launcher sees it: snapshot held here, copy and catch-up as jobs.
+"""The synchronization of one table, or of some small ones together, as the launcher sees it.
 
-Mirrors LogicalRepSyncTableStart (tablesync.c), cut where work leaves for Spark. The holder of the slot's snapshot
-must live as long as the copy, so it lives here; tasks import the snapshot.
+Mirrors LogicalRepSyncTableStart (tablesync.c), cut where work leaves for Spark: the slot's snapshot is held here, for
+its holder must live as long as the copy; copying and catching up are jobs. Small tables share a slot, a snapshot and a
+task: a slot and a job for each of them would take longer than their rows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.start import WorkerSpec
-from pgsub.errors import Directive, Fenced, PgsubError, StateForbids
-from pgsub.publisher import connect as publisher
+from pgsub.errors import Fenced, PgsubError, SlotLost
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.publisher.tables import describe_table
-from pgsub.pulse import PulseAddress
-from pgsub.subscription import Subscription
-from pgsub.tablesync import catchup, cleanup, copy, plan
-from pgsub.tablesync.copy import ChunkResult, ChunkSpec
-from pgsub.tablesync.plan import Chunk, CopyPlan
+from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
+from pgsub.tablesync.context import Job, SyncContext
+from pgsub.tablesync.preparation import Prepared
+from pgsub.tablesync.workforce import Workforce
 from pgsub.target import connect as target
 from pgsub.target import ledger, states
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, RelationState
-from pgsub.target.relation import TargetRelation, describe, missing
+from pgsub.target.relation import TargetRelation
 
 _POLL = 0.02
-#: Tries of one chunk while the snapshot lives.
-CHUNK_TRIES = 5
-
-
-class Job(Protocol):
-    """A submitted job."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-
-    def result(self, timeout: float | None = None) -> list[Any]:
-        """Results in the order of the items, or the exception of the task."""
-
-    def cancel(self) -> None:
-        """End it soon."""
-
-
-Submit = Callable[[str, Callable[[Any], Any], Sequence[Any]], Job]
-
-
-@dataclass(slots=True)
-class SyncContext:
-    """What the launcher lends to the synchronization of one table."""
-
-    subscription: Subscription
-    system_identifier: str  #: of the target, for the slot's name
-    submit: Submit
-    stopping: threading.Event
-    pulse: PulseAddress | None = None
-    spool_dir: str | None = None
-    log: Callable[[str, str], None] = lambda level, text: None
 
 
 class TableSync:
-    """Brings one table from whatever state it is in to ``s``; called again after an error.
+    """Brings tables from whatever state they are in to ``s``; called again after an error.
 
     :param context: see :class:`SyncContext`.
-    :param relid: oid of the target's table.
+    :param relids: oids of the target's tables. Several are copied together; those among them that apply has passed
+        meanwhile stay ``f``, for each is caught up with alone.
     """
 
-    def __init__(self, context: SyncContext, relid: int) -> None:
+    def __init__(self, context: SyncContext, *relids: int) -> None:
         self._context = context
         self._sub = context.subscription
-        self._relid = relid
-        self.jobs: list[Job] = []
+        self._relids = relids
+        self._claims: dict[int, Claim] = {}
+        self._errors: dict[int, PgsubError] = {}
 
-    def run(self) -> None:
+    def run(self) -> dict[int, PgsubError]:
         """Until ``s`` is committed and the sync slot dropped, or the launcher stops.
 
-        :raises PgsubError: the launcher retries by its directive.
+        :return: errors of single tables; the others got on.
+        :raises PgsubError: nothing could be done; the launcher retries by its directive.
         """
         name = SessionName(self._sub.subid, "launcher", 0)
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
-                claim = ledger.take_over(session, self._sub.subid, self._relid)
-                self._advance(session, claim)
+                self._claims = ledger.take_over_many(session, self._sub.subid, self._relids)
+                self._advance(session)
             except psycopg.Error as error:
                 raise target.translate(error, "synchronize a table") from None
+        return self._errors
 
-    def _state(self, session: psycopg.Connection) -> RelationState:
-        for row in ledger.relations(session, self._sub.subid):
-            if row.srrelid == self._relid:
-                return row
-        raise Fenced("the table was removed from the subscription")
+    def _in_state(self, session: psycopg.Connection, letters: str) -> list[RelationState]:
+        """Our tables that are in one of these states and have not failed, in the order given."""
+        rows = {row.srrelid: row for row in ledger.relations(session, self._sub.subid)}
+        if len(self._relids) == 1 and self._relids[0] not in rows:
+            raise Fenced("the table was removed from the subscription")
+        ours = [rows[relid] for relid in self._relids if relid in rows and relid not in self._errors]
+        return [row for row in ours if row.srsubstate in letters]
 
-    def _advance(self, session: psycopg.Connection, claim: Claim) -> None:
-        state = self._state(session)
-        if state.srsubstate in "id":
-            self._copy(session, claim, state)
-            state = self._state(session)
-        if state.srsubstate == "f" and not self._context.stopping.is_set():
+    def _advance(self, session: psycopg.Connection) -> None:
+        to_copy = self._in_state(session, "id")
+        if to_copy:
+            self._copy(session, to_copy)
+        copied = self._in_state(session, "f")
+        if copied and not self._context.stopping.is_set():
             failpoints.point("sync.after_f")
-            self._catch_up(session, claim, state)
-            state = self._state(session)
-        if state.srsubstate in "sr":
+            self._hand_over(session, copied)
+        done = self._in_state(session, "sr")
+        if done:
             failpoints.point("sync.after_s")
-            self._drop_slot(session, state)
-            self._context.log(
-                "LOG",
-                f'logical replication table synchronization worker for subscription "{self._sub.name}",'
-                f' table "{state.relname}" has finished',
-            )
+            leftover.forget_copy(session, self._sub, [self._claims[row.srrelid] for row in done])
+            for row in done:
+                self._log(row, "finished")
 
-    # copy
-
-    def _copy(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-        found = describe(session, state.schemaname, state.relname, replica=target.is_replica(session))
-        if found is None or found.oid != self._relid:
-            raise missing(state.schemaname, state.relname)
-        if found.row_security and not _owner_bypasses(session):
-            raise StateForbids(f'role cannot replicate into relation with row-level security enabled: "{found.name}"')
+    def _log(self, row: RelationState, what: str) -> None:
         self._context.log(
             "LOG",
             f'logical replication table synchronization worker for subscription "{self._sub.name}",'
-            f' table "{state.relname}" has started',
+            f' table "{row.relname}" has {what}',
         )
-        self._drop_leftover(session, state)
-        cleanup.remove_rows(session, claim, found)
-        slot = slots.sync_slot_name(self._sub.subid, self._relid, self._context.system_identifier)
-        attempt = states.start_copy(session, claim, slot, None)
+
+    def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
+        lines = [message, *(f"{word}:  {text}" for word, text in (("DETAIL", detail), ("HINT", hint)) if text)]
+        self._context.log("LOG", "\n".join(lines))
+
+    # copy
+
+    def _copy(self, session: psycopg.Connection, rows: Sequence[RelationState]) -> None:
+        found, self._errors = preparation.find_targets(session, rows)
+        self._raise_alone()
+        for row in rows:
+            if row.srrelid in found:
+                self._log(row, "started")
+        leftover.release(session, self._sub, *found, claims=[self._claims[relid] for relid in found])
+        self._clean_up(session, found)
+        if not found:
+            return
+        together = len(found) > 1
+        claims = [self._claims[relid] for relid in found]
+        slot = self._slot_name(session, claims)
+        attempts = states.start_copy(session, claims, slot)
+        if together:
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                states.claim_before_copy(session, claims)
+        try:
+            self._copy_from_slot(session, found, attempts, slot, together=together)
+        finally:
+            if together:
+                self._let_go(session, slot)
+
+    def _clean_up(self, session: psycopg.Connection, found: dict[int, TargetRelation]) -> None:
+        for relid, relation in list(found.items()):
+            try:
+                cleanup.remove_rows(session, self._claims[relid], relation)
+            except PgsubError as error:
+                self._errors[relid] = error
+                del found[relid]
+        self._raise_alone()
+
+    def _slot_name(self, session: psycopg.Connection, claims: Sequence[Claim]) -> str:
+        sub, system = self._sub, self._context.system_identifier
+        if len(claims) == 1:
+            return slots.sync_slot_name(sub.subid, claims[0].worker, system)
+        return slots.group_slot_name(sub.subid, states.next_group(session, sub.subid), system)
+
+    def _copy_from_slot(
+        self,
+        session: psycopg.Connection,
+        found: dict[int, TargetRelation],
+        attempts: dict[int, int],
+        slot: str,
+        *,
+        together: bool,
+    ) -> None:
+        claims = [self._claims[relid] for relid in found]
         failpoints.point("sync.before_slot")
-        with SlotSnapshot.open(self._sub.connection, slot, slot, self._sub.failover) as snapshot:
-            states.slot_position(session, claim, snapshot.consistent_point)
+        with SlotSnapshot.open(
+            self._sub.connection,
+            slot,
+            slot,
+            self._sub.failover,
+            report=self._report_wait,
+            stop=self._context.stopping,
+        ) as snapshot:
+            states.slot_position(session, claims, snapshot.consistent_point)
+            if together:
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                    states.move_claims(session, claims, snapshot.consistent_point)
             failpoints.point("sync.after_slot")
-            made = self._plan(session, state, found, attempt)
-            self._run_chunks(made, claim, attempt, snapshot, state)
-        if made.mode == "chunked":
+            prepared = preparation.prepare(session, self._sub, found, self._claims, attempts)
+            self._errors |= prepared.errors
+            self._raise_alone()
+            width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
+            workforce = Workforce(self._context, session, snapshot, prepared.pieces, width)
+            workforce.run()
+            self._errors |= workforce.errors
+        self._finish_chunked(session, prepared, attempts)
+
+    def _finish_chunked(self, session: psycopg.Connection, prepared: Prepared, attempts: dict[int, int]) -> None:
+        for relid in prepared.chunked:
             with ledger.durable(session):
-                if not states.finish_copy(session, claim, attempt):
+                if not states.finish_copy(session, self._claims[relid], attempts[relid]):
                     raise Fenced("a chunk of the copy is not on the target")
 
-    def _drop_leftover(self, session: psycopg.Connection, state: RelationState) -> None:
-        if state.sync_slot is None:
-            return
-        with contextlib.closing(publisher.connect(self._sub.connection, application_name=state.sync_slot)) as source:
-            slots.drop_slot(source, state.sync_slot)
+    def _let_go(self, session: psycopg.Connection, slot: str) -> None:
+        """Apply need not wait at tables that failed, and the shared slot need not wait for them."""
+        with contextlib.suppress(psycopg.Error, PgsubError):
+            failed = [row.srrelid for row in self._in_state(session, "d")] + list(self._errors)
+            if failed:
+                states.unclaim(session, self._sub.subid, failed)
+                leftover.release_slot(session, self._sub, slot, failed)
 
-    def _plan(self, session: psycopg.Connection, state: RelationState, found: TargetRelation, attempt: int) -> CopyPlan:
-        sub = self._sub
-        with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
-            remote = describe_table(source, state.schemaname, state.relname, sub.publications)
-            version = source.info.server_version
-        reason = plan.atomic_reason(sub, remote, found, replica=target.is_replica(session))
-        with ledger.durable(session):
-            if reason is None and not plan.empty_under_lock(session, found):
-                reason = "the target table is not empty"
-            mode = "chunked" if reason is None else "atomic"
-            made = plan.make(sub, remote, found, mode=mode, reason=reason or "", publisher_version=version)
-            session.execute(
-                "UPDATE pgsub.subscription_rel SET copy_mode = %s WHERE subid = %s AND srrelid = %s",
-                (mode, sub.subid, self._relid),
-            )
-            with session.cursor() as cursor:
-                cursor.executemany(
-                    "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
-                    " VALUES (%s, %s, %s, %s, %s, %s)",
-                    [(sub.subid, self._relid, attempt, c.number, c.bytes, c.rows) for c in made.chunks],
-                )
-        return made
-
-    def _run_chunks(
-        self, made: CopyPlan, claim: Claim, attempt: int, snapshot: SlotSnapshot, state: RelationState
-    ) -> None:
-        """At most ``copy_workers`` chunks at once; one that fails for a moment is tried again alone."""
-        waiting = list(reversed(made.chunks))
-        running: list[tuple[Job, Chunk]] = []
-        tries: dict[int, int] = {}
-        relation = (state.schemaname, state.relname)
-        try:
-            while waiting or running:
-                if self._context.stopping.is_set():
-                    raise Fenced("asked to stop")
-                while waiting and len(running) < self._sub.copy_workers:
-                    chunk = waiting.pop()
-                    spec = ChunkSpec(
-                        self._sub,
-                        claim,
-                        attempt,
-                        made.mode == "atomic",
-                        chunk,
-                        made.copy_in,
-                        snapshot.snapshot_name,
-                        snapshot.slot_name,
-                        relation,
-                        self._context.pulse,
-                    )
-                    running.append(
-                        (self._context.submit(f"copy {state.relname} {chunk.number}", copy.run, [spec]), chunk)
-                    )
-                time.sleep(_POLL)
-                running = self._settle(running, waiting, tries, snapshot)
-        finally:
-            for job, _ in running:
-                job.cancel()
-
-    def _settle(
-        self,
-        running: list[tuple[Job, Chunk]],
-        waiting: list[Chunk],
-        tries: dict[int, int],
-        snapshot: SlotSnapshot,
-    ) -> list[tuple[Job, Chunk]]:
-        left = []
-        for job, chunk in running:
-            if not job.done():
-                left.append((job, chunk))
-                continue
-            try:
-                results: list[ChunkResult] = job.result(0)
-                assert results[0].number == chunk.number
-            except PgsubError as error:
-                tries[chunk.number] = tries.get(chunk.number, 0) + 1
-                hopeless = error.directive is not Directive.RETRY or tries[chunk.number] >= CHUNK_TRIES
-                if hopeless or not snapshot.alive():
-                    raise
-                waiting.append(chunk)
-        return left
+    def _raise_alone(self) -> None:
+        """The error of a table that is alone is everybody's."""
+        if len(self._relids) == 1:
+            for error in self._errors.values():
+                raise error
 
     # hand-over
 
+    def _hand_over(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> None:
+        done = self._at_once(session, copied)
+        if len(self._relids) == 1 and not done:
+            self._catch_up(session, self._claims[self._relids[0]], copied[0])
+
+    def _at_once(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> set[int]:
+        """Where apply has not passed the slot's consistent point there is no need to stream the slot at all."""
+        position = self._position(session, [row.srrelid for row in copied])
+        if position is None:
+            return set()
+        apply_lsn = ledger.apply_position(session, self._sub.subid)
+        claims = [
+            self._claims[row.srrelid]
+            for row in copied
+            if (apply_lsn <= position if row.handover_lsn is None else position >= row.handover_lsn)
+        ]
+        if not claims:
+            return set()
+        failpoints.point("sync.before_s")
+        try:
+            return states.try_done_at_once(session, claims, position)
+        except psycopg.errors.LockNotAvailable:
+            return set()
+
+    def _position(self, session: psycopg.Connection, relids: Sequence[int]) -> int | None:
+        """Where the tables' own progress is, if that is one position."""
+        rows = session.execute(
+            "SELECT DISTINCT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s)",
+            (self._sub.subid, list(relids)),
+        ).fetchall()
+        return ledger.lsn_or_none(rows[0][0]) if len(rows) == 1 else None
+
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
-        if self._at_once(session, claim, state):
-            return
-        slot = state.sync_slot
-        assert slot is not None
+        own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
+        if state.sync_slot != own:
+            separation.separate(session, self._sub, claim, state, own)
+        elif state.spare_slot is not None:
+            leftover.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
         spec = WorkerSpec(
             self._sub,
             claim,
-            slot,
-            slot,
+            own,
+            own,
             pulse=self._context.pulse,
             spool_dir=self._context.spool_dir,
             relation=(state.schemaname, state.relname),
         )
         job = self._context.submit(f"catch up {state.relname}", catchup.run, [spec])
+        try:
+            self._await(job)
+        except SlotLost as error:
+            table = f"{state.schemaname}.{state.relname}"
+            error.hint = (
+                "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
+                f"pgsub refresh {self._sub.name} --resync {table}"
+            )
+            raise
+
+    def _await(self, job: Job) -> None:
         try:
             while not job.done():
                 if self._context.stopping.wait(_POLL):
@@ -256,34 +255,3 @@ class TableSync:
             job.result(0)
         finally:
             job.cancel()
-
-    def _at_once(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> bool:
-        """Apply has not passed the sync worker: no need to stream the sync slot at all."""
-        if state.handover_lsn is not None:
-            return False
-        row = session.execute(
-            "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = %s",
-            (self._sub.subid, self._relid),
-        ).fetchone()
-        position = ledger.lsn_or_none(row[0]) if row else None
-        if position is None or ledger.apply_position(session, self._sub.subid) > position:
-            return False
-        failpoints.point("sync.before_s")
-        try:
-            return states.try_done(session, claim, position).done
-        except psycopg.errors.LockNotAvailable:
-            return False
-
-    def _drop_slot(self, session: psycopg.Connection, state: RelationState) -> None:
-        """Only now that ``s`` is on disk: before, a crash would bring back a state whose slot is gone."""
-        if state.sync_slot is not None:
-            failpoints.point("sync.before_slot_drop")
-            self._drop_leftover(session, state)
-            states.slot_dropped(session, self._sub.subid, self._relid)
-
-
-def _owner_bypasses(session: psycopg.Connection) -> bool:
-    row = session.execute(
-        "SELECT rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user"
-    ).fetchone()
-    return bool(row and row[0])

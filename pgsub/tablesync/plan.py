@@ -28,6 +28,7 @@ class Chunk:
     copy_out: str
     bytes: int
     rows: int | None  #: estimate, None where the table was never analyzed
+    leaf: Leaf | None = None  #: whose blocks it reads; None: it is the whole table
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation
         return "copy_atomic is set"
     if remote.bytes < CHUNKED_FROM_BYTES:
         return "the table is small"
+    if not all(leaf.readable for leaf in remote.leaves):
+        return "a partition cannot be read by itself"
     if not replica:
         return "session_replication_role cannot be set"
     if target.fires:
@@ -99,6 +102,7 @@ def make(
                     text.as_string(None),
                     int(leaf.bytes * share),
                     int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
+                    leaf,
                 )
             )
     return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))

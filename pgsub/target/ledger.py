@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -61,6 +62,8 @@ class RelationState:
     sync_slot: str | None = None
     attempt: int = 0
     copy_mode: str | None = None
+    spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
+    copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
 
 
 def lsn_or_none(text: str | None) -> int | None:
@@ -108,11 +111,11 @@ def register(
 
 def add_relations(connection: psycopg.Connection, subid: int, relations: Sequence[RelationState]) -> None:
     """Insert relations inside the caller's transaction."""
-    for rel in relations:
-        connection.execute(
-            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate)"
-            " VALUES (%s, %s, %s, %s, %s)",
-            (subid, rel.srrelid, rel.schemaname, rel.relname, rel.srsubstate),
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO pgsub.subscription_rel (subid, srrelid, schemaname, relname, srsubstate, copy_bytes)"
+            " VALUES (%s, %s, %s, %s, %s, %s)",
+            [(subid, r.srrelid, r.schemaname, r.relname, r.srsubstate, r.copy_bytes) for r in relations],
         )
 
 
@@ -157,25 +160,30 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
         (subid,),
     ).fetchone()
     if row is None:
-        raise StateForbids(
-            "the target's ledger does not know this subscription",
-            detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
-            hint="Was the target replaced or restored? Drop the subscription and create it again.",
-        )
+        raise unknown(subid)
     name, store, system, dbname, dboid, timeline, slot, intent, point = row[1:]
     return Identity(subid, name, store, system, dbname, dboid, timeline, slot, intent, lsn_or_none(point))
+
+
+def unknown(subid: int) -> StateForbids:
+    """The error for a ledger, or a database without one, that does not have the subscription."""
+    return StateForbids(
+        "the target's ledger does not know this subscription",
+        detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
+        hint="Was the target replaced or restored? Drop the subscription and create it again.",
+    )
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
     """All tables of a subscription, in the order of their oids."""
     rows = connection.execute(
         "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text, sync_slot,"
-        " attempt, copy_mode FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid",
+        " attempt, copy_mode, spare_slot, copy_bytes FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid",
         (subid,),
     )
     return [
-        RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover), slot, attempt, mode)
-        for oid, schema, name, state, lsn, handover, slot, attempt, mode in rows
+        RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover), *rest)
+        for oid, schema, name, state, lsn, handover, *rest in rows
     ]
 
 
@@ -198,34 +206,58 @@ def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
     :param worker: :data:`APPLY` or a table's oid.
     :raises TargetUnavailable: an older session would not end within 30 s.
     """
+    return take_over_many(connection, subid, [worker])[worker]
+
+
+def take_over_many(connection: psycopg.Connection, subid: int, workers: Collection[int]) -> dict[int, Claim]:
+    """:func:`take_over` of several workers in one commit; their claims by worker."""
     token = uuid.uuid4()
     with durable(connection):
-        row = connection.execute(
-            "INSERT INTO pgsub.control AS c (subid, worker, epoch, token) VALUES (%s, %s, 1, %s)"
+        rows = connection.execute(
+            "INSERT INTO pgsub.control AS c (subid, worker, epoch, token)"
+            " SELECT %s, w, 1, %s FROM pg_catalog.unnest(%s::oid[]) AS w ORDER BY w"
             " ON CONFLICT (subid, worker) DO UPDATE SET epoch = c.epoch + 1, token = excluded.token,"
-            " claimed_by = NULL, stop = false RETURNING epoch",
-            (subid, worker, token),
-        ).fetchone()
-    assert row is not None
-    roles = ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
-    evict(connection, subid, roles, row[0])
-    return Claim(subid, worker, row[0], str(token))
+            " claimed_by = NULL, stop = false RETURNING worker::bigint, epoch",
+            (subid, token, list(workers)),
+        ).fetchall()
+    epochs: dict[int, int] = dict(rows)
+    roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
+    evict(connection, subid, roles)
+    return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
 
 
-def evict(connection: psycopg.Connection, subid: int, roles: Sequence[str], epoch: int) -> None:
-    """Terminate sessions of these roles with an epoch below ``epoch`` and wait until none is left."""
-    deadline = time.monotonic() + 30
-    pattern = f"^pgsub {subid} ({'|'.join(roles)}) [0-9]+$"
-    while connection.execute(
+def _roles(worker: int) -> tuple[str, ...]:
+    return ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
+
+
+def evict(connection: psycopg.Connection, subid: int, epochs: Mapping[str, int]) -> None:
+    """Terminate sessions of these roles with an epoch below the given one and wait until none is left."""
+    _terminate(
+        connection,
+        "SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a"
+        " JOIN unnest(%s::text[], %s::bigint[]) AS r (role, epoch)"
+        " ON pg_catalog.starts_with(a.application_name, r.role)"
+        " WHERE CASE WHEN a.application_name ~ ' [0-9]+$'"
+        " THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END",
+        ([f"pgsub {subid} {role} " for role in epochs], list(epochs.values())),
+    )
+
+
+def evict_all(connection: psycopg.Connection, subid: int) -> None:
+    """Terminate every worker's session of a subscription and wait until none is left."""
+    _terminate(
+        connection,
         "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
-        " WHERE application_name ~ %s AND pid <> pg_catalog.pg_backend_pid()"
-        " AND pg_catalog.split_part(application_name, ' ', 4)::bigint < %s",
-        (pattern, epoch),
-    ).fetchall():
+        " WHERE application_name ~ %s",
+        (f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]+$",),
+    )
+
+
+def _terminate(connection: psycopg.Connection, query: LiteralString, params: Sequence[object]) -> None:
+    deadline = time.monotonic() + 30
+    while connection.execute(query, params).fetchall():
         if time.monotonic() > deadline:
-            raise TargetUnavailable(
-                "could not end an older worker's session on the target", detail=f"Sessions: {', '.join(roles)}."
-            )
+            raise TargetUnavailable("could not end an older worker's session on the target")
 
 
 def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:

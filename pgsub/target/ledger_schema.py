@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 1
+VERSION = 2
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -103,7 +103,13 @@ CREATE TABLE pgsub.skipped_change (
     replayed_at timestamptz);
 """
 
-_MIGRATIONS = {1: _V1}
+# tables that are copied together share a slot, named here by each of them
+_V2 = """
+ALTER TABLE pgsub.subscription ADD COLUMN sync_groups integer NOT NULL DEFAULT 0;
+ALTER TABLE pgsub.subscription_rel ADD COLUMN spare_slot text, ADD COLUMN copy_bytes bigint;
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 

@@ -9,7 +9,7 @@ a transaction with data but ``f``, and each is on disk before anything is built 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -44,41 +44,66 @@ def fence(connection: psycopg.Connection, claim: Claim) -> None:
 
     :raises Fenced: the epoch was raised.
     """
-    row = connection.execute(
-        "SELECT FROM pgsub.control WHERE subid = %s AND worker = %s AND epoch = %s AND token = %s FOR SHARE",
-        (claim.subid, claim.worker, claim.epoch, claim.token),
-    ).fetchone()
-    if row is None:
+    fence_all(connection, [claim])
+
+
+def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
+    """:func:`fence` of several workers of one subscription.
+
+    :raises Fenced: the epoch of one was raised.
+    """
+    rows = connection.execute(
+        "SELECT FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
+        " AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker FOR SHARE OF c",
+        ([c.worker for c in claims], [c.epoch for c in claims], [c.token for c in claims], claims[0].subid),
+    ).fetchall()
+    if len(rows) != len(claims):
         raise Fenced("another worker took over")
 
 
-def start_copy(connection: psycopg.Connection, claim: Claim, slot: str, mode: str | None) -> int:
-    """``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
-
-    :return: the number of this attempt.
-    """
-    with durable(connection):
-        fence(connection, claim)
-        row = connection.execute(
-            "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1, copy_mode = %s"
-            f" WHERE {_REL} AND srsubstate IN ('i', 'd') RETURNING attempt".encode(),
-            (slot, mode, claim.subid, claim.worker),
-        ).fetchone()
+def next_group(connection: psycopg.Connection, subid: int) -> int:
+    """A number that no group of tables of this subscription has had."""
+    row = connection.execute(
+        "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups", (subid,)
+    ).fetchone()
     if row is None:
-        raise Fenced("the table's state changed meanwhile")
+        raise Fenced("the subscription was removed from the ledger")
     return int(row[0])
 
 
-def slot_position(connection: psycopg.Connection, claim: Claim, position: int) -> None:
-    """The sync slot's consistent point is where the sync worker's own progress begins."""
+def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
+    """``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
+
+    :return: the number of this attempt for each table.
+    """
     with durable(connection):
-        fence(connection, claim)
+        fence_all(connection, claims)
+        rows = connection.execute(
+            "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
+            " copy_mode = NULL, handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
+            " AND srsubstate IN ('i', 'd') RETURNING srrelid::bigint, attempt",
+            (slot, claims[0].subid, _workers(claims)),
+        ).fetchall()
+        if len(rows) != len(claims):
+            raise Fenced("the state of a table changed meanwhile")
+    return dict(rows)
+
+
+def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
+    """The sync slot's consistent point is where the sync workers' own progress begins."""
+    with durable(connection):
+        fence_all(connection, claims)
         connection.execute(
-            "INSERT INTO pgsub.progress AS p (subid, worker, remote_lsn, reported_lsn) VALUES (%s, %s, %s, %s)"
+            "INSERT INTO pgsub.progress AS p (subid, worker, remote_lsn, reported_lsn)"
+            " SELECT %s, w, %s::pg_lsn, %s::pg_lsn FROM pg_catalog.unnest(%s::oid[]) AS w"
             " ON CONFLICT (subid, worker) DO UPDATE SET remote_lsn = excluded.remote_lsn,"
             " reported_lsn = excluded.reported_lsn, remote_commit_ts = NULL",
-            (claim.subid, claim.worker, format_lsn(position), format_lsn(position)),
+            (claims[0].subid, format_lsn(position), format_lsn(position), _workers(claims)),
         )
+
+
+def _workers(claims: Sequence[Claim]) -> list[int]:
+    return [claim.worker for claim in claims]
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
@@ -107,29 +132,79 @@ class HandOver:
 
 
 def try_done(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
-    """``f`` → ``s`` if apply has not passed the sync worker, or at the claimed position once that is reached.
+    """``f`` → ``s`` if apply has not passed the sync worker, or once that has reached the claimed position.
 
     Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
     under its lock was covered by ``srsublsn`` already.
 
-    :param sync_lsn: everything before is applied by this sync worker, and with a claim nothing beyond it.
+    :param sync_lsn: everything before is applied by this sync worker, and with a claim nothing beyond it but what
+        came with the copy itself.
     """
     with deciding(connection, claim.subid) as apply_lsn:
         fence(connection, claim)
         handover = _handover(connection, claim)
-        if handover is None:
-            done, at = apply_lsn <= sync_lsn, sync_lsn
-        else:
-            done, at = sync_lsn >= handover, handover
-        if done:
-            connection.execute(
-                "UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s, handover_lsn = NULL"
-                f" WHERE {_REL} AND srsubstate = 'f'".encode(),
-                (format_lsn(at), claim.subid, claim.worker),
-            )
+        ready = apply_lsn <= sync_lsn if handover is None else sync_lsn >= handover
+        if ready:
+            _set_done(connection, claim.subid, [claim.worker], sync_lsn)
         else:
             raise psycopg.Rollback()  # no need to make apply look again
-    return HandOver(apply_lsn, handover, done)
+    return HandOver(apply_lsn, handover, ready)
+
+
+def try_done_at_once(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
+    """:func:`try_done` of tables that were copied at one position and whose slots nobody has streamed.
+
+    :return: the tables that are ``s`` now.
+    """
+    with deciding(connection, claims[0].subid) as apply_lsn:
+        fence_all(connection, claims)
+        rows = connection.execute(
+            "SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s"
+            " AND srrelid = ANY (%s) AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE",
+            (claims[0].subid, _workers(claims)),
+        ).fetchall()
+        done = {
+            relid for relid, text in rows if (apply_lsn <= sync_lsn if text is None else sync_lsn >= parse_lsn(text))
+        }
+        if done:
+            _set_done(connection, claims[0].subid, sorted(done), sync_lsn)
+        else:
+            raise psycopg.Rollback()
+    return done
+
+
+def _set_done(connection: psycopg.Connection, subid: int, relids: list[int], at: int) -> None:
+    connection.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s, handover_lsn = NULL"
+        " WHERE subid = %s AND srrelid = ANY (%s) AND srsubstate = 'f'",
+        (format_lsn(at), subid, relids),
+    )
+
+
+def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
+    """Claim tables (``d``) where apply is now, before their slot exists: apply keeps off their changes beyond.
+
+    Whatever lies between this and the slot's consistent point comes with the copy, so unless apply loses its patience
+    the tables change hands at the consistent point without any streaming.
+    """
+    with deciding(connection, claims[0].subid) as apply_lsn:
+        fence_all(connection, claims)
+        _move_claims(connection, claims, apply_lsn, standing=False)
+
+
+def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
+    """The slot exists: apply need not wait at what the copy brings; claims that were taken back stay so."""
+    with deciding(connection, claims[0].subid):
+        fence_all(connection, claims)
+        _move_claims(connection, claims, position, standing=True)
+
+
+def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int, *, standing: bool) -> None:
+    connection.execute(
+        "UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE subid = %s AND srrelid = ANY (%s)"
+        " AND srsubstate = 'd' AND (handover_lsn IS NOT NULL) = %s",
+        (format_lsn(position), claims[0].subid, _workers(claims), standing),
+    )
 
 
 def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> int:
@@ -149,12 +224,13 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
     return handover
 
 
-def unclaim(connection: psycopg.Connection, subid: int, relid: int) -> None:
-    """Take a claim back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
+def unclaim(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Take claims back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
     with deciding(connection, subid):
         connection.execute(
-            f"UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE {_REL} AND srsubstate = 'f'".encode(),
-            (subid, relid),
+            "UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
+            " AND srsubstate IN ('d', 'f')",
+            (subid, list(relids)),
         )
 
 
@@ -176,11 +252,3 @@ def ready(connection: psycopg.Connection, subid: int, position: int) -> None:
             " AND srsublsn <= %s",
             (subid, format_lsn(position)),
         )
-
-
-def slot_dropped(connection: psycopg.Connection, subid: int, relid: int) -> None:
-    """The sync slot is gone: the ledger stops naming it, and forgets the copy's book-keeping."""
-    with durable(connection):
-        connection.execute(f"UPDATE pgsub.subscription_rel SET sync_slot = NULL WHERE {_REL}".encode(), (subid, relid))
-        connection.execute(f"DELETE FROM pgsub.copy_chunk WHERE {_REL}".encode(), (subid, relid))
-        connection.execute("DELETE FROM pgsub.progress WHERE subid = %s AND worker = %s", (subid, relid))

@@ -101,7 +101,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     claim = sub.take_over("moving")
     with ledger.durable(sub.session):
         sub.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'moving'")
-    states.slot_position(sub.session, claim, position)
+    states.slot_position(sub.session, [claim], position)
     assert states.claim_handover(sub.session, claim, position) == position
 
     task = sub.start()

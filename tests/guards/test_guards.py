@@ -181,7 +181,7 @@ def test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit(o
     pair.pubdb.execute("CREATE PUBLICATION p FOR TABLE log")
     sub = Subscriber(pair.pubdb, pair.subdb).register("log", state="f")
     claim = sub.take_over("log")
-    states.slot_position(sub.session, claim, 1)
+    states.slot_position(sub.session, [claim], 1)
     sub.session.execute("SET synchronous_commit = off")
     assert states.try_done(sub.session, claim, parse_lsn("0/1")).done
     pair.target.stop("immediate")
@@ -198,7 +198,7 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.5)
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
-    states.slot_position(sub.session, claim, 0)
+    states.slot_position(sub.session, [claim], 0)
     handover = states.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()::text")))
     with subdb.connect() as holder:
         task = None
@@ -217,7 +217,7 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
 def test_a_table_does_not_change_hands_behind_apply(pubdb: Database, subdb: Database, subscriber: Make) -> None:
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
-    states.slot_position(sub.session, claim, 1)
+    states.slot_position(sub.session, [claim], 1)
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()  # apply leaves the change to the sync worker, which has not seen it
     outcome = states.try_done(sub.session, claim, 1)

@@ -16,6 +16,8 @@ from pgsub.publisher.publication import (
     tables_with_other_origins,
 )
 
+pytestmark = pytest.mark.publishers
+
 
 @pytest.fixture
 def asking(pubdb):
@@ -69,6 +71,7 @@ def test_data_published_by_a_root_and_by_a_child_is_not_copied_twice(pubdb, aski
         assert [table[1:3] for table in published_tables(asking, publications)] == [("root", "p")]
 
 
+@pytest.mark.since(15)
 def test_column_lists_are_told_and_no_list_is_none(pubdb, asking):
     pubdb.execute("CREATE TABLE t (a int, b int, gone int, c int GENERATED ALWAYS AS (1) STORED)")
     pubdb.execute("ALTER TABLE t DROP gone")
@@ -80,14 +83,14 @@ def test_column_lists_are_told_and_no_list_is_none(pubdb, asking):
         assert published_tables(asking, ["p1", "p3"])[0].columns is None
 
 
+@pytest.mark.since(18)
 def test_a_published_generated_column_is_told(pubdb, asking):
-    if pubdb.server.version < 18:
-        pytest.skip("generated columns are published since 18")
     pubdb.execute("CREATE TABLE t (a int, c int GENERATED ALWAYS AS (1) STORED)")
     pubdb.execute("CREATE PUBLICATION p FOR TABLE t WITH (publish_generated_columns = stored)")
     assert published_tables(asking, ["p"])[0].columns == ("a", "c")
 
 
+@pytest.mark.since(15)
 def test_different_column_lists_are_refused_with_the_servers_words(pubdb, asking):
     pubdb.execute('CREATE TABLE "T" (a int, b int)')
     pubdb.execute('CREATE PUBLICATION p1 FOR TABLE "T" (a); CREATE PUBLICATION p2 FOR TABLE "T"')

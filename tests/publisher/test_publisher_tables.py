@@ -16,6 +16,8 @@ from pgsub.publisher.publication import published_tables
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.publisher.tables import copy_statement, describe_table
 
+pytestmark = pytest.mark.publishers
+
 
 @pytest.fixture
 def asking(pubdb):
@@ -72,6 +74,7 @@ def test_the_key_is_the_replica_identity_index(pubdb, asking, identity, letter, 
     assert [column.name for column in table.columns if column.is_key] == keys
 
 
+@pytest.mark.since(15)
 def test_a_column_list_and_row_filters_restrict_the_copy(pubdb, asking):
     pubdb.execute(
         "CREATE TABLE t (a int, b text, c int); INSERT INTO t SELECT g, 'v' || g, g FROM generate_series(1, 9) g"
@@ -88,6 +91,7 @@ def test_a_column_list_and_row_filters_restrict_the_copy(pubdb, asking):
     assert describe_table(asking, "public", "t", ["p1", "p3"]).row_filter is None
 
 
+@pytest.mark.since(15)
 def test_different_column_lists_of_one_table_are_refused(pubdb, asking):
     pubdb.execute("CREATE TABLE t (a int, b int)")
     pubdb.execute("CREATE PUBLICATION p1 FOR TABLE t (a); CREATE PUBLICATION p2 FOR TABLE t (b)")
@@ -99,9 +103,8 @@ def test_different_column_lists_of_one_table_are_refused(pubdb, asking):
     assert len(describe_table(asking, "public", "t", ["p3", "p4"]).columns) == 2
 
 
+@pytest.mark.since(18)
 def test_a_published_generated_column_is_read_by_select(pubdb, asking):
-    if pubdb.server.version < 18:
-        pytest.skip("generated columns are published since 18")
     pubdb.execute("CREATE TABLE t (a int, g int GENERATED ALWAYS AS (a * 2) STORED); INSERT INTO t VALUES (4)")
     pubdb.execute("CREATE PUBLICATION p FOR TABLE t WITH (publish_generated_columns = stored)")
     table = describe_table(asking, "public", "t", ["p"])
@@ -143,6 +146,7 @@ def test_the_last_range_has_no_end(pubdb, asking):
     assert len(copied(asking, statement)) == 1000
 
 
+@pytest.mark.since(15)
 def test_a_partitioned_root_is_all_of_its_leaves(pubdb, asking):
     pubdb.execute("""
         CREATE SCHEMA parts; CREATE TABLE root (n int, m int) PARTITION BY LIST (n);
@@ -193,6 +197,7 @@ def test_toast_counts_in_the_bytes_and_a_table_never_analyzed_has_no_estimate(pu
     assert table.leaves[0].pages == 1 and table.bytes > 1_000_000 and table.reltuples == -1
 
 
+@pytest.mark.since(15)
 def test_names_with_quotes_and_percent_signs_reach_the_server_as_they_are(pubdb, asking):
     pubdb.execute('CREATE TABLE "we""ird %s" ("a%b" int, "c""d" int); INSERT INTO "we""ird %s" VALUES (1, 2)')
     pubdb.execute('CREATE PUBLICATION p FOR TABLE "we""ird %s" WHERE ("a%b" % 2 = 1)')
@@ -241,6 +246,7 @@ def test_a_row_security_policy_of_the_publisher_fails_the_copy_instead_of_filter
     assert error.hint.splitlines()[-1] == f'ALTER ROLE "{role}" BYPASSRLS;'
 
 
+@pytest.mark.since(15)
 def test_descriptions_travel_between_processes(pubdb, asking):
     pubdb.execute("CREATE TABLE t (n int); CREATE PUBLICATION p FOR TABLE t WHERE (n > 0)")
     for value in (describe_table(asking, "public", "t", ["p"]), *published_tables(asking, ["p"]), identify(asking)):

@@ -8,6 +8,8 @@ from fix_pair import MakePair, Pair
 from pgsub.errors import ApplyError, SchemaFault, StateForbids
 from pgsub.tablesync import plan
 
+pytestmark = pytest.mark.publishers
+
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"
 
@@ -100,6 +102,7 @@ def test_ordinary_triggers_stay_silent_and_do_not_hinder_chunks(pair: MakePair, 
     assert _mode(p) == "chunked"
 
 
+@pytest.mark.since(15)
 @pytest.mark.parametrize("large", [False, True], ids=["atomic", "chunked"])
 def test_a_copy_obeys_row_filter_and_column_list(pair: MakePair, request: pytest.FixtureRequest, large: bool) -> None:
     if large:
@@ -114,6 +117,7 @@ def test_a_copy_obeys_row_filter_and_column_list(pair: MakePair, request: pytest
     assert p.subdb.rows("SELECT count(*), count(*) FILTER (WHERE n = -1) FROM t") == [(1449, 1449)]
 
 
+@pytest.mark.since(15)
 @pytest.mark.parametrize("large", [False, True], ids=["atomic", "chunked"])
 def test_several_publications_of_a_table_add_up(pair: MakePair, request: pytest.FixtureRequest, large: bool) -> None:
     if large:

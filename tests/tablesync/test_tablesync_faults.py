@@ -8,15 +8,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
 from pgsub.apply import worker
-from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable
-from pgsub.tablesync import catchup, coordinator, plan
-from pgsub.tablesync.coordinator import SyncContext, TableSync
+from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
+from pgsub.tablesync import catchup, plan, workforce
+from pgsub.tablesync.context import SyncContext
+from pgsub.tablesync.coordinator import TableSync
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -80,7 +82,7 @@ def test_a_chunk_that_fails_for_a_moment_is_tried_again_alone(pair: MakePair, at
 def test_an_attempt_that_failed_leaves_nothing_to_the_next(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, point: str, mode: str
 ) -> None:
-    monkeypatch.setattr(coordinator, "CHUNK_TRIES", 1)
+    monkeypatch.setattr(workforce, "TRIES", 1)
     p = pair(TABLE, pub=ROWS, state="i", copy_atomic=mode == "atomic", copy_workers=1)
     at(f"{point}=error@{'1' if mode == 'atomic' or point == 'sync.after_slot' else '3'}")
     _breaks(p)
@@ -94,27 +96,27 @@ def test_an_attempt_that_failed_leaves_nothing_to_the_next(
     assert _attempts(p) == (1 if durable else 2)
 
 
-def test_a_lost_snapshot_means_a_new_attempt(pair: MakePair, at: At) -> None:
+@pytest.mark.publishers
+def test_a_lost_snapshot_means_a_new_attempt(pair: MakePair, at: At, tmp_path: Path) -> None:
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)
-    holder = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '_sync_'"
-    gate = threading.Event()
-    submit = p.submit
-
-    def after_two(name: str, function: object, items: object) -> object:
-        if name == "copy t 2" and not gate.is_set():
-            gate.set()
-            p.pubdb.execute(holder + " AND backend_type = 'walsender'")
-        return submit(name, function, items)  # type: ignore[arg-type]
-
-    p.submit = after_two  # type: ignore[method-assign, assignment]
-    _breaks(p, PublisherUnavailable)
+    go_on = tmp_path / "go on"
+    at(f"copy.after_commit=pause:{go_on}@2;copy.middle=error@3")
+    first = p.submit("sync", lambda name: p.sync(name), ["t"])
+    p.until("SELECT count(xid) = 2 FROM pgsub.copy_chunk")
+    p.pubdb.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '_sync_'"
+        " AND backend_type = 'walsender'"
+    )
+    go_on.touch()
+    with pytest.raises(TargetUnavailable):
+        first.result()
     assert p.state("t") == "d" and p.subdb.value("SELECT count(*) FROM t") > 0
     _ends_well(p)
     assert _attempts(p) == 2
 
 
 def _half_a_copy(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, table: str = TABLE) -> Pair:
-    monkeypatch.setattr(coordinator, "CHUNK_TRIES", 1)
+    monkeypatch.setattr(workforce, "TRIES", 1)
     p = pair(table, pub=ROWS, state="i", copy_workers=1)
     at("copy.before_commit=error@3")
     _breaks(p)
@@ -138,7 +140,7 @@ def test_cleaning_up_of_a_partitioned_table(pair: MakePair, at: At, monkeypatch:
         "CREATE TABLE t0 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
     )
-    monkeypatch.setattr(coordinator, "CHUNK_TRIES", 1)
+    monkeypatch.setattr(workforce, "TRIES", 1)
     p = pair(
         pub=f"{table};{ROWS}; CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
         sub=table,
@@ -154,7 +156,7 @@ def test_cleaning_up_of_a_partitioned_table(pair: MakePair, at: At, monkeypatch:
 
 
 def test_cleaning_up_under_a_name_that_needs_care(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "CHUNK_TRIES", 1)
+    monkeypatch.setattr(workforce, "TRIES", 1)
     name = '"50% of %s {}"'
     p = pair(
         f"CREATE TABLE {name} (id int PRIMARY KEY, v text)",
@@ -171,7 +173,7 @@ def test_cleaning_up_under_a_name_that_needs_care(pair: MakePair, at: At, monkey
 
 
 def test_a_writer_that_never_stops_loses_nothing(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "CHUNK_TRIES", 1)
+    monkeypatch.setattr(workforce, "TRIES", 1)
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=2)
     over, written = threading.Event(), []
 
@@ -214,6 +216,7 @@ def test_rows_of_a_copy_that_were_changed_here_stop_the_next_attempt(
     _ends_well(p)
 
 
+@pytest.mark.publishers
 def test_what_is_copied_is_never_copied_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_f=error")
@@ -255,11 +258,12 @@ def test_apply_behind_hands_over_at_once_without_a_stream(pair: MakePair) -> Non
     submit = p.submit
     p.submit = lambda name, *rest: (names.append(name), submit(name, *rest))[1]  # type: ignore[method-assign, misc]
     p.sync("t")
-    assert p.state("t") == "s" and names and all(name.startswith("copy t ") for name in names)
+    assert p.state("t") == "s" and names and set(names) == {"copy t"}
     p.apply()
     p.same("t")
 
 
+@pytest.mark.publishers
 def test_apply_ahead_is_caught_up_with(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     p.sync("u")
@@ -298,6 +302,7 @@ def _writes(p: Pair, over: threading.Event) -> None:
             over.wait(0.002)  # or apply would have to run after it for ever on a busy machine
 
 
+@pytest.mark.publishers
 @pytest.mark.parametrize("mode", ["batched", "transactional"])
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_tables_change_hands_under_writes(pair: MakePair, first: str, mode: str) -> None:
@@ -357,6 +362,7 @@ def test_an_error_while_catching_up_is_located_and_stops_no_other_table(pair: Ma
     _ends_well(p)
 
 
+@pytest.mark.publishers
 def test_a_sync_slot_that_was_lost_while_copying_is_made_again(pair: MakePair, at: At) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_slot=error")

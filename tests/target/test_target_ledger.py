@@ -35,8 +35,8 @@ def _copied(session: psycopg.Connection, at: int, name: str = "a") -> Claim:
     """A table whose copy is finished, its sync worker at a position."""
     relid = _relid(session, name)
     claim = ledger.take_over(session, SUBID, relid)
-    attempt = states.start_copy(session, claim, f"slot_{name}", "atomic")
-    states.slot_position(session, claim, at)
+    attempt = states.start_copy(session, [claim], f"slot_{name}")[claim.worker]
+    states.slot_position(session, [claim], at)
     with ledger.durable(session):
         assert states.finish_copy(session, claim, attempt)
     return claim
@@ -178,21 +178,21 @@ def test_a_take_over_clears_the_claim_and_the_stop_flag(session: psycopg.Connect
 def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
     relid = _relid(session)
     claim = ledger.take_over(session, SUBID, relid)
-    assert states.start_copy(session, claim, "one", None) == 1
-    assert states.start_copy(session, claim, "two", None) == 2
+    assert states.start_copy(session, [claim], "one")[claim.worker] == 1
+    assert states.start_copy(session, [claim], "two")[claim.worker] == 2
     row = session.execute("SELECT srsubstate::text, sync_slot FROM pgsub.subscription_rel WHERE srrelid = %s", (relid,))
     assert row.fetchone() == ("d", "two")
     for state in "fsr":
         session.execute("UPDATE pgsub.subscription_rel SET srsubstate = %s WHERE srrelid = %s", (state, relid))
         with pytest.raises(Fenced):
-            states.start_copy(session, claim, "three", None)
+            states.start_copy(session, [claim], "three")[claim.worker]
 
 
 def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psycopg.Connection) -> None:
     relid = _relid(session)
     claim = ledger.take_over(session, SUBID, relid)
-    states.start_copy(session, claim, "slot", None)
-    attempt = states.start_copy(session, claim, "slot", None)
+    states.start_copy(session, [claim], "slot")[claim.worker]
+    attempt = states.start_copy(session, [claim], "slot")[claim.worker]
     insert = "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, xid) VALUES (%s, %s, %s, %s, %s)"
     session.execute(insert, (SUBID, relid, attempt - 1, 0, None))  # of an older attempt: does not count
     session.execute(insert, (SUBID, relid, attempt, 0, "5"))
@@ -245,7 +245,7 @@ def test_a_claim_taken_back_is_not_redeemed(session: psycopg.Connection) -> None
     _apply_at(session, "0/C8")
     states.claim_handover(session, claim, 100)
     version = _version(session)
-    states.unclaim(session, SUBID, claim.worker)
+    states.unclaim(session, SUBID, [claim.worker])
     assert _version(session) == version + 1
     _apply_at(session, "0/12C")
     assert not states.try_done(session, claim, 200).done
@@ -255,7 +255,7 @@ def test_a_claim_taken_back_is_not_redeemed(session: psycopg.Connection) -> None
 def test_taking_a_claim_back_too_late_changes_nothing(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
     assert states.try_done(session, claim, 100).done
-    states.unclaim(session, SUBID, claim.worker)
+    states.unclaim(session, SUBID, [claim.worker])
     assert _state(session) == ("s", 100, None)
     with pytest.raises(Fenced):
         states.try_done(session, claim, 100)
@@ -276,8 +276,8 @@ def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> N
     for change in (
         lambda: states.try_done(session, claim, 100),
         lambda: states.claim_handover(session, claim, 100),
-        lambda: states.slot_position(session, claim, 500),
-        lambda: states.start_copy(session, claim, "slot", None),
+        lambda: states.slot_position(session, [claim], 500),
+        lambda: states.start_copy(session, [claim], "slot")[claim.worker],
     ):
         with pytest.raises(Fenced):
             change()
@@ -292,15 +292,6 @@ def test_nobody_waits_long_for_applys_row(session: psycopg.Connection, connect: 
         states.try_done(session, claim, 100)
     apply.execute("ROLLBACK")
     assert states.try_done(session, claim, 100).done
-
-
-def test_a_dropped_slot_leaves_no_bookkeeping(session: psycopg.Connection) -> None:
-    claim = _copied(session, 100)
-    session.execute("INSERT INTO pgsub.copy_chunk VALUES (%s, %s, 1, 0)", (SUBID, claim.worker))
-    states.slot_dropped(session, SUBID, claim.worker)
-    assert next(r for r in ledger.relations(session, SUBID) if r.relname == "a").sync_slot is None
-    assert session.execute("SELECT count(*) FROM pgsub.copy_chunk").fetchone() == (0,)
-    assert session.execute("SELECT worker::int FROM pgsub.progress").fetchall() == [(0,)]
 
 
 def test_origins_of_a_pool_are_one_a_session(session: psycopg.Connection, connect: Connect) -> None:

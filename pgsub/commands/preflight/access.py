@@ -8,7 +8,6 @@ from psycopg import sql
 
 from pgsub.commands.preflight.findings import Warned, counted, grant, listing
 from pgsub.commands.preflight.fit import Pair
-from pgsub.publisher.tables import Name
 
 
 def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
@@ -25,10 +24,10 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
             f"permission denied for {counted(names)} on the publisher",
             f"Their rows cannot be copied.{listing(names)}",
             "Run this on the publisher:\n"
-            + grant("SELECT", "TABLE", [relation for pair in closed for relation in _read(pair)], role),
+            + grant("SELECT", "TABLE", [(p.table.remote.schema, p.table.remote.name) for p in closed], role),
             tables=tuple(names),
         )
-    filtered = [p.table.name for p in copied if p.source.row_security or (_by_leaf(p) and _leaf_policy(p))]
+    filtered = [p.table.name for p in copied if p.source.row_security]
     if filtered:
         yield Warned(
             f"a row security policy applies to {counted(filtered)} on the publisher",
@@ -39,25 +38,10 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
         )
 
 
-def _by_leaf(pair: Pair) -> bool:
-    return pair.table.mode == "chunked" and pair.table.remote.relkind == "p"
-
-
-def _leaf_policy(pair: Pair) -> bool:
-    return any(leaf.row_security for leaf in pair.leaves)
-
-
 def _readable(pair: Pair) -> bool:
-    if _by_leaf(pair):
-        return all("SELECT" in leaf.privileges for leaf in pair.leaves)
+    """As COPY asks; a partitioned table's own privileges suffice, for without those of its partitions it is read whole."""
     wanted = {column.attnum for column in pair.table.remote.columns}
     return "SELECT" in pair.source.privileges or (bool(wanted) and wanted <= pair.source.readable)
-
-
-def _read(pair: Pair) -> list[Name]:
-    """The relations that a copy reads."""
-    remote = pair.table.remote
-    return [(leaf.schema, leaf.name) for leaf in remote.leaves] if _by_leaf(pair) else [(remote.schema, remote.name)]
 
 
 def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:

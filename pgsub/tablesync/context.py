@@ -1,0 +1,44 @@
+"""What the launcher lends to a synchronization: how jobs are submitted, when to stop, where to report."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pgsub.pulse import PulseAddress
+from pgsub.subscription import Subscription
+
+
+class Job(Protocol):
+    """A submitted job."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Results in the order of the items, or the exception of the task."""
+
+    def cancel(self) -> None:
+        """End it soon."""
+
+
+Submit = Callable[[str, Callable[[Any], Any], Sequence[Any]], Job]
+
+
+@dataclass(slots=True)
+class SyncContext:
+    """What is the same for every table of a subscription.
+
+    :ivar system_identifier: of the target, for the slots' names.
+    :ivar stopping: set when the launcher stops.
+    """
+
+    subscription: Subscription
+    system_identifier: str
+    submit: Submit
+    stopping: threading.Event
+    pulse: PulseAddress | None = None
+    spool_dir: str | None = None
+    log: Callable[[str, str], None] = lambda level, text: None

@@ -1,0 +1,129 @@
+"""From tables to pieces of copy work: both sides described, how each table is copied, what its chunks are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgsub.errors import PgsubError, StateForbids
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.tables import RemoteTable, describe_tables
+from pgsub.subscription import Subscription
+from pgsub.tablesync import plan
+from pgsub.tablesync.copy import Piece
+from pgsub.target import chunks
+from pgsub.target import connect as target
+from pgsub.target.chunks import ChunkKey
+from pgsub.target.ledger import Claim, RelationState, durable
+from pgsub.target.relation import TargetRelation, describe_many, missing
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What there is to copy; ``errors`` are of tables that cannot be.
+
+    :ivar chunked: tables that are ``f`` only when all their pieces are done.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    chunked: list[int] = field(default_factory=list)
+    errors: dict[int, PgsubError] = field(default_factory=dict)
+
+
+def find_targets(
+    session: psycopg.Connection, rows: Sequence[RelationState]
+) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
+    """Describe the target tables; errors for those that are gone, were made anew, or filter rows."""
+    found, errors = {}, dict[int, PgsubError]()
+    names = [(row.schemaname, row.relname) for row in rows]
+    described = describe_many(session, names, replica=target.is_replica(session))
+    bypasses = _bypasses_row_security(session)
+    for row in rows:
+        relation = described.get((row.schemaname, row.relname))
+        if relation is None or relation.oid != row.srrelid:
+            errors[row.srrelid] = missing(row.schemaname, row.relname)
+        elif relation.row_security and not bypasses:
+            errors[row.srrelid] = StateForbids(
+                f'role cannot replicate into relation with row-level security enabled: "{row.relname}"'
+            )
+        else:
+            found[row.srrelid] = relation
+    return found, errors
+
+
+def _bypasses_row_security(session: psycopg.Connection) -> bool:
+    row = session.execute(
+        "SELECT rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def prepare(
+    session: psycopg.Connection,
+    sub: Subscription,
+    targets: Mapping[int, TargetRelation],
+    claims: Mapping[int, Claim],
+    attempts: Mapping[int, int],
+) -> Prepared:
+    """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
+
+    :param targets: by oid; tables in one call share a slot and are copied in this order.
+    """
+    prepared = Prepared()
+    with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+        names = [(relation.schema, relation.name) for relation in targets.values()]
+        described = describe_tables(source, names, sub.publications)
+        version = source.info.server_version
+    with durable(session):
+        for relid, relation in targets.items():
+            name = (relation.schema, relation.name)
+            if name in described.faults:
+                prepared.errors[relid] = described.faults[name]
+                continue
+            table = Table(described.tables[name], relation, claims[relid], attempts[relid])
+            _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
+    return prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Both sides of a table, and which attempt of its copy this is."""
+
+    remote: RemoteTable
+    target: TargetRelation
+    claim: Claim
+    attempt: int
+
+
+def _prepare(
+    session: psycopg.Connection, sub: Subscription, table: Table, version: int, prepared: Prepared, *, together: bool
+) -> None:
+    relation = table.target
+    reason = plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session))
+    if reason is None and together:
+        reason = "the table is copied together with others"
+    if reason is None and not plan.empty_under_lock(session, relation):
+        reason = "the target table is not empty"
+    mode = "chunked" if reason is None else "atomic"
+    made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
+    pieces = [
+        Piece(
+            ChunkKey(table.claim, table.attempt, chunk.number),
+            relation.schema,
+            relation.name,
+            mode == "atomic",
+            chunk.copy_out,
+            made.copy_in,
+            chunk.bytes,
+            chunk.rows,
+            chunk.leaf,
+        )
+        for chunk in made.chunks
+    ]
+    chunks.plan(session, [(piece.key, piece.bytes, piece.rows) for piece in pieces], mode)
+    prepared.pieces += pieces
+    if mode == "chunked":
+        prepared.chunked.append(relation.oid)

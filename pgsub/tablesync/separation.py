@@ -1,0 +1,48 @@
+"""A table that was copied together with others gets a sync slot of its own, where the shared one is.
+
+A slot can be streamed by one worker only, and streaming moves it. A copy of a slot nobody has streamed begins where
+that one does, so each table can be caught up with by itself (pg_copy_logical_replication_slot, slotfuncs.c).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import psycopg
+
+from pgsub import failpoints
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.subscription import Subscription
+from pgsub.tablesync import leftover
+from pgsub.target import states
+from pgsub.target.ledger import Claim, RelationState, durable
+
+
+def separate(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
+    """Copy the table's shared slot to ``own`` and have the ledger name that instead.
+
+    Safe to repeat after any interruption: until the ledger names the new slot nobody has streamed it, and it is made
+    again.
+
+    :raises Fenced: the epoch was raised.
+    """
+    shared = state.sync_slot
+    assert shared is not None and shared != own
+    _name(session, claim, needed=shared, spare=own)
+    failpoints.point("sync.before_separation")
+    with contextlib.closing(publisher.connect(sub.connection, application_name=own)) as source:
+        slots.drop_slot(source, own)
+        slots.copy_slot(source, shared, own)
+    failpoints.point("sync.after_separation")
+    _name(session, claim, needed=own, spare=shared)
+    leftover.release_slot(session, sub, shared, [claim.worker], claims=[claim])
+
+
+def _name(session: psycopg.Connection, claim: Claim, *, needed: str, spare: str) -> None:
+    with durable(session):
+        states.fence(session, claim)
+        session.execute(
+            "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
+            (needed, spare, claim.subid, claim.worker),
+        )

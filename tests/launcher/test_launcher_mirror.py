@@ -1,0 +1,146 @@
+"""From ledger and pulses into ``state.db``: at once what changed, nothing where nothing did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.store import StateStore
+from pgsub.launcher import mirror as mirrors
+from pgsub.launcher.mirror import Mirror
+from pgsub.pulse import Pulse, PulseReceiver, PulseSender
+
+_TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+
+
+@pytest.fixture
+def pulses():
+    """A launcher's ear."""
+    receiver = PulseReceiver()
+    receiver.start()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def mirrored(pair, pulses, state_dir: Path):
+    """Tables a and b in state ``i``, a store that knows their subscription, and its mirror."""
+    it = pair(_TABLES, state="i")
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        it.store = store
+        it.mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: None)
+        it.pulses = pulses
+        yield it
+
+
+def _refresh(it, *syncing: str) -> None:
+    it.mirror.refresh(apply_alive=True, syncing={it.relid(name) for name in syncing})
+
+
+def _states(it) -> dict[str, tuple[str, int | None]]:
+    return {row.relname: (row.srsubstate, row.srsublsn) for row in it.store.relations(it.subid)}
+
+
+def _set(it, name: str, assignments: str) -> None:
+    query = f"UPDATE pgsub.subscription_rel SET {assignments} WHERE subid = %s AND relname = %s"
+    it.subdb.execute(query, it.subid, name)
+
+
+def _arrived(it, condition: Callable[[list[Pulse]], bool]) -> None:
+    """Datagrams take a moment."""
+    while not condition([pulse for _, pulse in it.pulses.of(it.subid)]):
+        time.sleep(0.01)
+
+
+def test_every_change_of_a_table_is_shown_by_the_next_refresh(mirrored, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 1e9)  # nothing is shown because it is time
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+    for assignments, shown in (
+        ("srsubstate = 'd'", ("d", None)),
+        ("srsubstate = 'f', srsublsn = '0/1'", ("f", 1)),
+        ("srsublsn = '0/2'", ("f", 2)),
+        ("srsubstate = 's'", ("s", 2)),
+        ("srsubstate = 'r'", ("r", 2)),
+    ):
+        _set(mirrored, "a", assignments)
+        _refresh(mirrored)
+        assert _states(mirrored) == {"a": shown, "b": ("i", None)}
+        assert {r.relname: r.srsubstate for r in mirrored.mirror.relations} == {"a": shown[0], "b": "i"}
+    mirrored.subdb.execute("DELETE FROM pgsub.subscription_rel WHERE relname = 'b'")
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("r", 2)}
+    mirrored.subdb.execute("BEGIN; UPDATE pgsub.subscription_rel SET srsubstate = 'i'; ROLLBACK")
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("r", 2)}
+
+
+def test_where_nothing_changes_nothing_is_read_again_and_nothing_is_written(mirrored, state_dir, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 0.0)
+    _refresh(mirrored)
+    with StateStore.open(state_dir) as other:
+        read = mirrored.mirror.relations
+        other.changed()
+        for _ in range(3):
+            _refresh(mirrored)
+        assert mirrored.mirror.relations is read
+        assert not other.changed()
+        _set(mirrored, "a", "srsubstate = 'd'")
+        _refresh(mirrored)
+        assert mirrored.mirror.relations is not read
+        assert other.changed()
+
+
+def test_table_states_that_somebody_else_wrote_into_the_store_are_put_right(mirrored, state_dir, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 0.0)
+    _refresh(mirrored)
+    with StateStore.open(state_dir) as other:
+        other.put_relations(mirrored.subid, [RelationRow(1, "r", None, "public", "ghost")])
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+
+
+def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
+    a, b = mirrored.relid("a"), mirrored.relid("b")
+    for relid in (a, b):
+        _set(mirrored, "a" if relid == a else "b", "srsubstate = 'd', attempt = 1")
+        mirrored.subdb.execute(
+            "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total, xid, rows_done,"
+            " bytes_done) VALUES (%s, %s, 1, 0, 1000, 10, '7', 12, 600), (%s, %s, 1, 1, 1000, 10, NULL, NULL, NULL)",
+            *(mirrored.subid, relid, mirrored.subid, relid),
+        )
+    sender = PulseSender(mirrored.pulses.address)
+    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=300), now=True)
+    sender.send(Pulse(mirrored.subid, b, 1, pid=4712, state="d", bytes_done=200), now=True)
+    _arrived(mirrored, lambda seen: len(seen) == 2)
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.relid, row.schemaname, row.relname, row.pid) == (a, "public", "a", 4711)
+    assert row.datname == mirrored.subdb.name
+    assert (row.chunks_done, row.chunks_total, row.bytes_processed, row.bytes_total) == (1, 2, 900, 2000)
+    assert (row.tuples_processed, row.tuples_total) == (12, 20)
+    assert [worker.relid for worker in mirrored.store.workers(mirrored.subid)] == [a]
+    _refresh(mirrored)
+    assert mirrored.store.copy_progress(mirrored.subid) == []
+
+
+def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirrored, monkeypatch):
+    with closing(PulseReceiver()) as ear:
+        ear.start()
+        mirrored.pulses = ear
+        sender = PulseSender(ear.address)
+        for chunk in (-1, 0, 1):
+            sender.send(Pulse(mirrored.subid, 5, chunk), now=True)
+        _arrived(mirrored, lambda seen: len(seen) == 3)
+        monkeypatch.setattr("pgsub.pulse.CHUNK_SECONDS", 0.0)
+        assert [pulse.chunk for _, pulse in ear.of(mirrored.subid)] == [-1]
+        newest = ear.newest(mirrored.subid, 5)
+        assert newest is not None and newest.chunk == -1
+        ear.forget(mirrored.subid, 5)
+        assert ear.newest(mirrored.subid, 5) is None

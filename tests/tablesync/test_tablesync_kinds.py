@@ -1,0 +1,196 @@
+"""Every kind of published table arrives by ``pgsub create`` and follows the publisher from then on.
+
+All kinds go through one ``create`` for each way to copy and each pair of servers: text and binary, whole and in chunks,
+LATIN1 on either side, publishers and a target of other versions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fix_program import Cli
+from fix_servers import Database, Servers, other_servers
+from psycopg import sql
+from published_kinds import KINDS, Kind
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One run of all kinds.
+
+    :ivar publisher: major version, None for the embedded server; ``target`` likewise.
+    :ivar options: of ``create``.
+    :ivar chunked: in chunks of a few blocks, else each table whole.
+    """
+
+    name: str
+    publisher: str | None = None
+    target: str | None = None
+    encodings: tuple[str, str] = ("UTF8", "UTF8")
+    options: tuple[str, ...] = ()
+    chunked: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def rows(self) -> int:
+        """Rows to begin with: several blocks where they are to make chunks."""
+        return 500
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the kind can be made here."""
+        return (
+            kind.since <= int(self.publisher or 18)
+            and not (kind.text_only and "--binary" in self.options)
+            and not (kind.utf8_only and "LATIN1" in self.encodings)
+        )
+
+
+def _ways() -> Iterator[Way]:
+    yield Way("whole")
+    yield Way("binary-chunks-to-latin1", encodings=("UTF8", "LATIN1"), options=("--binary",), chunked=True)
+    for version in other_servers():
+        latin, binary = version in ("14", "15"), version in ("16", "17")
+        yield Way(
+            f"from{version}",
+            version,
+            encodings=("LATIN1" if latin else "UTF8", "UTF8"),
+            options=("--binary",) if binary else (),
+            chunked=version in ("15", "16"),
+        )
+    if "15" in other_servers():
+        yield Way("to15", target="15", chunked=True)
+
+
+WAYS = tuple(_ways())
+
+
+@dataclass
+class Ran:
+    """What a way left behind: by kind, the differences after the copy and after the changes."""
+
+    way: Way
+    said: str = ""
+    codes: tuple[int, ...] = ()
+    relations: dict[str, list[str]] = field(default_factory=dict)
+    modes: dict[str, set[str]] = field(default_factory=dict)
+    after_copy: dict[str, list[str]] = field(default_factory=dict)
+    after_changes: dict[str, list[str]] = field(default_factory=dict)
+    left_over: list[Any] = field(default_factory=list)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each way with the kinds that it has."""
+    if "kind" in metafunc.fixturenames:
+        pairs = [pytest.param(way, kind, id=f"{way}-{kind}") for way in WAYS for kind in KINDS if way.has(kind)]
+        metafunc.parametrize(("ran", "kind"), pairs, indirect=["ran"], scope="module")
+    elif "ran" in metafunc.fixturenames:
+        metafunc.parametrize("ran", WAYS, indirect=True, ids=str, scope="module")
+
+
+@pytest.fixture(scope="module")
+def ran(
+    request: pytest.FixtureRequest, shared_servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ran]:
+    """One create to its end, changes, and a run until they are caught up."""
+    way: Way = request.param
+    kinds = [kind for kind in KINDS if way.has(kind)]
+    number = f"{os.getpid()}_{next(_numbers)}"
+    pubdb = Database(shared_servers("publisher", way.publisher), f"kinds_pub_{number}", way.encodings[0])
+    subdb = Database(shared_servers("target", way.target), f"kinds_sub_{number}", way.encodings[1])
+    folder = tmp_path_factory.mktemp("kinds")
+    cli = Cli(folder / "state", folder, pubdb.conninfo, subdb.conninfo)
+    try:
+        yield _run(way, kinds, pubdb, subdb, cli)
+    finally:
+        cli.close()
+        pubdb.drop()
+        subdb.drop()
+
+
+def _run(way: Way, kinds: list[Kind], pubdb: Database, subdb: Database, cli: Cli) -> Ran:
+    ran = Ran(way)
+    for kind in kinds:
+        _in_schema(pubdb, kind, kind.pub.replace("{rows}", str(way.rows)), create=True)
+        _in_schema(subdb, kind, kind.sub, create=True)
+    pubdb.execute("ANALYZE")
+    names = [name for kind in kinds for name in kind.subscribed]
+    words = [word for name in names for word in ("--publication", name)]
+    size = {"PGSUB_CHUNK_BYTES": str(16384 if way.chunked else 1 << 30)}
+    options = ("--max-sync-workers", "4", *way.options, *words)
+    created = cli(*cli.words("kinds", *options, publication=None), env=size)
+    ran.after_copy = {kind.name: _differences(kind, pubdb, subdb) for kind in kinds}
+    ran.relations = {kind.name: _column(subdb, kind, 'relname ORDER BY relname COLLATE "C"') for kind in kinds}
+    ran.modes = {kind.name: set(_column(subdb, kind, "copy_mode")) for kind in kinds}
+    for kind in kinds:
+        for transaction in kind.writes:
+            _in_schema(pubdb, kind, transaction)
+    followed = cli("run", "kinds", "--until-caught-up", "--timeout", "60s")
+    ran.after_changes = {kind.name: _differences(kind, pubdb, subdb) for kind in kinds}
+    ran.codes, ran.said = (created.returncode, followed.returncode), created.stderr + followed.stderr
+    ran.left_over = pubdb.rows(
+        "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND slot_name <> 'kinds'"
+    )
+    return ran
+
+
+def _in_schema(database: Database, kind: Kind, statements: str, create: bool = False) -> None:
+    schema = sql.Identifier(kind.name)
+    if create:
+        database.connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+    database.connection.execute(sql.SQL("SET search_path = {}").format(schema))
+    database.execute(statements)
+
+
+def _column(subdb: Database, kind: Kind, column: str) -> list[str]:
+    where, order, by = column.partition(" ORDER BY ")
+    rows = subdb.rows(f"SELECT {where} FROM pgsub.subscription_rel WHERE schemaname = %s{order}{by}", kind.name)
+    return [value for (value,) in rows]
+
+
+def _differences(kind: Kind, pubdb: Database, subdb: Database) -> list[str]:
+    """Per query, how many rows are on one side only, with the first of each; nothing where the sides are equal."""
+    found = []
+    for query in kind.same:
+        there, here = query if isinstance(query, tuple) else (query, query)
+        wanted, got = _sorted(pubdb, kind, there), _sorted(subdb, kind, here)
+        assert len(wanted) > 0, f"{there}: nothing is compared"
+        if wanted != got:
+            missing, extra = set(wanted) - set(got), set(got) - set(wanted)
+            found.append(
+                f"{here}: {len(wanted)} rows on the publisher, {len(got)} on the target;"
+                f" missing {sorted(missing)[:2]}, extra {sorted(extra)[:2]}"
+            )
+    return found
+
+
+def _sorted(database: Database, kind: Kind, query: str) -> list[str]:
+    _in_schema(database, kind, "SET extra_float_digits = 3")
+    # not prepared: the text is the same in many schemas
+    return sorted(map(str, database.connection.execute(query.encode(), prepare=False)))
+
+
+def test_create_and_run_end_well_with_every_kind_of_table(ran: Ran) -> None:
+    assert ran.codes == (0, 0), ran.said
+    assert ran.left_over == []
+    assert "error" not in ran.said.lower(), ran.said
+
+
+def test_a_published_table_arrives_and_follows(ran: Ran, kind: Kind) -> None:
+    assert ran.relations[kind.name] == sorted(kind.relations)
+    assert ran.after_copy[kind.name] == [], ran.said
+    assert ran.after_changes[kind.name] == [], ran.said
+
+
+def test_the_way_to_copy_was_the_one_meant(ran: Ran) -> None:
+    modes = [mode for modes in ran.modes.values() for mode in modes]
+    assert set(modes) == ({"chunked", "atomic"} if ran.way.chunked else {"atomic"})
+    assert not ran.way.chunked or modes.count("chunked") > len(modes) / 2
