@@ -54,6 +54,25 @@ _pgsub() {
                 --log-file) _pgsub_paths -f "$cur"; return ;;
             esac
             ;;
+        refresh)
+            options="--copy-data --no-copy-data --resync --yes -y --dry-run --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            case $prev in
+                --resync|--timeout|--master|--conf) return ;;
+            esac
+            ;;
+        alter)
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            case $prev in
+                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--max-sync-workers|--copy-workers|--timeout|--master|--conf) return ;;
+                --slot-name) _pgsub_words "none" "$cur"; return ;;
+                --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
+                --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
+                --origin) _pgsub_words "any none" "$cur"; return ;;
+                --apply-mode) _pgsub_words "batched transactional" "$cur"; return ;;
+            esac
+            ;;
         status)
             options="--view --watch --json --check --max-lag --reset-stats --expanded -x --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -103,7 +122,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run status wait enable disable drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable drop demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

@@ -41,6 +41,12 @@ POINTS = (
     "sync.after_separation",
     "create.after_ledger",
     "create.after_slot",
+    "refresh.after_fence",
+    "refresh.after_release",
+    "refresh.before_commit",
+    "refresh.after_commit",
+    "alter.after_ledger",
+    "alter.after_definition",
 )
 
 _counts: dict[str, int] = {}

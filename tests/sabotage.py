@@ -109,6 +109,36 @@ GUARDS = (
         (("ready = apply_lsn <= sync_lsn if handover is None else", "ready = True if handover is None else"),),
         ("tests/guards",),
     ),
+    Guard(
+        "apply keeps off what is claimed before its copy",
+        "pgsub/apply/worker.py",
+        (('if s.srsubstate in "df" and s.handover_lsn', 'if s.srsubstate == "f" and s.handover_lsn'),),
+        ("tests/tablesync/test_tablesync_groups.py",),
+    ),
+    Guard(
+        "a shared slot is dropped by the last table that names it",
+        "pgsub/tablesync/leftover.py",
+        (("        if naming and not naming - set(relids):\n", "        if naming:\n"),),
+        ("tests/tablesync/test_tablesync_groups.py",),
+    ),
+    Guard(
+        "nobody streams a shared slot",
+        "pgsub/tablesync/coordinator.py",
+        (("        if state.sync_slot != own:\n", "        own = state.sync_slot or own\n        if False:\n"),),
+        ("tests/tablesync/test_tablesync_groups.py",),
+    ),
+    Guard(
+        "a copy that the publisher broke off fails",
+        "pgsub/tablesync/pump.py",
+        (("            if self._failure is not None:\n                raise SourceError(self._failure)\n", ""),),
+        ("tests/tablesync/test_tablesync_pump.py",),
+    ),
+    Guard(
+        "a chunk is copied once",
+        "pgsub/target/chunks.py",
+        (("{_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED", "{_KEY} FOR UPDATE SKIP LOCKED"),),
+        ("tests/tablesync/test_tablesync_copy.py", "tests/tablesync/test_tablesync_faults.py"),
+    ),
 )
 
 

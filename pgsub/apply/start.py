@@ -21,9 +21,9 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, origins
+from pgsub.target import ledger, membership, origins
 from pgsub.target.connect import SessionName
-from pgsub.target.ledger import Claim
+from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
@@ -112,14 +112,42 @@ def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> None:
     known = ledger.identity(session, spec.subscription.subid)
+    if known.system_identifier is None:
+        known = _adopt_publisher(session, replication, spec)
     dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
     expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
     furthest = max(progress.remote_lsn, progress.reported_lsn)
     actual = identity.verify_publisher(replication, expected, remote_lsn=furthest)
     state = _slot(replication, spec.slot_name)
+    if not furthest and spec.claim.worker == ledger.APPLY and state is not None:
+        _adopt_slot(session, spec, progress, state, expected.dbname)
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
         ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
+
+
+def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
+    """``create --no-connect`` asked nobody: whoever answers first is the publisher from now on."""
+    who = identity.identify(replication)
+    membership.adopt_publisher(
+        session,
+        spec.claim,
+        system_identifier=who.system_identifier,
+        dbname=who.dbname,
+        dboid=who.database_oid,
+        timeline=who.timeline,
+    )
+    return ledger.identity(session, spec.subscription.subid)
+
+
+def _adopt_slot(
+    session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, dbname: str
+) -> None:
+    """A slot that was made by hand after ``create``: nothing was received yet, so its position is where it begins."""
+    position = state.confirmed_flush_lsn or 0
+    identity.check_slot(state, position, spec.slot_name, dbname)
+    membership.adopt_slot(session, spec.claim, position)
+    progress.read()
 
 
 def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:

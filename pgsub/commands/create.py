@@ -98,7 +98,8 @@ def _register(
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(contextlib.closing(registration.target_session(made.sub)))
         try:
-            found, replication, leftovers = _check(stack, session, options, made, reporter)
+            known = {one.subid for one in store.subscriptions()}
+            found, replication, leftovers = _check(stack, session, options, made, reporter, known)
             if options.dry_run:
                 _show_plan(found, reporter)
             else:
@@ -125,10 +126,11 @@ def _check(
     options: CreateOptions,
     made: Definition,
     reporter: Reporter,
+    known: set[int],
 ) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
     """Everything that is looked at before anything is created."""
     warnings = preflight.check_target(session)
-    leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect)
+    leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
     found, replication = Preflight(), None
     if made.connect:
         ours = {left.slot_name for left in leftovers if left.slot_intent}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgsub import conninfo as ci
 from pgsub.errors import StateForbids, UsageError
-from pgsub.publisher.slots import valid_slot_name
+from pgsub.publisher.slots import valid_slot_name as valid_slot_name
 from pgsub.subscription import Subscription
 
 NAME_BYTES = 63  #: NAMEDATALEN - 1
@@ -81,22 +81,17 @@ def resolve(options: CreateOptions) -> Definition:
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
-    if options.two_phase:
-        raise StateForbids(
-            "two_phase is not supported by this version of pgsub",
-            detail="Prepared transactions are replicated when they are committed.",
-            hint="Create the subscription without --two-phase.",
-        )
+    refuse_two_phase(options.two_phase)
     subid = secrets.randbelow(2**31 - 1) + 1
     folder = options.state_dir / "passfiles"
     connection = _publisher(options)
-    target = _target(options)
+    target = target_parameters(options.target, options.environment)
     files = {folder / f"{subid}.publisher": connection, folder / f"{subid}.target": target}
     sub = Subscription(
         subid=subid,
         name=options.name,
-        connection=_public(connection, folder / f"{subid}.publisher"),
-        target=_public(target, folder / f"{subid}.target"),
+        connection=public(connection, folder / f"{subid}.publisher"),
+        target=public(target, folder / f"{subid}.target"),
         publications=options.publications,
         slot_name=slot_name,
         enabled=enabled,
@@ -119,17 +114,40 @@ def resolve(options: CreateOptions) -> Definition:
 
 
 def _check_names(options: CreateOptions) -> None:
-    if not options.name or len(options.name.encode()) > NAME_BYTES or not options.name.isprintable():
+    check_name(options.name)
+    if not options.publications:
+        raise UsageError("no publication given", hint="Name one with --publication.")
+    check_publications(options.publications)
+
+
+def check_name(name: str) -> None:
+    """:raises UsageError: no name that the server would take."""
+    if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
         raise UsageError(
             "invalid subscription name", detail=f"A name is 1 to {NAME_BYTES} bytes long, without control characters."
         )
-    if not options.publications:
-        raise UsageError("no publication given", hint="Name one with --publication.")
-    for name, count in Counter(options.publications).items():
+
+
+def check_publications(names: Sequence[str]) -> None:
+    """``check_duplicates_in_publist``.
+
+    :raises UsageError: one is named twice.
+    """
+    for name, count in Counter(names).items():
         if count > 1:
             raise UsageError(
                 f'publication name "{name}" used more than once', hint="Name each publication once.", sqlstate="42710"
             )
+
+
+def refuse_two_phase(asked: bool | None) -> None:
+    """:raises StateForbids: it was asked for."""
+    if asked:
+        raise StateForbids(
+            "two_phase is not supported by this version of pgsub",
+            detail="Prepared transactions are replicated when they are committed.",
+            hint="Leave out --two-phase.",
+        )
 
 
 def _refuse_unconnected(options: CreateOptions) -> None:
@@ -159,7 +177,7 @@ def _slot_name(options: CreateOptions) -> str | None:
                     sqlstate="42601",
                 )
         return None
-    return valid_slot_name(options.slot_name or options.name)
+    return valid_slot_name(options.name if options.slot_name is None else options.slot_name)
 
 
 def _publisher(options: CreateOptions) -> dict[str, str]:
@@ -168,13 +186,26 @@ def _publisher(options: CreateOptions) -> dict[str, str]:
             "no connection string for the publisher",
             hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
         )
-    return _storable(ci.parse(options.connection, "publisher"), "publisher")
+    return publisher_parameters(options.connection)
 
 
-def _target(options: CreateOptions) -> dict[str, str]:
-    if options.target is None and not options.environment:
+def publisher_parameters(connection: str) -> dict[str, str]:
+    """Parameters of the publisher's connection, a password among them.
+
+    :raises UsageError: libpq refuses the text.
+    :raises StateForbids: a secret that no passfile can hold.
+    """
+    return _storable(ci.parse(connection, "publisher"), "publisher")
+
+
+def target_parameters(target: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """As :func:`publisher_parameters`, for the target, whose gaps the environment fills.
+
+    :param environment: PG* variables by keyword.
+    """
+    if target is None and not environment:
         raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
-    return _storable(ci.complete_target(ci.parse(options.target or "", "target"), options.environment), "target")
+    return _storable(ci.complete_target(ci.parse(target or "", "target"), environment), "target")
 
 
 def _storable(params: dict[str, str], side: str) -> dict[str, str]:
@@ -190,6 +221,7 @@ def _storable(params: dict[str, str], side: str) -> dict[str, str]:
     return params
 
 
-def _public(params: Mapping[str, str], passfile: Path) -> str:
-    public, password = ci.split_password(params)
-    return ci.join({**public, "passfile": str(passfile)} if password is not None else public)
+def public(params: Mapping[str, str], passfile: Path) -> str:
+    """The connection string that is stored: it names a passfile where there is a password."""
+    without, password = ci.split_password(params)
+    return ci.join({**without, "passfile": str(passfile)} if password is not None else without)

@@ -6,7 +6,7 @@ What the server refuses is refused here; what it only meets later (a missing col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -144,10 +144,16 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
 
 
 def check_tables(
-    connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, *, copy_data: bool
+    connection: publisher.Connection,
+    session: psycopg.Connection,
+    sub: Subscription,
+    *,
+    copy_data: bool,
+    known: Collection[tuple[str, str]] = (),
 ) -> Preflight:
     """Every published table has a place on the target.
 
+    :param known: schema and name of tables that are subscribed already; they are left out.
     :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
     """
     found = Preflight()
@@ -157,6 +163,8 @@ def check_tables(
     replica = target.is_replica(session)
     missing: list[str] = []
     for published in publication.published_tables(connection, sub.publications):
+        if (published.schema, published.name) in known:
+            continue
         relation = describe(session, published.schema, published.name, replica=replica)
         if relation is None:
             missing.append(f'relation "{published.schema}.{published.name}" does not exist on the target')
@@ -175,7 +183,7 @@ def check_tables(
             sqlstate="42P01",
         )
     if copy_data and sub.origin == "none":
-        found.warnings += _foreign_rows(connection, sub)
+        found.warnings += _foreign_rows(connection, sub, known)
     return found
 
 
@@ -209,8 +217,10 @@ def _table_warnings(remote: RemoteTable, relation: TargetRelation) -> list[Warne
     return [Warned(fault, hint=hint) for fault in column_faults(names, relation)]
 
 
-def _foreign_rows(connection: publisher.Connection, sub: Subscription) -> list[Warned]:
-    others = publication.tables_with_other_origins(connection, sub.publications)
+def _foreign_rows(
+    connection: publisher.Connection, sub: Subscription, known: Collection[tuple[str, str]]
+) -> list[Warned]:
+    others = publication.tables_with_other_origins(connection, sub.publications, known)
     if not others:
         return []
     listed = ", ".join(sorted({f'"{o.schema}.{o.name}"' for o in others}))

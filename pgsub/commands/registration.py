@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,9 +176,12 @@ def _undo(session: psycopg.Connection, replication: publisher.Connection | None,
         ledger.forget(session, sub.subid)
 
 
-def find_leftovers(session: psycopg.Connection, name: str, folder: Path, *, connect: bool) -> list[Leftover]:
+def find_leftovers(
+    session: psycopg.Connection, name: str, folder: Path, *, connect: bool, known: Collection[int] = ()
+) -> list[Leftover]:
     """What interrupted creations of this name by this state store left.
 
+    :param known: subids of the state store: a rename that was interrupted may have left another name in the ledger.
     :param connect: whether the publisher will be asked to drop their slots.
     :raises StateForbids: one did replicate already, or its slot may be there and the publisher is not asked.
     """
@@ -186,6 +189,8 @@ def find_leftovers(session: psycopg.Connection, name: str, folder: Path, *, conn
         return []
     found = []
     for subid, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+        if subid in known:
+            continue
         if worked:
             raise _lost_definition(name, subid, slot_name)
         if intent and not connect:

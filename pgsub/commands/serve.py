@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
+from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
@@ -17,28 +18,40 @@ from pgsub.errors import StateForbids
 from pgsub.subscription import Subscription
 
 PROGRESS_SECONDS = 0.2
+#: A launcher that starts its workers again after a change lets the subscription go for a moment.
+GONE_SECONDS = 2.0
 
 
 class Service:
     """Holds the subscription's lock from before it is registered until it is served or left to others.
 
-    :param sub: the subscription to be.
+    :param sub: the subscription, which may be still to come.
+    :param shared: whether somebody who serves it already goes on with it; then the work is his.
     """
 
-    def __init__(self, store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> None:
+    def __init__(
+        self, store: StateStore, folder: Path, sub: Subscription, reporter: Reporter, *, shared: bool = False
+    ) -> None:
         self._store = store
         self._folder = folder
         self._sub = sub
         self._reporter = reporter
+        self._shared = shared
         self._lock: Lock | None = None
         self._next_progress = 0.0
 
     def __enter__(self) -> Service:
         lock = subscription_lock(self._folder, self._sub.subid)
-        if not lock.acquire():
+        if lock.acquire():
+            self._lock = lock
+        elif not self._shared:
             raise lock_held(lock, f'subscription "{self._sub.name}"')
-        self._lock = lock
         return self
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else serves the subscription, so that nobody else writes of it into the state store."""
+        return self._lock is not None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -47,29 +60,47 @@ class Service:
             self._lock.release(unlink=self._store.subscription_by_id(self._sub.subid) is None)
             self._lock = None
 
+    def redefined(self, sub: Subscription) -> None:
+        """The subscription was altered meanwhile."""
+        self._sub = sub
+
     def leave(self) -> None:
         """Leave the work to a launcher, and say so where there is none."""
-        if launcher_lock(self._folder).holder() is None:
+        if not self._served():
             self._reporter.notice(
                 f'subscription "{self._sub.name}" is not served by anything from now on; go on with:'
                 f"\npgsub run {self._sub.name}"
             )
 
-    def synchronize(self, *, follow: bool, timeout: float | None, master: str | None, conf: Mapping[str, str]) -> None:
+    def _served(self) -> bool:
+        """Whether a launcher serves the folder, or one that runs for a while this subscription."""
+        if launcher_lock(self._folder).holder() is not None:
+            return True
+        return not self.alone and subscription_lock(self._folder, self._sub.subid).holder() is not None
+
+    def synchronize(
+        self,
+        *,
+        follow: bool,
+        timeout: float | None,
+        master: str | None,
+        conf: Mapping[str, str],
+        tables: Mapping[int, RelationRow | None] | None = None,
+    ) -> None:
         """Until every table is ``r`` and apply has reached the publisher's position of that moment; or stay.
 
+        :param tables: see :class:`~pgsub.commands.wait.WaitOptions`: all that is awaited where somebody else works.
         :raises PgsubError: what it cannot get past; the subscription stays.
         """
         with stopping_by_signal(self._reporter) as stop:
-            if launcher_lock(self._folder).holder() is not None:
+            if self._served() or self._lock is None:
                 self.__exit__(None, None, None)
-                self._watch(stop, timeout)
+                self._watch(stop, timeout, tables)
                 return
             # here and not above: a command that only registers need not load Spark
             from pgsub.launcher.launcher import Launcher
             from pgsub.launcher.runner import Goal
 
-            assert self._lock is not None
             launcher = Launcher(
                 self._store,
                 self._folder,
@@ -86,14 +117,19 @@ class Service:
         raise_first(ended)
         self.leave()
 
-    def _watch(self, stop: threading.Event, timeout: float | None) -> None:
+    def _watch(
+        self, stop: threading.Event, timeout: float | None, tables: Mapping[int, RelationRow | None] | None
+    ) -> None:
         """Somebody else does the work: show progress, end as they would."""
         done = threading.Event()
         failure: list[BaseException] = []
-        threading.Thread(target=self._wait, args=(timeout, done, failure), name="watch", daemon=True).start()
+        threading.Thread(target=self._wait, args=(timeout, tables, done, failure), name="watch", daemon=True).start()
+        served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
-            if launcher_lock(self._folder).holder() is None:
+            if self._served():
+                served_at = time.monotonic()
+            elif time.monotonic() - served_at > GONE_SECONDS:
                 self._last_progress()
                 raise StateForbids(
                     f'the launcher that served subscription "{self._sub.name}" has ended',
@@ -103,12 +139,18 @@ class Service:
         if failure:
             raise failure[0]
 
-    def _wait(self, timeout: float | None, done: threading.Event, failure: list[BaseException]) -> None:
+    def _wait(
+        self,
+        timeout: float | None,
+        tables: Mapping[int, RelationRow | None] | None,
+        done: threading.Event,
+        failure: list[BaseException],
+    ) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             for condition in ("synced", "caught-up"):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left))
+                wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
         except Exception as error:
             failure.append(error)
         done.set()

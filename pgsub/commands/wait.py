@@ -7,15 +7,16 @@ What the server offers for this is a loop around pg_subscription_rel and pg_stat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.rows import ErrorRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now
 from pgsub.commands.status import APPLY, error_class, serving
 from pgsub.errors import ApplyError, Directive, TimeoutExpired
+from pgsub.launcher.trouble import sync_name
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
 
@@ -37,6 +38,9 @@ class WaitOptions:
     condition: str  #: synced, caught-up, lsn, disabled, error
     lsn: int | None = None  #: for the condition lsn
     timeout: float | None = None  #: seconds; None waits for ever
+    #: only these tables, by oid, and only once their rows are no longer these: what the state store showed of them
+    #: before they were changed in the ledger, which the launcher's mirror follows a moment later
+    tables: Mapping[int, RelationRow | None] | None = None
 
 
 def wait(options: WaitOptions) -> None:
@@ -78,10 +82,16 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
 
 def _synced(options: WaitOptions, store: StateStore) -> Condition:
     # the set is fixed at the start: a refresh meanwhile must not move the goal
+    changed = options.tables
     awaited = {row.srrelid for row in store.relations(store.subscription(options.name).subid)}
+    if changed is not None:
+        awaited = set(changed)
 
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
-        rows = [row for row in store.relations(subscription.subid) if row.srrelid in awaited and row.srsubstate != "r"]
+        shown = {row.srrelid: row for row in store.relations(subscription.subid)}
+        if changed is not None and any(shown.get(relid) == row for relid, row in changed.items()):
+            return "The launcher has not taken notice yet."
+        rows = [row for relid, row in shown.items() if relid in awaited and row.srsubstate != "r"]
         names = [f'"{row.schemaname}.{row.relname}" ({row.srsubstate})' for row in rows[:_NAMED]]
         if len(rows) > _NAMED:
             names.append(f"and {len(rows) - _NAMED} more")
@@ -130,6 +140,8 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
         return None
     for row in store.errors(subscription.subid):
         concerned = row.worker == APPLY or options.condition in ("synced", "caught-up")
+        if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
+            continue
         if concerned and error_class(row).directive is not Directive.RETRY:
             return row
     return None

@@ -62,6 +62,7 @@ class Launcher:
         self._folder = folder
         self._log = log
         self._names = names
+        self._named: set[int] = set()  #: subids that a name led to: one that is renamed stays ours
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
         self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
@@ -104,10 +105,11 @@ class Launcher:
 
     def _wanted(self) -> dict[int, Subscription]:
         subscriptions = self._store.subscriptions()
+        self._named |= {s.subid for s in subscriptions if s.name in self._names}
         return {
             s.subid: s
             for s in subscriptions
-            if s.enabled and s.slot_name is not None and (not self._names or s.name in self._names)
+            if s.enabled and s.slot_name is not None and (not self._names or s.subid in self._named)
         }
 
     def _reconcile(self, *, refuse: bool = False) -> None:

@@ -22,6 +22,8 @@ from pgsub.publisher.walsender import quote_identifier
 
 _NAME_LENGTH = 63  # NAMEDATALEN - 1
 _RESERVED = "pg_conflict_detection"
+#: The first version whose standbys synchronize slots.
+FAILOVER_VERSION = 170000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str
         words = {"nothing": "NOEXPORT_SNAPSHOT", "use": "USE_SNAPSHOT", "export": "EXPORT_SNAPSHOT"}
         return f"{'TWO_PHASE ' if two_phase else ''}{words[snapshot]}"
     options = ["TWO_PHASE"] if two_phase else []
-    if failover and version >= 170000:
+    if failover and version >= FAILOVER_VERSION:
         options.append("FAILOVER")
     options.append(f"SNAPSHOT '{snapshot}'")
     return f"({', '.join(options)})"
@@ -188,6 +190,19 @@ def copy_slot(connection: Connection, name: str, new: str) -> None:
         raise SlotLost(translate(error, f'copy replication slot "{name}"').message, sqlstate=error.sqlstate) from None
     except psycopg.Error as error:
         raise translate(error, f'copy replication slot "{name}"', user=connection.info.user) from None
+
+
+def alter_slot(connection: Connection, name: str, *, failover: bool) -> None:
+    """ALTER_REPLICATION_SLOT, from :data:`FAILOVER_VERSION` on; the slot is not in use.
+
+    :param connection: a replication connection.
+    :raises PgsubError: translated; PublisherUnavailable while a walsender still has the slot.
+    """
+    command = f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER {'true' if failover else 'false'})"
+    try:
+        connection.execute(command.encode())
+    except psycopg.Error as error:
+        raise translate(error, f'alter replication slot "{name}"', user=connection.info.user) from None
 
 
 def drop_slot(

@@ -14,7 +14,7 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.start import WorkerSpec
-from pgsub.errors import Fenced, PgsubError
+from pgsub.errors import Fenced, PgsubError, SlotLost
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
@@ -237,7 +237,15 @@ class TableSync:
             relation=(state.schemaname, state.relname),
         )
         job = self._context.submit(f"catch up {state.relname}", catchup.run, [spec])
-        self._await(job)
+        try:
+            self._await(job)
+        except SlotLost as error:
+            table = f"{state.schemaname}.{state.relname}"
+            error.hint = (
+                "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
+                f"pgsub refresh {self._sub.name} --resync {table}"
+            )
+            raise
 
     def _await(self, job: Job) -> None:
         try:

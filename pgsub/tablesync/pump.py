@@ -241,17 +241,17 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
     if result.status != pq.ExecStatus.COPY_OUT:
         raise SourceError(_error(result))
     size = held = 0
-    block: list[bytes] = []
+    block: list[bytes | memoryview] = []
     while True:
         try:
             count, data = _row(source)
         except psycopg.Error as error:
             raise SourceError(error) from None
         if count > 0:
-            block.append(bytes(data))
+            block.append(data)
             held += count
         if held >= _BLOCK or (count < 0 and held):
-            target.put_copy_data(b"".join(block))
+            target.put_copy_data(block[0] if len(block) == 1 else b"".join(block))
             _flush(target)
             size, held, block = size + held, 0, []
             meter(size)

@@ -50,9 +50,13 @@ class Rules:
     sync_stops_at_the_claim: bool = True
     #: After a bounded wait apply takes the claim away and goes on.
     apply_takes_a_claim_away: bool = True
+    #: The table changes hands where the sync worker is, which may be beyond its claim.
+    hands_over_where_it_is: bool = True
 
     #: The sync worker fixes the point of hand-over beforehand instead of waiting for apply to fall behind it.
     claims: bool = False
+    #: The sync worker claims where apply is before it copies, so that apply waits for the copy.
+    claims_before_the_copy: bool = False
     #: Keepalives move remote_lsn.
     keepalives_move_remote_lsn: bool = False
     #: The received position, keepalives included, may lead to r.
@@ -155,7 +159,7 @@ class Handover:
         """What apply does with a change of the table, given the state it read."""
         inclusive = self.rules.finish_lsn_equal_to_srsublsn_is_applied
         beyond = commit_lsn(transaction) >= table.srsublsn + (0 if inclusive else 1)
-        if table.srsubstate == "f" and table.claim is not None and self.rules.apply_waits_at_the_claim:
+        if table.srsubstate in "df" and table.claim is not None and self.rules.apply_waits_at_the_claim:
             return "skip" if commit_lsn(transaction) < table.claim else "wait"
         if table.srsubstate == "r" and not self.rules.srsublsn_counts_in_ready:
             return "apply"
@@ -213,7 +217,7 @@ class Handover:
         table = state.table
         if state.batch is not None:
             return
-        if table.srsubstate == "f" and table.claim is not None and self.rules.apply_takes_a_claim_away:
+        if table.srsubstate in "df" and table.claim is not None and self.rules.apply_takes_a_claim_away:
             yield "apply takes the claim away", state._replace(table=table._replace(claim=None))
         if table.srsubstate == "s":
             ready = state._replace(table=table._replace(srsubstate="r"))
@@ -233,13 +237,18 @@ class Handover:
     # --- tablesync
 
     def _sync(self, state: State) -> Steps:
-        if state.table.srsubstate == "i":
+        if state.table.srsubstate in "id" and self.rules.claims_before_the_copy and state.batch is None:
+            yield (
+                f"sync claims {state.remote_lsn} before it copies",
+                state._replace(table=Table("d", claim=state.remote_lsn)),
+            )
+        if state.table.srsubstate == ("d" if self.rules.claims_before_the_copy else "i"):
             # The slot's consistent point may lie anywhere between two transactions.
             for lsn in (end_lsn(state.committed), commit_lsn(state.committed + 1)):
                 yield (
                     f"sync copies at {lsn}",
                     state._replace(
-                        table=Table("f"),
+                        table=Table("f", claim=state.table.claim),
                         sync_lsn=lsn,
                         rows=tuple(range(1, state.committed + 1)),
                         sync_next=state.committed + 1,
@@ -252,7 +261,8 @@ class Handover:
                 yield "sync restarts", state._replace(sync_next=first_sent_from(state.sync_lsn))
             else:
                 yield from self._sync_streams(state, state.sync_next)
-                yield from self._sync_claims(state) if self.rules.claims else self._sync_compares(state)
+                claims = self.rules.claims or state.table.claim is not None
+                yield from self._sync_claims(state) if claims else self._sync_compares(state)
                 if state.crashes < CRASHES:
                     forgets = state._replace(sync_next=None, sync_sees=None)
                     yield "sync crashes", forgets._replace(crashes=state.crashes + 1)
@@ -293,7 +303,8 @@ class Handover:
                 claimed = state._replace(table=state.table._replace(claim=lsn), sync_sees=None)
                 yield f"sync claims {lsn}", claimed
         elif state.sync_lsn >= claim and state.batch is None:
-            yield f"sync sets s at its claim {claim}", self._sync_done(state, claim)
+            lsn = state.sync_lsn if self.rules.hands_over_where_it_is else claim
+            yield f"sync sets s at {lsn}", self._sync_done(state, lsn)
 
     def _sync_done(self, state: State, lsn: int) -> State:
         return state._replace(table=Table("s", lsn), sync_sees=None)

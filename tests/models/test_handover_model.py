@@ -18,6 +18,20 @@ SOUND: dict[str, Rules] = {
         claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
     ),
     "the sync worker claims and may fail for good": Rules(claims=True, sync_may_fail_for_good=True),
+    "the sync worker claims before it copies": Rules(claims_before_the_copy=True),
+    "the sync worker claims before it copies and again if that claim was taken away": Rules(
+        claims_before_the_copy=True, claims=True
+    ),
+    "the sync worker claims before it copies, with every freedom": Rules(
+        claims_before_the_copy=True,
+        claims=True,
+        keepalives_move_remote_lsn=True,
+        ready_by_received_position=True,
+        sync_may_fail_for_good=True,
+    ),
+    "the sync worker goes on beyond its claim and hands over where it is": Rules(
+        sync_stops_at_the_claim=False, claims=True
+    ),
     "r at once is made good by srsublsn that counts in r": Rules(ready_waits_for_srsublsn=False),
     "srsublsn that is forgotten in r is made good by a late r": Rules(srsublsn_counts_in_ready=False),
     "srsublsn that is forgotten in r, with every freedom": Rules(
@@ -75,8 +89,16 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
         Rules(apply_waits_at_the_claim=False, claims=True),
         Failure.LOST,
     ),
-    "the sync worker goes on beyond its claim": (
-        Rules(sync_stops_at_the_claim=False, claims=True),
+    "apply does not wait at a claim from before the copy": (
+        Rules(apply_waits_at_the_claim=False, claims_before_the_copy=True),
+        Failure.LOST,
+    ),
+    "what was claimed before its copy changes hands at the claim": (
+        Rules(hands_over_where_it_is=False, claims_before_the_copy=True),
+        Failure.DOUBLED,
+    ),
+    "the sync worker goes on beyond its claim and hands over at it": (
+        Rules(sync_stops_at_the_claim=False, claims=True, hands_over_where_it_is=False),
         Failure.DOUBLED,
     ),
 }

@@ -1,0 +1,172 @@
+"""``pgsub refresh``: ALTER SUBSCRIPTION … REFRESH PUBLICATION, and the copy of a table once again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psycopg
+
+from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands import refreshing
+from pgsub.commands.refreshing import Plan
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve import Service
+from pgsub.errors import StateForbids
+from pgsub.launcher.trouble import sync_name
+from pgsub.publisher import connect as publisher
+from pgsub.subscription import Subscription
+from pgsub.target import connect as target
+from pgsub.target import ledger, ledger_schema, membership
+from pgsub.target.connect import SessionName
+from pgsub.target.emptying import Emptied
+
+#: Asked before tables are emptied; raises where the answer is no.
+Confirm = Callable[[Sequence[Emptied]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshOptions:
+    """What the command line says."""
+
+    name: str
+    state_dir: Path
+    copy_data: bool = True
+    resync: tuple[str, ...] = ()
+    dry_run: bool = False
+    strict: bool = False
+    wait: bool = True
+    timeout: float | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) -> Plan:
+    """Add published tables, remove those that are published no more, empty and copy again what was named.
+
+    :return: what was done, or with ``dry_run`` what would be.
+    :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refreshing`.
+    """
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        if not sub.enabled:
+            raise StateForbids(
+                "ALTER SUBSCRIPTION ... REFRESH PUBLICATION is not allowed for disabled subscriptions",
+                hint=f"pgsub enable {sub.name}",
+                sqlstate="55000",
+            )
+        if options.dry_run:
+            with opened(sub) as session, asked(session, sub, sub.connection) as source:
+                wanted = _plan(session, source, sub, options)
+                refreshing.announce(wanted, reporter, strict=options.strict)
+                refreshing.show(wanted, reporter)
+                return wanted
+        with Service(store, options.state_dir, sub, reporter, shared=True) as service:
+            with opened(sub) as session, membership.maintenance(session, sub.subid, sub.name):
+                with asked(session, sub, sub.connection) as source:
+                    wanted = _plan(session, source, sub, options)
+                refreshing.announce(wanted, reporter, strict=options.strict)
+                if wanted.emptied:
+                    confirm(wanted.emptied)
+                before = shown_before(wanted, store)
+                if wanted.changes:
+                    refreshing.carry_out(session, wanted, deadline)
+                    record(session, wanted, store, service)
+            refreshing.tell(wanted, reporter)
+            conclude(service, wanted, before, options, deadline)
+    return wanted
+
+
+def _plan(
+    session: psycopg.Connection, source: publisher.Connection, sub: Subscription, options: RefreshOptions
+) -> Plan:
+    return refreshing.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync)
+
+
+@contextlib.contextmanager
+def opened(sub: Subscription) -> Iterator[psycopg.Connection]:
+    """A session on the target, its ledger up to date; errors of psycopg become pgsub's own."""
+    with contextlib.closing(target.connect(sub.target, SessionName(sub.subid, "launcher", 0))) as session:
+        try:
+            ledger_schema.install(session)
+            yield session
+        except psycopg.Error as error:
+            raise target.translate(error, "change the subscription on the target") from None
+
+
+@contextlib.contextmanager
+def asked(session: psycopg.Connection, sub: Subscription, connection: str) -> Iterator[publisher.Connection]:
+    """A session on the publisher, once it is known to be the right one.
+
+    :param connection: its connection string, a password included where there is no passfile yet.
+    """
+    refreshing.verify_publisher(session, sub, connection)
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+        yield source
+
+
+def shown_before(wanted: Plan, store: StateStore) -> dict[int, RelationRow | None]:
+    """What the state store shows of the tables that will be copied, by oid; None of those that are new."""
+    shown = {row.srrelid: row for row in store.relations(wanted.sub.subid)}
+    return {relid: shown.get(relid) for relid in wanted.unsynchronized}
+
+
+def record(session: psycopg.Connection, wanted: Plan, store: StateStore, service: Service) -> None:
+    """Journal what was done; the tables too, where no launcher's mirror sees to it."""
+    sub = wanted.sub
+    if not wanted.changes:
+        return
+    with store.batch():
+        for rel in (*wanted.drop, *wanted.again):
+            store.clear_error(sub.subid, sync_name(rel.srrelid))
+        if service.alone:
+            rows = ledger.relations(session, sub.subid)
+            store.put_relations(
+                sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in rows]
+            )
+        store.journal("refresh", sub.subid, sub.name, _entry(wanted))
+
+
+def _entry(wanted: Plan) -> dict[str, list[str]]:
+    return {
+        "added": [f"{r.schemaname}.{r.relname}" for r in wanted.add],
+        "removed": [f"{r.schemaname}.{r.relname}" for r in wanted.drop],
+        "copied again": [f"{r.schemaname}.{r.relname}" for r in wanted.again],
+    }
+
+
+class Waiting(Protocol):
+    """The options that say what follows a refresh."""
+
+    @property
+    def wait(self) -> bool:
+        """Whether to stay until the tables are synchronized."""
+
+    @property
+    def master(self) -> str | None:
+        """The Spark master."""
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """Spark settings."""
+
+
+def conclude(
+    service: Service,
+    wanted: Plan,
+    before: Mapping[int, RelationRow | None],
+    options: Waiting,
+    deadline: float | None,
+) -> None:
+    """Synchronize what is new, watch who does, or leave it."""
+    if options.wait and wanted.unsynchronized:
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        service.synchronize(follow=False, timeout=timeout, master=options.master, conf=options.conf, tables=before)
+    elif wanted.changes:
+        service.leave()

@@ -1,0 +1,298 @@
+"""The set of tables follows the publications: what ``refresh`` and ``alter`` share. Mirrors AlterSubscription_refresh.
+
+Looked at first, decided then, done in one transaction of the ledger. A killed command leaves the old set or the new
+one, and never a slot that the ledger does not name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgsub import failpoints
+from pgsub.commands import preflight
+from pgsub.commands.preflight import Preflight
+from pgsub.commands.reporter import Reporter
+from pgsub.errors import Fenced, StateForbids, TimeoutExpired, UsageError
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, publication
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.subscription import Subscription
+from pgsub.tablesync import leftover
+from pgsub.target import connect as target
+from pgsub.target import emptying, ledger, membership, origins, states
+from pgsub.target.emptying import Emptied
+from pgsub.target.ledger import Claim, RelationState
+from pgsub.target.membership import Change, Renamed
+
+#: How long apply may hold its row in a transaction, or others a table that is to be emptied.
+PATIENCE_SECONDS = 60.0
+#: Each try for the lock of a table keeps apply waiting for a second.
+TRUNCATE_TRIES = 10
+_PAUSE = 0.5
+
+_OIDS = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint
+  FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a refresh would do; tables of ``found`` are those of ``add``."""
+
+    sub: Subscription
+    found: Preflight = field(default_factory=Preflight)
+    add: tuple[RelationState, ...] = ()
+    drop: tuple[RelationState, ...] = ()
+    rename: tuple[Renamed, ...] = ()
+    again: tuple[RelationState, ...] = ()
+    emptied: tuple[Emptied, ...] = ()
+
+    @property
+    def unsynchronized(self) -> list[int]:
+        """Oids of the tables that will be copied."""
+        return [r.srrelid for r in (*self.add, *self.again) if r.srsubstate == "i" or r in self.again]
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.add or self.drop or self.rename or self.again)
+
+    def summary(self) -> str:
+        """``2 tables added, 1 removed``."""
+        counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, "to be copied again": self.again}
+        said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
+        return f"tables: {', '.join(said)}" if said else "no change of tables"
+
+
+def verify_publisher(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
+    """Whether this is the publisher that the subscription follows: a refresh against another would remove every table.
+
+    :param connection: its connection string.
+    :raises WrongSystem: another system, database or history.
+    """
+    known = ledger.identity(session, sub.subid)
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+        if known.system_identifier is None:
+            return  # created without a connection: the first worker will note who answers
+        expected = PublisherIdentity(
+            known.system_identifier, known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0, 0, 0
+        )
+        row = session.execute(
+            "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
+            (sub.subid,),
+        ).fetchone()
+        furthest = ledger.lsn_or_none(row[0]) if row else None
+        identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+
+
+def plan(
+    session: psycopg.Connection,
+    source: publisher.Connection,
+    sub: Subscription,
+    *,
+    copy_data: bool,
+    resync: Sequence[str] = (),
+) -> Plan:
+    """Compare the publications with the ledger; nothing is changed.
+
+    :param sub: with the publications that are to hold.
+    :param resync: qualified names of tables to copy again.
+    :raises TargetSchemaError: a published table has no place on the target.
+    :raises StateForbids: a table that is to be copied again cannot be.
+    """
+    published = publication.published_tables(source, sub.publications)
+    names = [(t.schema, t.name) for t in published]
+    rows = session.execute(_OIDS.encode(), ([n[0] for n in names], [n[1] for n in names])).fetchall()
+    oids = {(schema, name): oid for schema, name, oid in rows}
+    present = {rel.srrelid: rel for rel in ledger.relations(session, sub.subid)}
+    known = {name for name in names if oids.get(name) in present}
+    found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known)
+    state = "i" if copy_data else "r"
+    kept = {oids[name]: name for name in known}
+    drop = tuple(rel for oid, rel in present.items() if oid not in kept)
+    again = _again(session, resync, present, drop)
+    return Plan(
+        sub,
+        found,
+        tuple(
+            RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes)
+            for t in found.tables
+        ),
+        drop,
+        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != (present[oid].schemaname, present[oid].relname)),
+        again,
+        tuple(_emptied(session, sub, again)),
+    )
+
+
+def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[Emptied]:
+    if not again:
+        return []
+    tagged = origins.attach(session, sub.subid) is not None
+    relids = [rel.srrelid for rel in again]
+    return emptying.inspect(session, sub.subid, relids, replica=target.is_replica(session), tagged=tagged)
+
+
+def _again(
+    session: psycopg.Connection,
+    names: Sequence[str],
+    present: dict[int, RelationState],
+    drop: Sequence[RelationState],
+) -> tuple[RelationState, ...]:
+    chosen = {}
+    for name in names:
+        relation = _named(session, name, list(present.values()))
+        if relation in drop:
+            raise StateForbids(
+                f'table "{name}" is not published any more',
+                hint="A refresh without --resync removes it from the subscription.",
+            )
+        chosen[relation.srrelid] = relation
+    return tuple(chosen[oid] for oid in sorted(chosen))
+
+
+def _named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
+    """The table of that name: as it is written, else as SQL reads it."""
+    matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
+    if not matching:
+        try:
+            row = session.execute("SELECT pg_catalog.parse_ident(%s)", (text,)).fetchone()
+        except psycopg.errors.InvalidParameterValue:
+            row = None
+        parts = list(row[0]) if row else []
+        if len(parts) != 2:
+            raise UsageError(
+                f'"{text}" is not a qualified table name', hint="Name schema and table, as in public.orders."
+            )
+        matching = [r for r in relations if [r.schemaname, r.relname] == parts]
+    if not matching:
+        raise StateForbids(f'table "{text}" is not part of the subscription', sqlstate="42704")
+    if len(matching) > 1:
+        raise UsageError(f'table name "{text}" is ambiguous', hint='Quote its parts, as in public."a.b".')
+    return matching[0]
+
+
+def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None) -> None:
+    """Do it: fence, give back the slots, then everything in one transaction; again if a sync worker got in between.
+
+    :param session: autocommit; carries an origin where tables are emptied.
+    :param deadline: of ``time.monotonic()``; None for :data:`PATIENCE_SECONDS`.
+    :raises TimeoutExpired: apply or somebody else held what is needed for too long; nothing was changed.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
+    busy = [r for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot is not None]
+    attempt = _Attempt(session, wanted)
+    while True:
+        ledger.identity(session, wanted.sub.subid)
+        try:
+            attempt.make([ledger.take_over(session, wanted.sub.subid, rel.srrelid) for rel in busy])
+            return
+        except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:
+                raise attempt.given_up() from None
+        time.sleep(_PAUSE if attempt.refused else 0.02)
+
+
+class _Attempt:
+    """One try after the other to make the change.
+
+    :ivar refused: tries that ended at the lock of a table that is to be emptied.
+    """
+
+    def __init__(self, session: psycopg.Connection, wanted: Plan) -> None:
+        self._session = session
+        self._wanted = wanted
+        self.refused = 0
+
+    def make(self, claims: Sequence[Claim]) -> None:
+        """:param claims: of the tables that had, or may have, a sync worker."""
+        session, wanted = self._session, self._wanted
+        subid = wanted.sub.subid
+        failpoints.point("refresh.after_fence")
+        membership.forsake(session, claims)
+        self._release(claims)
+        failpoints.point("refresh.after_release")
+        change = Change(
+            wanted.add,
+            [rel.srrelid for rel in wanted.drop],
+            wanted.rename,
+            [rel.srrelid for rel in wanted.again],
+            claims,
+        )
+        with states.deciding(session, subid):
+            membership.change(session, subid, change)
+            self._truncate()
+            failpoints.point("refresh.before_commit")
+        failpoints.point("refresh.after_commit")
+
+    def _release(self, claims: Sequence[Claim]) -> None:
+        """Under the fence: a sync worker that starts again waits, for its slot would have the same name."""
+        if claims:
+            relids = [claim.worker for claim in claims]
+            leftover.release(self._session, self._wanted.sub, *relids, claims=claims)
+
+    def _truncate(self) -> None:
+        try:
+            emptying.truncate(self._session, self._wanted.emptied)
+        except psycopg.errors.LockNotAvailable:
+            self.refused += 1
+            raise
+
+    def given_up(self) -> TimeoutExpired:
+        """What to say when it was tried often enough."""
+        if self.refused:
+            held = emptying.holders(self._session, self._wanted.emptied)
+            tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
+            return TimeoutExpired(
+                f"timeout while waiting to truncate {tables}",
+                detail="\n".join(["Others use the table; nothing was changed.", *held]),
+                hint="Wait until they end, or end them, and try again.",
+            )
+        return TimeoutExpired(
+            "timeout while waiting for the subscription's workers to let its tables be changed",
+            detail="Apply is in a long transaction; nothing was changed.",
+            hint=f"See what it does, and try again later:\npgsub status {self._wanted.sub.name}",
+        )
+
+
+def announce(wanted: Plan, reporter: Reporter, *, strict: bool) -> None:
+    """Warn of what was found, or refuse it.
+
+    :raises PgsubError: with ``strict``, the first warning.
+    """
+    if strict:
+        preflight.enforce(wanted.found.warnings)
+    for warned in wanted.found.warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+
+
+def tell(wanted: Plan, reporter: Reporter) -> None:
+    """What was done: a summary, and each table in the log."""
+    for rel in wanted.add:
+        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" added to subscription "{wanted.sub.name}"')
+    for rel in wanted.drop:
+        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" removed from subscription "{wanted.sub.name}"')
+    for rel in wanted.again:
+        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" was emptied and will be copied again')
+    reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
+
+
+def show(wanted: Plan, reporter: Reporter) -> None:
+    """What would be done (``--dry-run``)."""
+    for table in wanted.found.tables:
+        name = f"{table.remote.schema}.{table.remote.name}"
+        reporter.notice(f'table "{name}" ({table.remote.bytes} bytes) would be added, and {table.copy}')
+    for rel in wanted.drop:
+        reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
+    for one in wanted.rename:
+        reporter.notice(f'table "{one.schemaname}.{one.relname}" would be known by this name')
+    for emptied in wanted.emptied:
+        reporter.notice(f'table "{emptied.schema}.{emptied.name}" would be emptied and copied again')
