@@ -1,4 +1,5 @@
-"""Every kind of table that a publication can hold, as data: what is made on each side, what is written, what is compared.
+# ruff: noqa: E501
+"""Every kind of table that a publication can hold, as data: what is made on each side, what is written and compared.
 
 Each kind lives in a schema of its own, which is the session's ``search_path``, and is published by publications of its
 own, so that all of them go through one ``create``. ``{rows}`` stands for the number of rows to begin with.

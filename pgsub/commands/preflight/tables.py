@@ -103,8 +103,7 @@ def _tables(
         if table.reason is None and empty is False:
             table.reason = "the target table is not empty"
         table.mode = "chunked" if table.reason is None else "atomic"
-        leaves = table.remote.leaves
-        table.chunks = sum(len(plan.ranges(leaf, plan.CHUNK_BYTES)) for leaf in leaves) if table.reason is None else 1
+        table.chunks = len(plan.chunk_ranges(sub, table.remote)) if table.reason is None else 1
     return tables
 
 

@@ -1,0 +1,251 @@
+"""The server's table of crash outcomes (tablesync.c's NOTES), row by row and for everybody who can crash.
+
+A row names where a table's synchronization is cut, what the ledger says then, and whether the rows are copied again.
+``process``: launcher and workers die by kill -9 at that point. ``publisher``, ``target``: that server crashes while
+they are there. Kills of JVM and python workers under Spark are in test_kill_sync.py, those of apply in test_kill_apply.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fix_faults import Child, until
+from fix_pair import Pair
+from fix_servers import Database
+from fix_servers import Pair as ServerPair
+
+from pgsub import failpoints
+from pgsub.apply import loop
+from pgsub.errors import Directive, PgsubError
+from pgsub.tablesync import plan
+
+TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
+ROWS = (
+    "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g;"
+    "INSERT INTO u SELECT g, md5(g::text) FROM generate_series(1, 500) g"
+)
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    :ivar point: failpoint at which the crash happens, with ``@n`` the n-th time; empty: before anything was done.
+    :ivar state: what the ledger says afterwards.
+    :ivar again: whether the next attempt copies the rows again.
+    :ivar passed: apply is ahead of the table's snapshot, so the sync worker has to catch up.
+    :ivar together: t and u share a slot and a snapshot.
+    :ivar slots: sync slots that may be there afterwards.
+    """
+
+    what: str
+    point: str
+    state: str
+    again: bool
+    passed: bool = False
+    together: bool = False
+    atomic: bool = False
+    slots: tuple[int, ...] = (1,)
+
+
+TABLE = (
+    Row("i, nothing done", "", "i", True, slots=(0,)),
+    Row("d, before the slot", "sync.before_slot", "d", True, slots=(0,)),
+    Row("d, before the copy", "sync.after_slot", "d", True),
+    Row("d, in the middle of a copy", "copy.middle", "d", True, atomic=True),
+    Row("d, before the copy's commit", "copy.before_commit", "d", True, atomic=True),
+    Row("d, some chunks committed", "copy.before_commit@3", "d", True),
+    Row("f, copy committed", "copy.after_commit", "f", False, atomic=True),
+    Row("f, several tables copied together", "sync.after_f", "f", False, together=True),
+    Row("f, one of them passed by apply", "sync.before_separation", "f", False, passed=True, together=True),
+    Row("f, with a slot of its own", "sync.after_separation", "f", False, passed=True, together=True, slots=(2,)),
+    Row("w, before s", "sync.before_s", "f", False),
+    Row("c, where it changes hands is fixed", "sync.after_claim", "f", False, passed=True),
+    Row("c, changes applied", "apply.after_target_commit", "f", False, passed=True),
+    Row("s, slot not dropped", "sync.after_s", "s", False),
+    Row("s, after catching up", "sync.before_slot_drop", "s", False, passed=True),
+)
+
+
+@pytest.fixture(scope="module")
+def crashing(request: pytest.FixtureRequest) -> Iterator[Callable[[], ServerPair]]:
+    """A pair of servers that may crash, shared by the rows."""
+    from fix_servers import _TARGET, _start
+
+    made: list[ServerPair] = []
+
+    def get() -> ServerPair:
+        if not made:
+            first = _start(request.session, "publisher", fast=True)
+            second = _start(request.session, "target", fast=True, settings={**_TARGET, "wal_writer_delay": "10s"})
+            made.append(ServerPair(first, second, Database(first, "app"), Database(second, "app")))
+        return made[0]
+
+    yield get
+    for pair in made:
+        pair.publisher.destroy()
+        pair.target.destroy()
+
+
+@pytest.fixture
+def subscribed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, crashing: Callable[[], ServerPair]
+) -> Iterator[Callable[[str, Row], Pair]]:
+    """Makes the subscription of a row between servers that may crash."""
+    made: list[Pair] = []
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+
+    def make(victim: str, row: Row) -> Pair:
+        if victim == "process":
+            pubdb, subdb = request.getfixturevalue("pubdb"), request.getfixturevalue("subdb")
+        else:
+            name, servers = f"row{next(_numbers)}", crashing()
+            pubdb, subdb = Database(servers.publisher, name), Database(servers.target, name)
+            request.addfinalizer(pubdb.drop)
+            request.addfinalizer(subdb.drop)
+        pubdb.execute(f"{TABLES}; {ROWS}; CREATE PUBLICATION p FOR ALL TABLES")
+        subdb.execute(TABLES)
+        made.append(Pair(pubdb, subdb, copy_atomic=row.atomic, copy_workers=1))
+        return made[-1].subscribe("i", None)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _foreign_slots(p: Pair, *tables: str) -> list[str]:
+    """Slots that look like ours and are not: of another subscription, another target, another table, a user."""
+    names = [f"pgsub_{p.subid}_sync_g7_1", f"pgsub_{p.subid}_sync_g1_2"]
+    for table in tables:
+        relid = p.relid(table)
+        names += [
+            f"pgsub_{p.subid}_sync_{relid}_2",
+            f"pgsub_{p.subid + 1}_sync_{relid}_1",
+            f"pg_{p.subid}_sync_{relid}_1",
+        ]
+        names += [f"pgsub_{p.subid}_sync_{relid}_1x", f"pgsub_{p.subid}_sync_{relid}0_1"]
+    for name in names:
+        p.pubdb.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+    return sorted(names)
+
+
+def _slots(p: Pair) -> list[str]:
+    query = "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() AND slot_name <> %s"
+    return sorted(name for (name,) in p.pubdb.rows(query, p.sub.slot_name))
+
+
+_OPEN = (
+    "SELECT count(*) FROM pgsub.subscription_rel WHERE srrelid = ANY (%s)"
+    " AND (srsubstate NOT IN ('s', 'r') OR sync_slot IS NOT NULL OR spare_slot IS NOT NULL)"
+)
+
+
+def _until_done(p: Pair, relids: tuple[int, ...]) -> None:
+    """Try again as the launcher does: for as long as errors say that it helps, each table alone after the first try."""
+    deadline = time.monotonic() + 60
+    tries = [relids, *([(relid,) for relid in relids] * 50)]
+    for some in tries:
+        if not p.subdb.value(_OPEN, list(relids)):
+            return
+        try:
+            for error in p.try_sync(*some).values():
+                raise error
+        except PgsubError as error:
+            if error.directive is not Directive.RETRY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    raise AssertionError(p.subdb.rows("SELECT relname, srsubstate, sync_slot FROM pgsub.subscription_rel"))
+
+
+def _reconnect(p: Pair) -> None:
+    """The test's own session may have died with the target."""
+    fresh = Pair(p.pubdb, p.subdb)
+    p.session.close()
+    p.session = fresh.session
+
+
+@pytest.mark.parametrize("victim", ["process", "publisher", "target"])
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.what)
+def test_a_crash_leaves_what_the_table_says_and_the_next_attempt_ends_well(
+    subscribed: Callable[[str, Row], Pair],
+    child: Callable[..., Child],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    row: Row,
+    victim: str,
+) -> None:
+    monkeypatch.setenv("PGSUB_CHUNK_BYTES", "50000")  # of the child
+    monkeypatch.setattr(plan, "CHUNK_BYTES", 50_000)
+    monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 50_000)
+    p = subscribed(victim, row)
+    foreign = _foreign_slots(p, "t", "u")
+    relids = (p.relid("t"), p.relid("u")) if row.together else (p.relid("t"),)
+    if row.passed:
+        _copied_and_passed(p, relids, monkeypatch)
+        relids = relids[:1]
+    before = _rows_as_copied(p) if row.passed else None
+
+    _crash(p, child, row, victim, relids, tmp_path)
+    states = p.subdb.rows("SELECT srsubstate::text FROM pgsub.subscription_rel WHERE srrelid = ANY (%s)", list(relids))
+    assert {state for (state,) in states} <= {row.state, "s" if victim != "process" else row.state}, states
+    ours = set(_slots(p)) - set(foreign)
+    assert len(ours) in row.slots or victim != "process", ours
+    before = before or _rows_as_copied(p)
+
+    _until_done(p, (p.relid("t"), p.relid("u")) if row.together else relids)
+    if not row.again and row.point != "apply.after_target_commit":
+        after = _rows_as_copied(p)
+        assert before and before == {key: after.get(key) for key in before}  # what is copied is never copied again
+    if not row.together:
+        p.sync("u")
+    p.apply("INSERT INTO t VALUES (9000, 'streamed'); DELETE FROM u WHERE id = 4; UPDATE t SET v = 'x' WHERE id = 77")
+    p.same("t", "u")
+    assert _slots(p) == foreign
+    assert p.subdb.value("SELECT count(*) FROM pgsub.copy_chunk") == 0
+    assert p.events() == []
+
+
+def _copied_and_passed(p: Pair, relids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """State ``f``, and apply beyond what the slot has: the rows of t that changed wait for the sync worker."""
+    monkeypatch.setattr(failpoints, "_counts", {})
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "sync.after_f=error")
+    with pytest.raises(PgsubError, match="failpoint"):
+        p.try_sync(*relids)
+    monkeypatch.delenv("PGSUB_FAILPOINTS")
+    p.apply("UPDATE t SET v = v || 'x' WHERE id > 1500", "UPDATE t SET v = v || 'y' WHERE id > 1500")
+
+
+def _rows_as_copied(p: Pair) -> dict[int, str]:
+    """The transactions that wrote those rows which no change touches."""
+    rows = p.subdb.rows("SELECT id, xmin::text FROM t WHERE id < 1500 AND id <> 77")
+    return dict(rows)
+
+
+def _crash(p: Pair, child: Callable[..., Child], row: Row, victim: str, relids: tuple[int, ...], folder: Path) -> None:
+    point, _, nth = row.point.partition("@")
+    release = folder / "release"
+    action = ("kill" if victim == "process" else f"pause:{release}") + (f"@{nth}" if nth else "")
+    if not point:
+        if victim == "process":
+            return
+    else:
+        running = child("tests.crash_tasks:synchronize", (p.sub, relids), {point: action})
+        until(lambda: (folder / point).exists() or running.process.poll() is not None, f"{point} is not reached")
+        assert (folder / point).exists(), running.outcome()
+    if victim == "process":
+        assert running.process.wait(30) == -9
+        return
+    server = p.pubdb.server if victim == "publisher" else p.subdb.server
+    server.stop("immediate")
+    server.start()
+    if victim == "target":
+        _reconnect(p)
+    if point:
+        release.touch()
+        running.outcome()  # what it made of it; the ledger tells what was done
