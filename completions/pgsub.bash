@@ -36,7 +36,7 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --if-not-exists --dry-run --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --publication|--connection|--target|--max-sync-workers|--copy-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
@@ -55,7 +55,7 @@ _pgsub() {
             esac
             ;;
         refresh)
-            options="--copy-data --no-copy-data --resync --yes -y --dry-run --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--copy-data --no-copy-data --resync --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --resync|--timeout|--master|--conf) return ;;

@@ -144,15 +144,26 @@ class Table(Generic[Row]):
         marks = ", ".join("?" * (len(self.kinds) + bool(self.owner)))
         return f'INSERT OR REPLACE INTO "{self.name}" ({names}) VALUES ({marks})'
 
+    @cached_property
+    def _encoders(self) -> list[tuple[str, Callable[[Any], Any]]]:
+        names = (field.name for field in fields(self.row))  # type: ignore[arg-type]
+        return [(name, kind.encode) for name, kind in zip(names, self.kinds.values(), strict=True)]
+
+    @cached_property
+    def _decoders(self) -> list[Callable[[Any], Any]]:
+        return [kind.decode for kind in self.kinds.values()]
+
     def encode(self, row: Row) -> tuple[Any, ...]:
         """The values of a row as stored."""
-        values = [getattr(row, field.name) for field in fields(row)]  # type: ignore[arg-type]
-        return tuple(kind.encode(value) for kind, value in zip(self.kinds.values(), values, strict=True))
+        return tuple([encode(getattr(row, name)) for name, encode in self._encoders])
 
     def decode(self, values: Sequence[Any]) -> Row:
         """The row of stored values.
 
         :raises StateStoreError: if one of them is not what pgsub would have written.
         """
-        pairs = zip(self.kinds.items(), values, strict=True)
-        return self.row(*(decoded(kind, self.name, column, value) for (column, kind), value in pairs))
+        try:  # a subscription may have thousands of tables: which value is wrong is only asked if one is
+            return self.row(*[decode(value) for decode, value in zip(self._decoders, values, strict=True)])
+        except (ValueError, TypeError):
+            pairs = zip(self.kinds.items(), values, strict=True)
+            return self.row(*(decoded(kind, self.name, column, value) for (column, kind), value in pairs))

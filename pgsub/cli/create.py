@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from pgsub.cli import create_options as given
+from pgsub.cli import plan
 from pgsub.cli.command import command
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.cli.values import Conf, Master, Timeout, conninfo, parse_settings
+from pgsub.errors import UsageError
 
 if TYPE_CHECKING:
     from pgsub.commands.create import CreateOptions
@@ -25,6 +27,11 @@ target.
 
 With --no-wait the subscription is only registered and a running pgsub run does the work; with --follow the command
 stays. Where pgsub run serves the state folder already, it does the work and this command watches.
+
+Both servers are looked at first. With --dry-run nothing is changed: how each table would be copied is printed (with
+--json as one document), and whatever does not fit is a warning: types, constraints, replica identities, privileges
+with the GRANT to paste, room for slots and sessions, old transactions that slots will wait for. With --strict a
+warning is an error.
 
 A password in a connection string is moved to a file that only you can read.
 """,
@@ -72,6 +79,7 @@ def create(
     copy_workers: given.CopyWorkers = 2,
     if_not_exists: given.IfNotExists = False,
     dry_run: given.DryRun = False,
+    as_json: given.AsJson = False,
     strict: given.Strict = False,
     wait: given.Wait = True,
     follow: given.Follow = False,
@@ -122,17 +130,22 @@ def create(
             copy_workers=copy_workers,
             master=master,
             conf=parse_settings(conf),
-        )
+        ),
+        as_json=as_json,
     )
 
 
-def _create(options: CreateOptions) -> None:
+def _create(options: CreateOptions, *, as_json: bool) -> None:
+    if as_json and not options.dry_run:
+        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
     from pgsub.cli.reporting import ConsoleReporter
     from pgsub.commands.create import create as create_subscription
 
     # who follows sees the log as pgsub run shows it
     reporter = ConsoleReporter(log_from=0 if options.follow else 1)
     try:
-        create_subscription(options, reporter=reporter)
+        result = create_subscription(options, reporter=reporter)
     finally:
         reporter.done()
+    if result.plan is not None:
+        plan.show("create", options.name, result.plan, result.plan.document() if as_json else None)

@@ -129,6 +129,7 @@ IfNotExists = Annotated[
     bool, typer.Option("--if-not-exists", help="Do nothing, with a notice, if the subscription exists.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
+AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what would only be a warning.")]
 Wait = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Synchronize in the foreground, or leave the work to pgsub run.")

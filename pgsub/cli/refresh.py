@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgsub.cli import console
+from pgsub.cli import console, plan
 from pgsub.cli.command import command
-from pgsub.cli.create_options import DryRun, Strict, Wait
+from pgsub.cli.create_options import AsJson, DryRun, Strict, Wait
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.cli.values import Conf, Master, Timeout, parse_settings
@@ -32,7 +32,8 @@ copied from the publisher as it is then. That is refused where a foreign key of 
 trigger on TRUNCATE would fire, and where another subscription writes the table too. Tables that reference each other
 may be named together. It asks before on a terminal; elsewhere --yes is needed.
 
-Where pgsub run serves the subscription, it does the work and this command watches.
+The new tables are looked at as create does; with --dry-run nothing is changed and the plan is printed, with --json as
+one document. Where pgsub run serves the subscription, it does the work and this command watches.
 """,
     examples=(
         ("Take up the tables that were added to the publications.", "pgsub refresh sales"),
@@ -57,6 +58,7 @@ def refresh(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: DryRun = False,
+    as_json: AsJson = False,
     strict: Strict = False,
     wait: Wait = True,
     timeout: Timeout = None,
@@ -65,6 +67,8 @@ def refresh(
 ) -> None:
     """Ask, then refresh."""
     tables = tuple(resync or ())
+    if as_json and not dry_run:
+        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was done.")
     if tables and not yes and not dry_run and (sys.stdin is None or not sys.stdin.isatty()):
         raise _unasked(name, tables)
     from pgsub.conninfo import take_environment
@@ -88,9 +92,11 @@ def refresh(
     )
     reporter = ConsoleReporter()
     try:
-        refresh_subscription(options, reporter=reporter, confirm=_agreed if yes else _ask)
+        done = refresh_subscription(options, reporter=reporter, confirm=_agreed if yes else _ask)
     finally:
         reporter.done()
+    if dry_run:
+        plan.show("refresh", name, done.found, done.document() if as_json else None)
 
 
 def _unasked(name: str, tables: Sequence[str]) -> UsageError:

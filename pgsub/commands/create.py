@@ -29,10 +29,10 @@ __all__ = ["CreateOptions", "CreateResult", "create"]
 
 @dataclass(frozen=True, slots=True)
 class CreateResult:
-    """What was created; ``tables`` are qualified names, ``subid`` None where nothing was."""
+    """What was created, ``subid`` None where nothing was; ``plan`` is what a dry run found."""
 
     subid: int | None
-    tables: tuple[str, ...] = ()
+    plan: Preflight | None = None
 
 
 def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
@@ -57,13 +57,13 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
             return CreateResult(None)
         with Service(store, options.state_dir, made.sub, reporter) as service:
             with registration.passfiles(made) as written:
-                tables = _register(options, made, store, reporter, deadline)
+                found = _register(options, made, store, reporter, deadline)
                 if options.dry_run:
-                    return CreateResult(None, tables)
+                    return CreateResult(None, found)
                 written.clear()
             if made.sub.enabled:
                 _serve(options, service, deadline)
-    return CreateResult(made.sub.subid, tables)
+    return CreateResult(made.sub.subid)
 
 
 def _serve(options: CreateOptions, service: Service, deadline: float | None) -> None:
@@ -94,15 +94,13 @@ def _undone_by_sigterm() -> Iterator[None]:
 
 def _register(
     options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter, deadline: float | None
-) -> tuple[str, ...]:
+) -> Preflight:
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(contextlib.closing(registration.target_session(made.sub)))
         try:
             known = {one.subid for one in store.subscriptions()}
             found, replication, leftovers = _check(stack, session, options, made, reporter, known)
-            if options.dry_run:
-                _show_plan(found, reporter)
-            else:
+            if not options.dry_run:
                 sub = _with_target_facts(made.sub, session, found)
                 registration.register(
                     session,
@@ -117,7 +115,7 @@ def _register(
                 )
         except psycopg.Error as error:
             raise target.translate(error, "prepare the target") from None
-        return tuple(f"{t.remote.schema}.{t.remote.name}" for t in found.tables)
+        return found
 
 
 def _check(
@@ -155,10 +153,12 @@ def _check_publisher(
     sub = made.sub
     source = stack.enter_context(contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)))
     preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
+    # first, for free walsenders are counted
+    found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, replication=True))
     )
-    return replication, preflight.check_tables(source, session, sub, copy_data=made.copy_data)
+    return replication, found
 
 
 def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Preflight) -> Subscription:
@@ -168,9 +168,3 @@ def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Pr
     assert row is not None
     unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
     return replace(sub, owner=row[0], dboid=row[1], unavailable=unavailable)
-
-
-def _show_plan(found: Preflight, reporter: Reporter) -> None:
-    for table in found.tables:
-        name = f"{table.remote.schema}.{table.remote.name}"
-        reporter.notice(f'table "{name}" ({table.remote.bytes} bytes) would be {table.copy}')

@@ -94,10 +94,19 @@ def opened(sub: Subscription) -> Iterator[psycopg.Connection]:
     """A session on the target, its ledger up to date; errors of psycopg become pgsub's own."""
     with contextlib.closing(target.connect(sub.target, SessionName(sub.subid, "launcher", 0))) as session:
         try:
-            ledger_schema.install(session)
+            _upgrade_ledger(session, sub)
             yield session
         except psycopg.Error as error:
             raise target.translate(error, "change the subscription on the target") from None
+
+
+def _upgrade_ledger(session: psycopg.Connection, sub: Subscription) -> None:
+    """Never a new ledger: a target that has none is not this subscription's."""
+    if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+        raise ledger.unknown(sub.subid)
+    ledger_schema.check(session)
+    ledger_schema.install(session)
+    ledger.identity(session, sub.subid)
 
 
 @contextlib.contextmanager

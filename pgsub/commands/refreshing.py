@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 
@@ -17,9 +18,9 @@ from pgsub import failpoints
 from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import Fenced, StateForbids, TimeoutExpired, UsageError
+from pgsub.errors import Fenced, PgsubError, StateForbids, TimeoutExpired, UsageError
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, publication
+from pgsub.publisher import identity, publication, slots
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.subscription import Subscription
 from pgsub.tablesync import leftover
@@ -65,11 +66,24 @@ class Plan:
         """Whether there is anything to do."""
         return bool(self.add or self.drop or self.rename or self.again)
 
+    def document(self) -> dict[str, Any]:
+        """What ``--dry-run --json`` shows of it."""
+        return {
+            **self.found.document(),
+            "removed": [_name(one) for one in self.drop],
+            "renamed": [_name(one) for one in self.rename],
+            "emptied": [_name(one) for one in self.again],
+        }
+
     def summary(self) -> str:
         """``2 tables added, 1 removed``."""
         counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, "to be copied again": self.again}
         said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
         return f"tables: {', '.join(said)}" if said else "no change of tables"
+
+
+def _name(one: RelationState | Renamed) -> dict[str, str]:
+    return {"schemaname": one.schemaname, "relname": one.relname}
 
 
 def verify_publisher(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
@@ -188,12 +202,12 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
     :raises TimeoutExpired: apply or somebody else held what is needed for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
-    busy = [r for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot is not None]
+    busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
     attempt = _Attempt(session, wanted)
     while True:
         ledger.identity(session, wanted.sub.subid)
         try:
-            attempt.make([ledger.take_over(session, wanted.sub.subid, rel.srrelid) for rel in busy])
+            attempt.make(list(ledger.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
             return
         except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:
@@ -232,12 +246,24 @@ class _Attempt:
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")
+        if claims:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """A launcher that was killed when it was fenced may have left a slot; the next refresh looks again."""
+        sub = self._wanted.sub
+        with contextlib.suppress(PgsubError, psycopg.Error):
+            with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+                leftover.sweep(self._session, sub, source)
 
     def _release(self, claims: Sequence[Claim]) -> None:
         """Under the fence: a sync worker that starts again waits, for its slot would have the same name."""
-        if claims:
-            relids = [claim.worker for claim in claims]
-            leftover.release(self._session, self._wanted.sub, *relids, claims=claims)
+        if not claims:
+            return
+        sub, relids = self._wanted.sub, [claim.worker for claim in claims]
+        with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+            slots.end_walsenders(source, leftover.own_slots(self._session, sub, relids))
+        leftover.release(self._session, sub, *relids, claims=claims)
 
     def _truncate(self) -> None:
         try:
@@ -286,10 +312,7 @@ def tell(wanted: Plan, reporter: Reporter) -> None:
 
 
 def show(wanted: Plan, reporter: Reporter) -> None:
-    """What would be done (``--dry-run``)."""
-    for table in wanted.found.tables:
-        name = f"{table.remote.schema}.{table.remote.name}"
-        reporter.notice(f'table "{name}" ({table.remote.bytes} bytes) would be added, and {table.copy}')
+    """What would be done to tables that are subscribed already (``--dry-run``)."""
     for rel in wanted.drop:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
     for one in wanted.rename:

@@ -16,9 +16,13 @@ BROKEN_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Retry:
-    """Remembers one worker's failures."""
+    """Remembers one worker's failures.
+
+    :ivar faults: those of them that made the wait longer; an hour without the publisher is none.
+    """
 
     failures: int = 0
+    faults: int = 0
     not_before: float = 0.0
     error: PgsubError | None = None
     own: bool = False  #: the error was of this worker alone, not of several that work together
@@ -38,7 +42,9 @@ class Retry:
         elif error.directive is Directive.STOP:
             wait = BROKEN_SECONDS
         elif growing and error.directive is Directive.FAULT:
-            wait = min(RETRY_SECONDS * 2**self.failures, COPY_BACKOFF_MAX)
+            # days of failures must not make a number that no float holds
+            wait = min(RETRY_SECONDS * 2 ** min(self.faults, 16), COPY_BACKOFF_MAX)
+            self.faults += 1
         else:
             wait = RETRY_SECONDS
         self.failures += 1
@@ -46,7 +52,7 @@ class Retry:
 
     def succeeded(self) -> None:
         """Forget the failures."""
-        self.failures, self.not_before, self.error, self.own = 0, 0.0, None, False
+        self.failures, self.faults, self.not_before, self.error, self.own = 0, 0, 0.0, None, False
 
 
 def worth_reporting(error: PgsubError) -> bool:

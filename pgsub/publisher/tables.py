@@ -45,7 +45,7 @@ class Leaf:
     bytes: int  #: with TOAST
     reltuples: float  #: -1: never analyzed
     filenode: int | None = None  #: another one after the table was rewritten
-    readable: bool = True  #: by itself: a privilege on the root is none on its partitions
+    readable: bool = True  #: by itself: a root's privileges and policies are not its partitions'
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,8 @@ _LEAVES = """
     SELECT l.root, c.oid, n.nspname::text, c.relname::text,
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
         COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8, pg_catalog.pg_relation_filenode(c.oid),
-        pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+        pg_catalog.has_any_column_privilege(c.oid, 'SELECT') AND NOT pg_catalog.row_security_active(c.oid)
+            AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
     FROM (SELECT w.oid AS root, w.oid AS leaf FROM unnest(%(oids)s::oid[]) AS w (oid)
             JOIN pg_catalog.pg_class k ON k.oid = w.oid WHERE k.relkind <> 'p'
             UNION ALL

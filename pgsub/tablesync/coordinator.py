@@ -153,7 +153,11 @@ class TableSync:
             report=self._report_wait,
             stop=self._context.stopping,
         ) as snapshot:
-            states.slot_position(session, claims, snapshot.consistent_point)
+            try:
+                states.slot_position(session, claims, snapshot.consistent_point)
+            except Fenced:
+                leftover.abandon(session, self._sub, slot, list(found))
+                raise
             if together:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
                     states.move_claims(session, claims, snapshot.consistent_point)

@@ -16,7 +16,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import chunks, states
-from pgsub.target.ledger import Claim, durable
+from pgsub.target.ledger import Claim, durable, lock_timeout
 
 _SLOTS = """
 SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot), (spare_slot)) AS v (slot)
@@ -25,6 +25,9 @@ SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot),
 _NAMING = """
 SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)
  ORDER BY srrelid FOR UPDATE
+"""
+_LOCK = """
+SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s) ORDER BY srrelid FOR UPDATE
 """
 _CLEAR = """
 UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot = nullif(spare_slot, %s)
@@ -44,6 +47,15 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
     """
     for (slot,) in session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall():
         release_slot(session, sub, slot, relids, claims=claims)
+
+
+def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
+    """Slots that these tables name and no other."""
+    rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
+    naming = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
+    return [
+        slot for (slot,) in rows if {relid for (relid,) in session.execute(naming, (sub.subid, slot))} <= set(relids)
+    ]
 
 
 def release_slot(
@@ -70,3 +82,36 @@ def forget_copy(session: psycopg.Connection, sub: Subscription, claims: Sequence
     with durable(session):
         states.fence_all(session, claims)
         chunks.forget(session, sub.subid, relids)
+
+
+def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
+    """A slot came to be while its tables were fenced: drop it, unless an attempt that came later names it.
+
+    :param relids: the tables that it was made for.
+    """
+    with durable(session):
+        # whoever would name it waits
+        session.execute(_LOCK.encode(), (sub.subid, list(relids)))
+        if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
+            with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
+                slots.drop_slot(source, slot)
+
+
+def sweep(session: psycopg.Connection, sub: Subscription, source: publisher.Connection) -> list[str]:
+    """Drop the subscription's sync slots that no table names: what a launcher left that was killed when it was fenced.
+
+    :return: their names.
+    """
+    row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
+    assert row is not None
+    with durable(session):
+        lock_timeout(session)
+        session.execute("SELECT FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid FOR UPDATE", (sub.subid,))
+        unknown = [
+            slot
+            for slot in slots.sync_slots(source, sub.subid, row[0])
+            if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall()
+        ]
+        for slot in unknown:
+            slots.drop_slot(source, slot)
+    return unknown

@@ -160,13 +160,18 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
         (subid,),
     ).fetchone()
     if row is None:
-        raise StateForbids(
-            "the target's ledger does not know this subscription",
-            detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
-            hint="Was the target replaced or restored? Drop the subscription and create it again.",
-        )
+        raise unknown(subid)
     name, store, system, dbname, dboid, timeline, slot, intent, point = row[1:]
     return Identity(subid, name, store, system, dbname, dboid, timeline, slot, intent, lsn_or_none(point))
+
+
+def unknown(subid: int) -> StateForbids:
+    """The error for a ledger, or a database without one, that does not have the subscription."""
+    return StateForbids(
+        "the target's ledger does not know this subscription",
+        detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
+        hint="Was the target replaced or restored? Drop the subscription and create it again.",
+    )
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:

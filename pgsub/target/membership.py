@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.errors import Fenced, LockHeld, StateForbids
+from pgsub.errors import Fenced, LockHeld
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target import ledger, states
 from pgsub.target.ledger import APPLY, Claim, RelationState
@@ -187,7 +187,4 @@ def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: s
             (name, slot_name, subid),
         ).fetchone()
     if row is None:
-        raise StateForbids(
-            "the target's ledger does not know this subscription",
-            detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
-        )
+        raise ledger.unknown(subid)

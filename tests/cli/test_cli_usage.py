@@ -8,7 +8,20 @@ from pgsub import __version__
 from pgsub.cli.app import program
 from pgsub.cli.tree import describe
 
-COMMANDS = ["create", "run", "status", "wait", "enable", "disable", "drop", "demo", "version", "completion"]
+COMMANDS = [
+    "create",
+    "run",
+    "refresh",
+    "alter",
+    "status",
+    "wait",
+    "enable",
+    "disable",
+    "drop",
+    "demo",
+    "version",
+    "completion",
+]
 
 
 def test_the_commands_are_those_that_the_program_promises():
@@ -90,9 +103,18 @@ def test_version_is_one_line(pgsub):
         (["completion", "tcsh"], "invalid value for 'bash|zsh|fish'"),
         (["--color", "sometimes", "status"], "invalid value for '--color'"),
         (["drop", "s"], 'dropping subscription "s" needs --yes'),
+        (["refresh", "s", "--resync", "public.a"], "emptying a table needs --yes"),
+        (["alter", "orders"], "nothing to alter"),
+        (["alter", "orders", "--refresh"], "--refresh needs a change of publications"),
+        (["alter", "orders", "--no-copy-data"], "--no-copy-data needs a change of publications"),
+        (
+            ["alter", "orders", "--add-publication", "x", "--drop-publication", "y"],
+            "--add-publication and --drop-publication cannot be used together",
+        ),
+        (["alter", "orders", "--streaming", "maybe"], "invalid value for '--streaming'"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2_and_an_error_in_our_form(pgsub, args, message):
+def test_a_wrong_command_line_ends_with_2_and_an_error_in_our_form(pgsub, store, args, message):
     ended = pgsub(*args)
     assert (ended.returncode, ended.stdout) == (2, "")
     first = ended.stderr.splitlines()[0]

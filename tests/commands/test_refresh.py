@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 
 import pytest
-from fix_program import Cli, one_error, until
+from fix_program import Cli, one_error, until, valid
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
@@ -203,9 +204,12 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(stored, tables):
     pubdb.execute("ALTER PUBLICATION p DROP TABLE b")
     ended = stored("refresh", "s", "--dry-run", "--resync", "public.a")
     assert ended.returncode == 0, ended.stderr
-    assert 'table "public.c" (' in ended.stderr and "would be added, and copied in one transaction" in ended.stderr
+    assert re.search(r"^public\.c\tone transaction\t1\t", ended.stdout, re.MULTILINE)
     assert 'table "public.b" would be removed from the subscription' in ended.stderr
     assert 'table "public.a" would be emptied and copied again' in ended.stderr
+    document = valid("plan", stored("refresh", "s", "--dry-run", "--json", "--resync", "public.a").stdout)
+    listed = {key: [one["relname"] for one in document[key]] for key in ("tables", "removed", "renamed", "emptied")}
+    assert listed == {"tables": ["c"], "removed": ["b"], "renamed": [], "emptied": ["a"]}
     assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
     assert stored.states() == {"a": "r", "b": "r"}
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from pgsub.target import connect as target
 from pgsub.target.relation import describe, describe_many
+
+if TYPE_CHECKING:
+    from fix_servers import Database
 
 _KINDS = """
     CREATE SCHEMA x; CREATE EXTENSION citext SCHEMA x; CREATE TYPE public.mood AS ENUM ('a');
@@ -28,13 +33,12 @@ _KINDS = """
     CREATE TABLE public.up (a int PRIMARY KEY); CREATE TABLE public.down (a int REFERENCES public.up);
     CREATE TABLE public.into_leaf (a int REFERENCES public.leaf);
     CREATE TABLE public.ruled (a int); CREATE RULE r AS ON INSERT TO public.ruled DO ALSO NOTHING;
-    CREATE TABLE public.guarded (a int); ALTER TABLE public.guarded ENABLE ROW LEVEL SECURITY;
     CREATE VIEW public.view AS SELECT 1 AS a;"""
 _NAMES = [
     ("public", name)
     for name in (
         *("plain", 'od%d "one', "empty", "by_index", "late", "root", "leaf", "own_key", "up", "down", "into_leaf"),
-        *("ruled", "guarded", "view"),
+        *("ruled", "view"),
     )
 ]
 
@@ -62,7 +66,6 @@ def test_what_distinguishes_tables_stays_with_its_table(full: psycopg.Connection
         ("public", "view"),
     }
     assert {name for name, table in found.items() if table.referenced} == {"root", "leaf", "up"}
-    assert {name for name, table in found.items() if table.row_security} == {"guarded"}
     assert {name: table.identity for name, table in found.items() if table.identity} == {
         "plain": ("a",),
         "by_index": ("b",),
@@ -85,6 +88,28 @@ def test_what_distinguishes_tables_stays_with_its_table(full: psycopg.Connection
         ("g", True, ""),
     ]
     assert found["empty"].columns == () and found["view"].relkind == "v"
+
+
+def test_row_security_is_said_of_the_roles_that_a_policy_applies_to(subdb: Database) -> None:
+    owner, other = f"{subdb.name}_owner", f"{subdb.name}_other"
+    subdb.execute(f"""
+        CREATE ROLE {owner} LOGIN; CREATE ROLE {other} LOGIN; CREATE TABLE guarded (a int); CREATE TABLE forced (a int);
+        ALTER TABLE guarded OWNER TO {owner}; ALTER TABLE forced OWNER TO {owner};
+        ALTER TABLE guarded ENABLE ROW LEVEL SECURITY; ALTER TABLE forced ENABLE ROW LEVEL SECURITY;
+        ALTER TABLE forced FORCE ROW LEVEL SECURITY""")
+    names = [("public", "guarded"), ("public", "forced")]
+
+    def applies(user: str) -> list[bool]:
+        with target.connect(subdb.server.conninfo(subdb.name, user), "test") as session:
+            found = describe_many(session, names)
+            return [found[name].row_security for name in names]
+
+    assert {user: applies(user) for user in ("postgres", owner, other)} == {
+        "postgres": [False, False],
+        owner: [False, True],
+        other: [True, True],
+    }
+    subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}, {other}")
 
 
 def test_no_tables_are_no_question(full: psycopg.Connection) -> None:

@@ -1,0 +1,11 @@
+"""What is looked at on both servers before anything is created. Mirrors the checks of CreateSubscription and more.
+
+What the server refuses is refused here; what it only meets later (a missing column) is a warning, or an error with
+``--strict``. Everything is read in bulk: a thousand tables cost a handful of round trips.
+"""
+
+from pgsub.commands.preflight.findings import Preflight, Table, Warned, enforce
+from pgsub.commands.preflight.servers import check_publisher, check_target
+from pgsub.commands.preflight.tables import check_tables
+
+__all__ = ["Preflight", "Table", "Warned", "check_publisher", "check_tables", "check_target", "enforce"]

@@ -1,0 +1,112 @@
+"""What a pre-flight finds, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import sql
+
+from pgsub.errors import TargetSchemaError
+from pgsub.publisher.tables import Name, RemoteTable
+from pgsub.target.relation import TargetRelation
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning with its remedy; ``unavailable`` names what works less well for as long as the subscription lives."""
+
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+    unavailable: str | None = None
+    tables: tuple[str, ...] = ()  #: qualified names of those concerned; () for the servers
+
+
+@dataclass(slots=True)
+class Table:
+    """A published table and where its rows go."""
+
+    remote: RemoteTable
+    target: TargetRelation
+    mode: str = "none"  #: none, atomic or chunked
+    reason: str | None = None  #: why it is not copied in chunks
+    chunks: int = 0
+    empty: bool | None = None  #: whether the target's table has no row; None where nobody looked or could
+
+    @property
+    def name(self) -> str:
+        """Schema and name, unquoted, as the server's messages have them."""
+        return f"{self.remote.schema}.{self.remote.name}"
+
+    def document(self) -> dict[str, Any]:
+        """The table object of the JSON documents; its schema is part of the contract."""
+        remote = self.remote
+        return {
+            "schemaname": remote.schema,
+            "relname": remote.name,
+            "copy": self.mode,
+            "reason": self.reason,
+            "chunks": self.chunks,
+            "rows_estimate": int(remote.reltuples) if remote.reltuples >= 0 else None,
+            "bytes_estimate": remote.bytes,
+            "filtered": remote.row_filter is not None,
+            "target_empty": self.empty,
+        }
+
+
+@dataclass(slots=True)
+class Preflight:
+    """What was found."""
+
+    tables: list[Table] = field(default_factory=list)
+    warnings: list[Warned] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """What ``--dry-run --json`` shows of it."""
+        warnings = [
+            {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
+        ]
+        return {"tables": [table.document() for table in self.tables], "warnings": warnings}
+
+
+def enforce(warnings: Sequence[Warned]) -> None:
+    """``--strict``: what would be warned about is refused.
+
+    :raises PgsubError: the first warning, with all of them in the detail.
+    """
+    if warnings:
+        first, *more = warnings
+        raise TargetSchemaError(
+            first.message,
+            detail="\n".join([first.detail or "", *(f"Also: {w.message}." for w in more)]).strip() or None,
+            hint=first.hint or "Without --strict this is a warning.",
+        )
+
+
+def some(names: Sequence[str], most: int = 20) -> str:
+    """Names for a sentence, quoted, the first ones where they are many."""
+    listed = ", ".join(f'"{name}"' for name in names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
+
+
+def listing(names: Sequence[str], noun: str = "Tables", most: int = 20) -> str:
+    """A sentence that names those that ``counted`` only counts, after a space; nothing where it named the one."""
+    return f" {noun}: {some(names, most)}." if len(names) > 1 else ""
+
+
+def counted(names: Sequence[str], noun: str = "table") -> str:
+    """``table "public.t"`` or ``3 tables``."""
+    return f'{noun} "{names[0]}"' if len(names) == 1 else f"{len(names)} {noun}s"
+
+
+def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:
+    """A GRANT to paste, all objects in one statement.
+
+    :param kind: TABLE or SCHEMA.
+    """
+    named = ", ".join(
+        sql.Identifier(*([one] if isinstance(one, str) else one)).as_string() for one in dict.fromkeys(objects)
+    )
+    return f"GRANT {privileges} ON {kind} {named} TO {sql.Identifier(role).as_string()};"

@@ -1,0 +1,225 @@
+"""Whether the rows of a published table fit into its target: columns, constraints, ways to find a row.
+
+Mirrors what relation.c and execReplication.c refuse later, in their words, and looks for what the server's subscriber
+only meets as a failing row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.commands.preflight import types
+from pgsub.commands.preflight.facts import Facts, Type, Unique
+from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
+from pgsub.errors import SchemaFault
+from pgsub.protocol.messages import Column, Relation
+from pgsub.target.relation import check_updatable, column_faults, map_relation
+
+_STOPS = "Replication of this table stops at its first change until the target table fits."
+_FITS = "Change the target's table, or make sure that no row of the publisher is concerned."
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What the publications of a table publish."""
+
+    updates: bool
+    deletes: bool
+    truncates: bool
+
+    @property
+    def words(self) -> str:
+        """What has to find a row: ``UPDATE and DELETE``."""
+        return " and ".join(word for word, on in (("UPDATE", self.updates), ("DELETE", self.deletes)) if on)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides of a table."""
+
+    table: Table
+    source: Facts
+    target: Facts
+    actions: Actions
+    leaves: tuple[Facts, ...]  #: of the publisher: the table itself, or its partitions with rows
+
+    @property
+    def sent(self) -> list[str]:
+        """Names of the published columns."""
+        return [column.name for column in self.table.remote.columns]
+
+
+def misfits(
+    pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
+) -> Iterator[Warned]:
+    """Everything about one table that will or may fail.
+
+    :param binary: whether values come in the binary format.
+    """
+    faults = column_faults(pair.sent, pair.table.target)
+    for fault in faults:
+        yield _about(pair, fault, hint=_STOPS)
+    yield from _types(pair, source_types, target_types, binary=binary)
+    yield from _nulls(pair)
+    yield from _generated(pair)
+    yield from _uniques(pair)
+    yield from _constraints(pair)
+    yield from _uncovered_identity(pair)
+    if not faults:
+        yield from _lookup(pair)
+
+
+def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None = _FITS) -> Warned:
+    return Warned(message, detail, hint, tables=(pair.table.name,))
+
+
+def _types(
+    pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
+) -> Iterator[Warned]:
+    lines = []
+    for name in pair.sent:
+        ours, theirs = pair.target.columns.get(name), pair.source.columns.get(name)
+        if ours is None or theirs is None or ours.generated:
+            continue
+        source, target = types.resolve(source_types, theirs), types.resolve(target_types, ours)
+        reason = types.difference(source, target, binary=binary)
+        if reason is not None:
+            lines.append(f'Column "{name}" is {theirs.type_text} on the publisher, {ours.type_text} here: {reason}.')
+    if lines:
+        yield _about(
+            pair, f'table "{pair.table.name}" on the target has columns of types that may not fit', "\n".join(lines)
+        )
+
+
+def _nulls(pair: Pair) -> Iterator[Warned]:
+    sent = set(pair.sent)
+    columns = pair.target.columns.values()
+    unfilled = [c.name for c in columns if c.not_null and c.name not in sent and not c.filled]
+    if unfilled:
+        yield _about(
+            pair,
+            f'table "{pair.table.name}" on the target has NOT NULL columns without a default that are not published',
+            f"Every row fails. Columns: {some(unfilled)}.",
+        )
+    nullable = {c.name for c in pair.source.columns.values() if not c.not_null}
+    stricter = [c.name for c in columns if c.not_null and c.name in sent & nullable]
+    if stricter:
+        yield _about(
+            pair,
+            f'table "{pair.table.name}" on the target has NOT NULL columns that are nullable on the publisher',
+            f"Rows with NULL in them fail. Columns: {some(stricter)}.",
+        )
+
+
+def _generated(pair: Pair) -> Iterator[Warned]:
+    sent = set(pair.sent)
+    lost = [
+        c.name
+        for c in pair.source.columns.values()
+        if c.generated and c.name not in sent and c.name in pair.target.columns
+        if not pair.target.columns[c.name].filled
+    ]
+    if lost:
+        yield _about(
+            pair,
+            f'table "{pair.table.name}" has unpublished generated columns that are ordinary ones on the target',
+            f"They stay NULL there. Columns: {some(lost)}.",
+            "Make them generated on the target too, or publish them (publish_generated_columns, 18 and newer).",
+        )
+
+
+def _uniques(pair: Pair) -> Iterator[Warned]:
+    stricter = [one for one in pair.target.unique if not any(_implies(theirs, one) for theirs in pair.source.unique)]
+    if stricter:
+        yield _about(
+            pair,
+            f'table "{pair.table.name}" on the target has unique indexes that the publisher\'s table lacks',
+            f"Rows that are equal in them fail. Indexes: {some([one.name for one in stricter])}.",
+        )
+
+
+def _implies(source: Unique, target: Unique) -> bool:
+    """Whether rows that satisfy the publisher's index satisfy the target's."""
+    if not source.valid:
+        return False
+    if source.definition == target.definition:
+        return True
+    if source.partial or source.columns is None or target.columns is None:
+        return False
+    return source.columns <= target.columns and (source.nulls_equal or not target.nulls_equal)
+
+
+def _constraints(pair: Pair) -> Iterator[Warned]:
+    stricter = [name for text, name in pair.target.constraints.items() if text not in pair.source.constraints]
+    if stricter:
+        yield _about(
+            pair,
+            f'table "{pair.table.name}" on the target has constraints that the publisher\'s table lacks',
+            f"Rows that violate them fail. Constraints: {some(sorted(stricter))}.",
+        )
+
+
+def unidentified(pairs: Sequence[Pair]) -> Iterator[Warned]:
+    """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements on these tables."""
+    for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
+        found = [pair for pair in pairs if pair.actions.words == what and _anonymous(pair)]
+        if found:
+            names = [pair.table.name for pair in found]
+            commands = [f"ALTER TABLE {_quoted(pair)} REPLICA IDENTITY FULL;" for pair in found]
+            yield Warned(
+                f"{counted(names)} publish{'es' if len(names) == 1 else ''} {what} without a replica identity",
+                f"The publisher refuses {what} of their rows.{listing(names)}",
+                "Give them primary keys, or run this on the publisher:\n" + "\n".join(commands),
+                tables=tuple(names),
+            )
+
+
+def _anonymous(pair: Pair) -> bool:
+    return bool(pair.leaves) and not any(leaf.identified for leaf in pair.leaves)
+
+
+def _uncovered_identity(pair: Pair) -> Iterator[Warned]:
+    uncovered = sorted(pair.source.key - set(pair.sent))
+    if uncovered and pair.actions.words and pair.table.remote.replica_identity != "f":
+        yield _about(
+            pair,
+            f'the column list of table "{pair.table.name}" does not cover its replica identity',
+            f"The publisher refuses {pair.actions.words} of its rows. Columns: {some(uncovered)}.",
+            "Add the columns to the publication's column list.",
+        )
+
+
+def _quoted(pair: Pair) -> str:
+    return sql.Identifier(pair.table.remote.schema, pair.table.remote.name).as_string()
+
+
+def _lookup(pair: Pair) -> Iterator[Warned]:
+    """check_relation_updatable and FindReplTupleInLocalRel of the server, on what will be sent."""
+    if not pair.actions.words or _anonymous(pair):
+        return
+    remote = pair.table.remote
+    full = remote.replica_identity == "f"
+    columns = tuple(
+        Column(1 if full or column.is_key else 0, column.name, column.type_oid, column.typmod)
+        for column in remote.columns
+    )
+    relation = Relation(remote.oid, remote.schema, remote.name, remote.replica_identity, columns)
+    try:
+        mapped = map_relation(relation, pair.table.target)
+        check_updatable(mapped)
+    except SchemaFault as fault:
+        yield _about(pair, fault.message, "UPDATE and DELETE of its rows stop apply.", fault.hint or _STOPS)
+        return
+    if mapped.by_identity:
+        return
+    unequal = sorted({mapped.columns[i].type_name for i in mapped.lookup if mapped.columns[i].equality is None})
+    if unequal:
+        yield _about(
+            pair,
+            f"could not identify an equality operator for type {unequal[0]}",
+            f'UPDATE and DELETE of rows of "{pair.table.name}", which are found by all columns, stop apply.',
+            "Give the target's table a primary key.",
+        )

@@ -1,0 +1,220 @@
+"""What is looked at on each server as a whole: settings, roles, room for slots and sessions, whom a slot waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub.commands.preflight.findings import Table, Warned
+from pgsub.errors import StateForbids
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import prerequisites, slots
+from pgsub.publisher.waiting import long_transactions
+from pgsub.subscription import Subscription
+from pgsub.target import connect as target
+from pgsub.target import ledger_schema, origins
+
+_POOLER_HINT = "Give the address and port of the server itself."
+
+
+#: Seconds that a transaction has been open when it is named as one that delays slots.
+LONG_SECONDS = 5.0
+_AT_MOST = 5  #: transactions that are named one by one
+
+
+def check_target(session: psycopg.Connection) -> list[Warned]:
+    """The target as a whole: no pooler, what its role may do, publications that would publish the ledger.
+
+    :raises StateForbids: a pooler answers.
+    :raises PermissionMissing: no ledger, and none may be made.
+    """
+    if target.through_pooler(session):
+        raise StateForbids(
+            "the target's connection goes through a connection pooler",
+            detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
+            hint=_POOLER_HINT,
+        )
+    warned = _privileges(session)
+    names = session.execute("SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables").fetchall()
+    for (name,) in names:
+        warned.append(
+            Warned(
+                f'publication "{name}" on the target publishes all tables, schema pgsub included',
+                "A subscriber of it would receive the rows of pgsub's ledger.",
+                "Publish schemas by name instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA …",
+            )
+        )
+    ledger_schema.check(session)
+    return warned
+
+
+def _privileges(session: psycopg.Connection) -> list[Warned]:
+    row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
+    role = row[0] if row else ""
+    warned = []
+    if not target.is_replica(session):
+        warned.append(
+            Warned(
+                "cannot set session_replication_role on the target",
+                "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
+                f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+                "session_replication_role",
+            )
+        )
+    if not origins.allowed(session):
+        warned.append(
+            Warned(
+                "cannot use replication origins on the target",
+                "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
+                origins.grant_hint(role),
+                "replication origins",
+            )
+        )
+    return warned
+
+
+def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
+    """The publisher as a whole.
+
+    :raises StateForbids: wal_level, a pooler, no free slot, the slot exists.
+    :raises PermissionMissing: no REPLICATION.
+    """
+    if publisher.through_pooler(connection):
+        raise StateForbids(
+            "the publisher's connection goes through a connection pooler",
+            detail="Logical replication needs a session of its own.",
+            hint=_POOLER_HINT,
+        )
+    prerequisites.check_wal_level(connection)
+    prerequisites.check_replication_role(connection)
+    if not create_slot or sub.slot_name is None:
+        return
+    if slots.slot_state(connection, sub.slot_name) is not None:
+        raise StateForbids(
+            f'could not create replication slot "{sub.slot_name}": replication slot "{sub.slot_name}" already exists',
+            hint=f"Use another slot (--slot-name), or the existing one (--no-create-slot), or drop it:\n"
+            f"SELECT pg_drop_replication_slot('{sub.slot_name}');",
+            sqlstate="42710",
+        )
+    free = slots.free_slots(connection)
+    if free.used >= free.max:
+        raise StateForbids(
+            "all replication slots of the publisher are in use",
+            detail=f"max_replication_slots is {free.max}; the subscription needs one, and one more for each table"
+            " that synchronizes.",
+            hint="Drop slots that nobody needs, or raise the setting and restart the publisher:\n"
+            "ALTER SYSTEM SET max_replication_slots = 20;",
+            sqlstate="53400",
+        )
+    if free.free_walsenders < 1:
+        raise StateForbids(
+            "all walsenders of the publisher are in use",
+            hint="Raise the setting and restart the publisher:\nALTER SYSTEM SET max_wal_senders = 20;",
+            sqlstate="53300",
+        )
+
+
+def check_room(
+    connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
+) -> list[Warned]:
+    """Whether there is room on both servers for what synchronizes at once; whether new slots will have to wait.
+
+    :param tables: those that will be copied.
+    """
+    with_slot = sub.slot_name is None or slots.slot_state(connection, sub.slot_name) is not None
+    syncing = min(sub.max_sync_workers, len(tables))
+    needed = syncing + (0 if with_slot else 1)
+    if needed == 0:
+        return []
+    warned = [*_walsenders(connection, needed), *_delays(connection)]
+    copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
+    sessions = 2 + syncing * (1 + copying)
+    for server, asked in (("publisher", connection), ("target", session)):
+        warned += _sessions(asked, server, sessions)
+    return warned
+
+
+def _walsenders(connection: publisher.Connection, needed: int) -> list[Warned]:
+    """Each table that synchronizes holds a slot and a walsender, apply another."""
+    free = slots.free_slots(connection)
+    warned = []
+    for kind, left, setting in (
+        ("replication slots", free.max - free.used, "max_replication_slots"),
+        ("walsenders", free.free_walsenders, "max_wal_senders"),
+    ):
+        if left < needed:
+            present = int(str(publisher.scalar(connection, f"SHOW {setting}")))
+            warned.append(
+                Warned(
+                    f"only {max(left, 0)} {kind} are free on the publisher",
+                    f"The subscription and the tables that synchronize at once take {needed}; those that get none"
+                    " are tried again and again.",
+                    "Use a smaller --max-sync-workers, or raise the setting and restart the publisher:\n"
+                    f"ALTER SYSTEM SET {setting} = {present + needed - left};",
+                )
+            )
+    return warned
+
+
+def _delays(connection: publisher.Connection) -> list[Warned]:
+    found = long_transactions(connection, LONG_SECONDS)
+    warned = [
+        Warned(f"the creation of replication slots will wait for {one.name} on the publisher", one.detail(), one.hint())
+        for one in found[:_AT_MOST]
+    ]
+    if len(found) > _AT_MOST:
+        rest = ", ".join(one.name for one in found[_AT_MOST:])
+        warned.append(
+            Warned(f"the creation of replication slots will wait for {len(found) - _AT_MOST} more transactions", rest)
+        )
+    return warned
+
+
+# Reserved connections are not for everybody, and a role and a database have limits of their own. What the role may not
+# see of others counts as a client's.
+_SESSIONS = """
+SELECT least(
+       current_setting('max_connections')::bigint - CASE WHEN r.rolsuper THEN 0 ELSE
+           current_setting('superuser_reserved_connections')::bigint
+           + coalesce(current_setting('reserved_connections', true)::bigint, 0) END - a.clients,
+       CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
+       CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END),
+       current_setting('max_connections')
+  FROM pg_catalog.pg_roles r, pg_catalog.pg_database d,
+       (SELECT count(*), count(*) FILTER (WHERE usename = current_user),
+               count(*) FILTER (WHERE datname = current_database())
+          FROM pg_catalog.pg_stat_activity
+         WHERE datid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend'
+       ) AS a (clients, ours, here)
+ WHERE r.rolname = current_user AND d.datname = current_database()
+"""
+
+
+def _sessions(connection: psycopg.Connection, server: str, needed: int) -> list[Warned]:
+    row = connection.execute(_SESSIONS.encode()).fetchone()
+    if row is None or row[0] >= needed:
+        return []
+    return [
+        Warned(
+            f"only {max(row[0], 0)} sessions are free for this role on the {server}",
+            f"Tables and chunks that are copied at once may take {needed}; what finds none is tried again and again.",
+            f"Use a smaller --max-sync-workers or --copy-workers, or raise the limit (max_connections is {row[1]}, or"
+            " CONNECTION LIMIT of role or database).",
+        )
+    ]
+
+
+def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> list[Warned]:
+    """Whether every character of the publisher exists on the target."""
+    there = connection.info.parameter_status("server_encoding")
+    here = session.info.parameter_status("server_encoding")
+    if there == here or (here == "UTF8" and there != "SQL_ASCII"):
+        return []
+    return [
+        Warned(
+            f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
+            "Text with characters that the target's encoding does not know fails.",
+            "Replicate into a database of the same encoding, or of UTF8.",
+        )
+    ]

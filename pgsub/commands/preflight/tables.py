@@ -1,0 +1,262 @@
+"""Every published table beside its target: what will be copied and how, what does not fit, what may not be done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import psycopg
+from psycopg import sql
+
+from pgsub.commands.preflight import access, facts, servers
+from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
+from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
+from pgsub.errors import TargetSchemaError
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
+from pgsub.publisher.faults import translate
+from pgsub.publisher.publication import PublishedTable
+from pgsub.publisher.tables import Name, describe_tables
+from pgsub.subscription import Subscription
+from pgsub.tablesync import plan
+from pgsub.target import connect as target
+from pgsub.target import statements
+from pgsub.target.relation import TargetRelation, describe_many
+
+_BATCH = 50  #: tables locked (for reading) by one look for rows
+
+
+def check_tables(
+    connection: publisher.Connection,
+    session: psycopg.Connection,
+    sub: Subscription,
+    *,
+    copy_data: bool,
+    known: Collection[Name] = (),
+) -> Preflight:
+    """Every published table has a place on the target, and both servers have what its synchronization takes.
+
+    :param copy_data: whether the tables will be copied.
+    :param known: schema and name of tables that are subscribed already; they are left out.
+    :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
+    :raises PgsubError: translated.
+    """
+    found = Preflight()
+    absent = publication.missing_publications(connection, sub.publications)
+    if absent:
+        found.warnings.append(Warned(publication.missing_warning(absent)))
+    published = [
+        one for one in publication.published_tables(connection, sub.publications) if (one.schema, one.name) not in known
+    ]
+    replica = target.is_replica(session)
+    places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
+    _all_there(published, places)
+    found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
+    pairs = _pairs(connection, session, sub, found.tables)
+    found.warnings += _fitting(connection, session, sub, pairs)
+    found.warnings += access.publisher(pairs, connection.info.user)
+    found.warnings += access.target(pairs, session.info.user)
+    found.warnings += _not_empty(found.tables)
+    if copy_data and sub.origin == "none":
+        found.warnings += _foreign_rows(connection, sub, known)
+    copied = [table for table in found.tables if table.mode != "none"]
+    found.warnings += servers.check_room(connection, session, sub, copied)
+    return found
+
+
+def _all_there(published: Sequence[PublishedTable], places: dict[Name, TargetRelation]) -> None:
+    missing = []
+    for one in published:
+        place = places.get((one.schema, one.name))
+        if place is None:
+            missing.append(f'relation "{one.schema}.{one.name}" does not exist on the target')
+        elif place.relkind not in ("r", "p"):
+            missing.append(f'cannot use relation "{one.schema}.{one.name}" as logical replication target')
+    if missing:
+        raise TargetSchemaError(
+            missing[0] if len(missing) == 1 else f"{len(missing)} published tables have no target",
+            detail="\n".join(missing) if len(missing) > 1 else None,
+            hint="Create the tables on the target first, for example:\n"
+            "pg_dump --schema-only --no-publications --no-subscriptions PUBLISHER | psql TARGET",
+            sqlstate="42P01",
+        )
+
+
+def _tables(
+    connection: publisher.Connection,
+    session: psycopg.Connection,
+    sub: Subscription,
+    published: Sequence[PublishedTable],
+    places: dict[Name, TargetRelation],
+    *,
+    replica: bool,
+    copy_data: bool,
+) -> list[Table]:
+    described = describe_tables(connection, [(one.schema, one.name) for one in published], sub.publications)
+    for fault in described.faults.values():
+        raise fault
+    tables = [Table(remote, places[name]) for name, remote in described.tables.items()]
+    if not copy_data:
+        return tables
+    for table, empty in zip(tables, _emptiness(session, tables), strict=True):
+        table.empty = empty
+        table.reason = plan.atomic_reason(sub, table.remote, table.target, replica=replica)
+        if table.reason is None and empty is False:
+            table.reason = "the target table is not empty"
+        table.mode = "chunked" if table.reason is None else "atomic"
+        table.chunks = len(plan.chunk_ranges(sub, table.remote)) if table.reason is None else 1
+    return tables
+
+
+_SIZES = """
+SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
+       SELECT w.oid UNION SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t
+        UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = w.oid) AS m (oid))
+  FROM unnest(%s::oid[]) AS w (oid)
+"""
+
+
+def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool | None]:
+    """Whether each target table has no row; None where the role may not look or somebody locks it."""
+    held = facts.locked(session)
+    free = [table.target for table in tables if table.target.oid not in held]
+    sizes = dict(_looked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
+    answers: dict[int, bool | None] = {oid: True for oid, size in sizes.items() if size == 0}
+    left = [one for one in free if one.oid not in answers]
+    for start in range(0, len(left), _BATCH):
+        batch = left[start : start + _BATCH]
+        if not _have_rows(session, batch, answers):
+            for one in batch:
+                _have_rows(session, [one], answers)
+    return [answers.get(table.target.oid) for table in tables]
+
+
+def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], answers: dict[int, bool | None]) -> bool:
+    looks = [
+        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), statements.table_name(one))
+        for one in batch
+    ]
+    rows = _looked(session, sql.SQL(" UNION ALL ").join(looks))
+    answers.update({oid: not there for oid, there in rows or []})
+    return rows is not None
+
+
+def _looked(
+    session: psycopg.Connection, query: bytes | sql.Composed, params: Sequence[object] | None = None
+) -> list[tuple[int, int]] | None:
+    """Rows of a query that must not wait for locks of others; None where it would, or may not."""
+    try:
+        with session.transaction():
+            session.execute("SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '10s'")
+            return session.execute(query, params).fetchall()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.InsufficientPrivilege):
+        return None
+
+
+_ACTIONS = """
+SELECT g.relid::bigint, bool_or(p.pubupdate), bool_or(p.pubdelete), bool_or(p.pubtruncate)
+  FROM pg_catalog.pg_publication p CROSS JOIN LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) g
+ WHERE p.pubname = ANY (%s::name[]) GROUP BY 1
+"""
+
+
+def _pairs(
+    connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
+) -> list[Pair]:
+    oids = {oid for table in tables for oid in (table.remote.oid, *(leaf.oid for leaf in table.remote.leaves))}
+    try:
+        theirs = facts.read(connection, oids)
+        rows = connection.execute(_ACTIONS, (list(sub.publications),)).fetchall() if tables else []
+    except psycopg.Error as error:
+        raise translate(error, "read the catalogs of the publisher", user=connection.info.user) from None
+    actions = {oid: Actions(*published) for oid, *published in rows}
+    ours = facts.read(session, [table.target.oid for table in tables])
+    return [
+        Pair(
+            table,
+            theirs[table.remote.oid],
+            ours[table.target.oid],
+            actions.get(table.remote.oid, Actions(True, True, True)),
+            tuple(theirs[leaf.oid] for leaf in table.remote.leaves if leaf.oid in theirs),
+        )
+        for table in tables
+        if table.remote.oid in theirs and table.target.oid in ours  # else it was dropped this moment
+    ]
+
+
+def _fitting(
+    connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, pairs: Sequence[Pair]
+) -> Iterator[Warned]:
+    yield from servers.check_encoding(connection, session) if pairs else []
+    try:
+        source_types = facts.read_types(connection, [pair.source for pair in pairs])
+    except psycopg.Error as error:
+        raise translate(error, "read the types of the publisher", user=connection.info.user) from None
+    target_types = facts.read_types(session, [pair.target for pair in pairs])
+    for pair in pairs:
+        yield from misfits(pair, source_types, target_types, binary=sub.binary)
+    yield from unidentified(pairs)
+    yield from _leaves(session, [pair.table for pair in pairs])
+
+
+_LEAVES = """
+SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 'u' AND c.relkind = 'r'
+               AND (c.oid = w.oid OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t))),
+       k.relkind = 'p' AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(w.oid) t
+               JOIN pg_catalog.pg_class c ON c.oid = t.relid WHERE c.relkind <> 'p')
+  FROM unnest(%s::oid[]) AS w (oid) JOIN pg_catalog.pg_class k ON k.oid = w.oid
+"""
+
+
+def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Warned]:
+    """Where the rows really go: tables that a crash empties, partitioned ones without a partition."""
+    rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
+    unlogged = {oid for oid, found, _ in rows if found}
+    bare = {oid for oid, _, found in rows if found}
+    names = [table.name for table in tables if table.target.oid in unlogged]
+    if names:
+        first = next(table.target for table in tables if table.target.oid in unlogged)
+        yield Warned(
+            f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
+            f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
+            f"Run this on the target:\nALTER TABLE {statements.table_name(first).as_string()} SET LOGGED;",
+            tables=tuple(names),
+        )
+    names = [table.name for table in tables if table.target.oid in bare]
+    if names:
+        yield Warned(
+            f"{counted(names)} on the target {'has' if len(names) == 1 else 'have'} no partition",
+            f"Every row fails.{listing(names)}",
+            "Create the partitions on the target.",
+            tables=tuple(names),
+        )
+
+
+def _not_empty(tables: Sequence[Table]) -> list[Warned]:
+    names = [table.name for table in tables if table.empty is False]
+    if not names:
+        return []
+    return [
+        Warned(
+            f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} not empty",
+            "The publisher's rows are added to those that are there; a key that is there already is an error of the"
+            f" table's synchronization.{listing(names, most=len(names))}",
+            "Empty the tables, or subscribe with --no-copy-data where they have the publisher's rows already.",
+            tables=tuple(names),
+        )
+    ]
+
+
+def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> list[Warned]:
+    others = publication.tables_with_other_origins(connection, sub.publications, known)
+    if not others:
+        return []
+    names = sorted({f"{o.schema}.{o.name}" for o in others})
+    return [
+        Warned(
+            f'subscription "{sub.name}" requested copy_data with origin = NONE but might copy data that had a different'
+            " origin",
+            f"The publisher subscribes to other publishers for: {some(names, len(names))}.",
+            "Verify that initial data copied from the publisher tables did not come from other origins.",
+            tables=tuple(names),
+        )
+    ]

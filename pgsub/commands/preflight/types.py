@@ -1,0 +1,215 @@
+"""What becomes of a publisher's value in a target column of another type. Pure: no server is asked.
+
+In text format a value is what one type's output function writes and the other's input function reads; in binary
+format send and receive functions, which hardly ever fit another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgsub.commands.preflight.facts import Column, Type
+
+_HEADER = 4  #: VARHDRSZ, part of the typmod of character and numeric types
+_INTEGERS = {"int2": 5, "int4": 10, "int8": 19}  #: decimal digits
+_FLOATS = ("float4", "float8")
+_TEXTS = ("text", "varchar", "bpchar", "citext", "name")
+_STAMPS = ("timestamp", "timestamptz")
+_TIMES = (*_STAMPS, "time", "timetz", "interval")
+_BITS = ("bit", "varbit")
+#: longest text of a value
+_LENGTHS = {
+    **{"bool": 1, "char": 4, "int2": 6, "int4": 11, "int8": 20, "oid": 10, "float4": 15, "float8": 24, "uuid": 36},
+    **{"date": 13, "time": 15, "timetz": 24, "timestamp": 32, "timestamptz": 41, "inet": 49, "cidr": 49},
+}
+#: types whose binary values are read alike
+_SAME_BINARY = (frozenset(_TEXTS), frozenset(_BITS), frozenset(_STAMPS))
+_BUILT_IN = "pg_catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A column's type without its domains."""
+
+    type: Type
+    typmod: int
+    array: bool
+    element: Type  #: the type itself where it is no array
+
+    @property
+    def name(self) -> str:
+        """Name of a built-in (or citext) element type, else qualified."""
+        known = self.element.schema == _BUILT_IN or self.element.name == "citext"
+        return self.element.name if known else f"{self.element.schema}.{self.element.name}"
+
+
+def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
+    """The type that a column's values have in the end.
+
+    :param types: of the column's server.
+    """
+    found, typmod = types[column.type_oid], column.typmod
+    while found.base:
+        typmod = found.base_typmod if typmod < 0 else typmod
+        found = types[found.base]
+    array = found.element != 0
+    element = types[found.element] if array else found
+    while element.base:
+        element = types[element.base]
+    return Resolved(found, typmod, array, element)
+
+
+def difference(source: Resolved, target: Resolved, *, binary: bool) -> str | None:
+    """Why a value of one type may fail, or change, in a column of the other; None where every value fits.
+
+    :param binary: whether values come in the binary format.
+    :return: a clause that goes on after the two types' names.
+    """
+    if source.array != target.array:
+        return None if not binary and not target.array and _room(target) is None else "one is an array"
+    if binary and source.array and source.element.schema != _BUILT_IN:
+        return "binary arrays name their element type by its OID, which is another one on each server"
+    if (source.element.schema, source.element.name) == (target.element.schema, target.element.name):
+        return _labels(source.element, target.element) or _modifiers(source, target)
+    if binary and not any({source.name, target.name} <= same for same in _SAME_BINARY):
+        return "binary values fit only the same type"
+    return _across(source, target)
+
+
+def _labels(source: Type, target: Type) -> str | None:
+    missing = [f'"{label}"' for label in source.labels if label not in target.labels]
+    return f"the target lacks {', '.join(sorted(missing))}" if missing else None
+
+
+def _modifiers(source: Resolved, target: Resolved) -> str | None:
+    """The same type, perhaps narrower."""
+    name = source.name
+    if target.typmod < 0 or target.typmod == source.typmod:
+        return None
+    if name in _TEXTS:
+        return _too_long(_longest(source), target)
+    if name == "numeric":
+        return _numeric(_digits(source), target)
+    if name == "bit" or (name == "varbit" and (source.typmod < 0 or source.typmod > target.typmod)):
+        return "bit strings of another length fail"
+    if name in _TIMES and name != "interval" and (source.typmod < 0 or source.typmod > target.typmod):
+        return "values are rounded"
+    return None
+
+
+def _across(source: Resolved, target: Resolved) -> str | None:
+    """Two types, values as text."""
+    if source.element.kind == target.element.kind == "e":
+        return _labels(source.element, target.element)
+    if target.name in _TEXTS:
+        return _too_long(_longest(source), target)
+    if source.name in _INTEGERS or source.name == "numeric" or source.name in _FLOATS:
+        return _number(source, target)
+    if source.name in (*_TIMES, "date"):
+        return _moment(source, target)
+    if source.name in _BITS and target.name in _BITS:
+        return None if target.name == "varbit" and target.typmod < 0 else "bit strings of another length fail"
+    if (source.name, target.name) == ("jsonb", "json"):
+        return None
+    if (source.name, target.name) == ("json", "jsonb"):
+        return "values with \\u0000 or other unpaired escapes fail"
+    if source.name == "bool" and (target.name in _INTEGERS or target.name == "numeric"):
+        return "every value fails: t and f are no numbers"
+    if source.name in _TEXTS:
+        return "text that is no value of the target's type fails"
+    return "values that the target's type cannot read fail"
+
+
+def _number(source: Resolved, target: Resolved) -> str | None:
+    if source.name in _INTEGERS:
+        digits: tuple[int, int] | None = (_INTEGERS[source.name], 0)
+    else:
+        digits = _digits(source)
+    if target.name in _INTEGERS:
+        if digits is None or digits[1] > 0:
+            return "values that are no integers fail"
+        narrower = digits[0] > _INTEGERS[target.name] or (
+            source.name == "numeric" and digits[0] == _INTEGERS[target.name]
+        )
+        return "values out of range fail" if narrower else None
+    if target.name == "numeric":
+        return None if target.typmod < 0 else _numeric(digits, target)
+    if target.name in ("json", "jsonb") and source.name in _INTEGERS:
+        return None
+    if target.name in _FLOATS:
+        if (source.name, target.name) == ("float4", "float8") or (digits and sum(digits) <= _float_digits(target)):
+            return None
+        return "digits are lost"
+    return "values that the target's type cannot read fail"
+
+
+def _float_digits(target: Resolved) -> int:
+    return 15 if target.name == "float8" else 6
+
+
+def _digits(resolved: Resolved) -> tuple[int, int] | None:
+    """Digits before and after the point of a numeric; None without a limit."""
+    if resolved.name != "numeric" or resolved.typmod < _HEADER:
+        return None
+    packed = resolved.typmod - _HEADER
+    precision, scale = packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
+    return precision - scale, scale
+
+
+def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
+    """Numbers with so many digits before and after the point in a numeric; None where there is no limit."""
+    limits = _digits(target)
+    if limits is None:
+        return None
+    rounded = digits is None or digits[1] > limits[1]
+    if digits is None or digits[0] > limits[0]:
+        return "values out of range fail" + (", others are rounded" if rounded else "")
+    return "values are rounded" if rounded else None
+
+
+def _moment(source: Resolved, target: Resolved) -> str | None:
+    pair = (source.name, target.name)
+    if pair in (("timestamp", "timestamptz"), ("date", "timestamptz"), ("time", "timetz")):
+        return "values are taken as local times of the target's time zone"
+    if pair in (("timestamptz", "timestamp"), ("timetz", "time")):
+        return "values lose their time zone"
+    if pair == ("date", "timestamp"):
+        return None
+    if target.name == "date" and source.name in _STAMPS:
+        return "values lose their time of day"
+    if target.name == "time" and source.name in _STAMPS:
+        return "values lose their date"
+    return "values that the target's type cannot read fail"
+
+
+def _room(target: Resolved) -> int | None:
+    """Characters that fit into a text; None without a limit, 0 for what is no text."""
+    if target.name not in _TEXTS:
+        return 0
+    if target.name == "name":
+        return 63
+    return target.typmod - _HEADER if target.typmod >= _HEADER and target.name in ("varchar", "bpchar") else None
+
+
+def _longest(source: Resolved) -> int | None:
+    """Characters that a value has at most, None where there is no limit."""
+    if source.array:
+        return None
+    if source.name in _TEXTS:
+        return _room(source)
+    if source.element.kind == "e":
+        return max(map(len, source.element.labels), default=0)
+    digits = _digits(source)
+    if digits is not None:  # sign, a zero before the point, the point; NaN and Infinity
+        return max(sum(map(abs, digits)) + 3, 9)
+    if source.name == "bit":
+        return max(source.typmod, 1)
+    return _LENGTHS.get(source.name)
+
+
+def _too_long(longest: int | None, target: Resolved) -> str | None:
+    room = _room(target)
+    if room is None or (longest is not None and longest <= room):
+        return None
+    return "values are cut" if target.name == "name" else f"values longer than {room} characters fail"

@@ -1,0 +1,385 @@
+"""ALTER SUBSCRIPTION through the program: what changes, what is refused, and what a running launcher makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from fix_program import Cli, nothing_created, one_error, until
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+_SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+_LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
+_SUBSCRIPTION = "SELECT subname, slot_name FROM pgsub.subscription"
+_names = (f"w{number}" for number in itertools.count(1))
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    """A program whose ``run`` serves the folder for all tests of the module."""
+    base = tmp_path_factory.mktemp("alter")
+    cli = Cli(base / "state", base, "", "")
+    cli.environment["PGSUB_RETRY_SECONDS"] = "0.5"
+    cli.running = cli.launcher()
+    yield cli
+    assert cli.running.poll() is None, cli.running.log.read_text()
+    assert cli.stop(cli.running) == 0
+    cli.close()
+
+
+@pytest.fixture
+def served(launcher, tables):
+    """The launcher's program and a subscription of the tables a and b, synchronized; dropped at the end."""
+    launcher.connection, launcher.target = (database.conninfo for database in tables)
+    name = next(_names)
+    assert launcher.create(name, "--no-wait").returncode == 0
+    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    yield launcher, name
+    for subname, _ in launcher.sql("SELECT subname, oid FROM pg_subscription"):
+        assert launcher("drop", subname, "--yes").returncode == 0
+    assert tables[0].rows(_SLOTS) == []
+
+
+@pytest.fixture
+def stored(cli):
+    """A subscription of the tables a and b, both ``r``, that nobody serves."""
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+    return cli
+
+
+def publication(tables, name="q", table="c", rows=50):
+    """A publication of a new table that is on both sides, with rows on the publisher."""
+    for database in tables:
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, t text)")
+    tables[0].execute(f"INSERT INTO {table} SELECT g, 'row' FROM generate_series(1, {rows}) g")
+    tables[0].execute(f"CREATE PUBLICATION {name} FOR TABLE {table}")
+
+
+def definition(cli, *columns, name="s"):
+    """Columns of pg_subscription in the state store."""
+    return cli.sql(f"SELECT {', '.join(columns)} FROM pg_subscription WHERE subname = ?", name)[0]
+
+
+# publications
+
+
+def test_an_added_publication_is_refreshed_at_once_and_a_dropped_one_too(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    publication(tables)
+    ended = cli("alter", name, "--add-publication", "q")
+    assert ended.returncode == 0, ended.stderr
+    assert "tables: 1 added\n" in ended.stderr
+    assert subdb.value("SELECT count(*) FROM c") == 50
+    assert definition(cli, "subpublications", name=name) == ('["p", "q"]',)
+    pubdb.execute("INSERT INTO c VALUES (1000, 'streamed')")
+    subdb.wait("SELECT count(*) FROM c", value=51)
+    ended = cli("alter", name, "--drop-publication", "p")
+    assert ended.returncode == 0, ended.stderr
+    assert "tables: 2 removed\n" in ended.stderr
+    assert subdb.rows(_LEDGER) == [("c", "r")]
+    pubdb.execute("INSERT INTO a VALUES (1000, 'not ours'); INSERT INTO c VALUES (1001, 'ours')")
+    subdb.wait("SELECT count(*) FROM c", value=52)
+    assert subdb.value("SELECT count(*) FROM a") == 100
+
+
+def test_new_tables_are_copied_by_the_new_publications_while_a_launcher_serves_the_old(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    publication(tables)
+    pubdb.execute("ALTER PUBLICATION q SET TABLE c WHERE (id <= 10)")
+    for _ in range(3):
+        ended = cli("alter", name, "--add-publication", "q")
+        assert ended.returncode == 0, ended.stderr
+        assert subdb.value("SELECT count(*) FROM c") == 10  # the filter is the new publication's
+        ended = cli("alter", name, "--drop-publication", "q")
+        assert ended.returncode == 0, ended.stderr
+        subdb.execute("TRUNCATE c")
+
+
+def test_without_refresh_only_the_list_changes_and_no_server_is_asked(stored, tables):
+    publication(tables)
+    tables[1].execute("ALTER TABLE c RENAME TO elsewhere")
+    for words, left in (
+        (["--add-publication", "q", "--add-publication", "x"], '["p", "q", "x"]'),
+        (["--drop-publication", "p"], '["q", "x"]'),
+        (["--set-publication", "p"], '["p"]'),
+    ):
+        ended = stored("alter", "s", *words, "--no-refresh", env={"PGCONNECT_TIMEOUT": "1"})
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert definition(stored, "subpublications") == (left,)
+    assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
+
+
+def test_what_the_server_refuses_of_publications_is_refused_in_its_words(stored, tables):
+    for words, code, said in (
+        (["--add-publication", "p"], 3, 'publication "p" is already in subscription "s"'),
+        (["--drop-publication", "x"], 3, 'publication "x" is not in subscription "s"'),
+        (["--drop-publication", "p"], 3, "cannot drop all the publications from a subscription"),
+    ):
+        one_error(stored("alter", "s", *words), code, said, hint=False)
+    said = 'publication name "x" used more than once'
+    one_error(stored("alter", "s", "--set-publication", "x", "--set-publication", "x"), 2, said)
+    assert stored("disable", "s").returncode == 0
+    said = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
+    one_error(stored("alter", "s", "--add-publication", "q"), 3, said, "--no-refresh")
+    assert definition(stored, "subpublications") == ('["p"]',)
+
+
+def test_a_refresh_that_cannot_be_done_leaves_the_publications_as_they_were(stored, tables):
+    _pubdb, subdb = tables
+    publication(tables)
+    subdb.execute("DROP TABLE c")
+    one_error(stored("alter", "s", "--add-publication", "q"), 3, 'relation "public.c" does not exist on the target')
+    subdb.execute("CREATE TABLE c (id int PRIMARY KEY, t text)")
+    with subdb.connect() as apply:
+        apply.execute("BEGIN")
+        apply.execute("SELECT FROM pgsub.progress FOR UPDATE")
+        words = ("alter", "s", "--add-publication", "q", "--timeout", "3s")
+        one_error(stored(*words), 8, "timeout while waiting for the subscription's workers")
+    assert definition(stored, "subpublications") == ('["p"]',)
+    assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r")]
+    ended = stored("alter", "s", "--add-publication", "q", "--no-wait", "--no-copy-data")
+    assert ended.returncode == 0, ended.stderr
+    assert subdb.rows(_LEDGER) == [("a", "r"), ("b", "r"), ("c", "r")]
+    assert stored.states() == {"a": "r", "b": "r", "c": "r"}
+
+
+def test_a_missing_publication_is_the_servers_warning(stored, tables):
+    ended = stored("alter", "s", "--add-publication", "nope", "--no-wait")
+    assert ended.returncode == 0
+    assert 'pgsub: warning: publication "nope" does not exist on the publisher\n' in ended.stderr
+    one_error(stored("alter", "s", "--add-publication", "never", "--strict"), 3, '"nope", "never" do not exist')
+    assert definition(stored, "subpublications") == ('["p", "nope"]',)
+
+
+# options
+
+
+def test_every_option_changes_and_is_stored(stored):
+    words = (
+        "--binary --streaming off --synchronous-commit local --disable-on-error --no-password-required --run-as-owner"
+        " --origin none --apply-mode transactional --copy-atomic --max-sync-workers 7 --copy-workers 5"
+    )
+    assert stored("alter", "s", *words.split()).stderr == ""
+    columns = (
+        "subbinary",
+        "substream",
+        "subsynccommit",
+        "subdisableonerr",
+        "subpasswordrequired",
+        "subrunasowner",
+        "suborigin",
+        "pgsub_apply_mode",
+        "pgsub_copy_atomic",
+        "pgsub_max_sync_workers",
+        "pgsub_copy_workers",
+    )
+    assert definition(stored, *columns) == (1, "f", "local", 1, 0, 1, "none", "transactional", 1, 7, 5)
+    assert stored("alter", "s", "--no-binary", "--streaming", "PARALLEL", "--origin", "any").returncode == 0
+    assert definition(stored, "subbinary", "substream", "suborigin", "pgsub_copy_workers") == (0, "p", "any", 5)
+    assert [row[0] for row in stored.sql("SELECT action FROM pgsub_journal")] == ["create", "alter", "alter"]
+
+
+def test_two_phase_stays_refused(stored):
+    one_error(stored("alter", "s", "--two-phase"), 3, "two_phase is not supported")
+
+
+def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    worker = "SELECT pid FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
+    before = pubdb.value(worker, name)
+    assert before
+    assert cli("alter", name, "--binary", "--streaming", "off").returncode == 0
+    began = time.monotonic()
+    until(lambda: pubdb.value(worker, name) not in (None, before), 30)
+    assert time.monotonic() - began < 20
+    pubdb.execute("INSERT INTO b VALUES (1, 12.5)")
+    subdb.wait("SELECT n FROM b WHERE id = 1", value=pubdb.value("SELECT 12.5::numeric"))
+    again = pubdb.value(worker, name)
+    assert cli("alter", name, "--disable-on-error").returncode == 0  # the server restarts nothing for this one
+    pubdb.execute("INSERT INTO b VALUES (2, 1)")
+    subdb.wait("SELECT count(*) FROM b", value=2)
+    assert pubdb.value(worker, name) == again
+
+
+def test_failover_needs_a_disabled_subscription_and_changes_the_slot(stored, tables):
+    failover = "SELECT failover FROM pg_replication_slots WHERE slot_name = 's'"
+    said = 'cannot set option "failover" for enabled subscription'
+    one_error(stored("alter", "s", "--failover"), 3, said, "pgsub disable s")
+    assert stored("disable", "s").returncode == 0
+    assert stored("alter", "s", "--failover").stderr == ""
+    assert tables[0].value(failover) is True
+    assert definition(stored, "subfailover") == (1,)
+    assert stored("alter", "s", "--no-failover").returncode == 0
+    assert tables[0].value(failover) is False
+    assert stored("alter", "s", "--slot-name", "none").returncode == 0
+    said = 'cannot set option "failover" for a subscription that does not have a slot name'
+    one_error(stored("alter", "s", "--failover"), 3, said, hint=False)
+
+
+# name and slot
+
+
+def test_a_renamed_subscription_goes_on_under_its_new_name_with_its_old_slot(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    new = f"{name} ü"
+    assert cli("alter", name, "--rename-to", new).stderr == ""
+    one_error(cli("status", name), 3, f'subscription "{name}" does not exist', hint=False)
+    assert subdb.rows(_SUBSCRIPTION) == [(new, name)]
+    pubdb.wait("SELECT count(*) FROM pg_stat_replication WHERE application_name = %s", name, value=0)
+    pubdb.execute("INSERT INTO b VALUES (1, 1)")
+    subdb.wait("SELECT count(*) FROM b", value=1)
+    assert pubdb.rows(_SLOTS) == [(name,)]
+    assert cli("wait", new, "--for", "caught-up", "--timeout", "1m").returncode == 0
+
+
+def test_a_launcher_that_serves_one_subscription_by_name_follows_a_rename(stored, tables):
+    running = stored.start("run", "s")
+    until(lambda: stored.sql("SELECT 1 FROM pgsub_server"))
+    assert stored("alter", "s", "--rename-to", "t").returncode == 0
+    tables[0].execute("INSERT INTO b VALUES (1, 1)")
+    tables[1].wait("SELECT count(*) FROM b", value=1)
+    assert stored.stop(running) == 0
+
+
+def test_a_name_that_is_taken_or_no_name_is_refused(stored, tables):
+    assert stored.create("t", "--no-wait").returncode == 0
+    one_error(stored("alter", "s", "--rename-to", "t"), 3, 'subscription "t" already exists', hint=False)
+    one_error(stored("alter", "s", "--rename-to", "x" * 64), 2, "invalid subscription name", hint=False)
+    assert tables[1].rows(f"{_SUBSCRIPTION} ORDER BY 1") == [("s", "s"), ("t", "t")]
+
+
+def test_the_old_name_can_be_given_to_another_subscription(stored, tables):
+    tables[1].execute("UPDATE pgsub.control SET epoch = 1")  # as if its worker had run
+    assert stored("alter", "s", "--rename-to", "t").returncode == 0
+    ended = stored.create("s", "--slot-name", "other", "--no-wait")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("point", ["alter.after_ledger", "alter.after_definition"])
+def test_a_rename_that_was_killed_half_way_is_done_by_the_next_one(stored, tables, point):
+    tables[1].execute("UPDATE pgsub.control SET epoch = 1")
+    assert stored("alter", "s", "--rename-to", "t", env={"PGSUB_FAILPOINTS": f"{point}=kill"}).returncode == -9
+    (name,) = stored.sql("SELECT subname FROM pg_subscription")[0]
+    assert name == ("s" if point == "alter.after_ledger" else "t")
+    assert stored("alter", name, "--rename-to", "u").returncode == 0
+    assert tables[1].rows(_SUBSCRIPTION) == [("u", "s")]
+    for other in ("s", "t"):
+        assert stored.create(other, "--slot-name", f"x{other}", "--no-wait").returncode == 0
+
+
+def test_the_slot_name_is_the_servers_matter_and_the_ledger_follows(stored, tables):
+    said = "cannot set slot_name = NONE for enabled subscription"
+    one_error(stored("alter", "s", "--slot-name", "none"), 3, said, "pgsub disable s")
+    one_error(stored("alter", "s", "--slot-name", "S"), 2, 'replication slot name "S" contains invalid character')
+    assert stored("disable", "s").returncode == 0
+    assert stored("alter", "s", "--slot-name", "NONE").returncode == 0
+    assert tables[1].rows(_SUBSCRIPTION) == [("s", None)]
+    one_error(stored("enable", "s"), 3, "cannot enable subscription that does not have a slot name", hint=False)
+    assert stored("alter", "s", "--slot-name", "s").returncode == 0
+    assert tables[1].rows(_SUBSCRIPTION) == [("s", "s")]
+    assert stored("enable", "s").returncode == 0
+
+
+def test_a_subscription_without_its_slot_name_is_dropped_without_the_publisher(stored, tables):
+    pubdb, subdb = tables
+    assert stored("disable", "s").returncode == 0
+    assert stored("alter", "s", "--slot-name", "none").returncode == 0
+    assert stored("drop", "s", "--yes").stderr == ""
+    assert pubdb.rows(_SLOTS) == [("s",)]
+    pubdb.execute("SELECT pg_drop_replication_slot('s')")
+    nothing_created(stored, pubdb, subdb)
+
+
+# connections
+
+
+def test_a_new_connection_must_lead_to_the_same_publisher(stored, tables, own_pair):
+    before = definition(stored, "subconninfo")
+    said = one_error(
+        stored("alter", "s", "--connection", own_pair().pubdb.conninfo), 7, "the publisher is another database system"
+    )
+    assert "passfile" not in said
+    elsewhere = make_conninfo(tables[0].conninfo, dbname="postgres")
+    one_error(stored("alter", "s", "--connection", elsewhere), 7, "the publisher's database is another one")
+    nobody = make_conninfo(tables[0].conninfo, port=1)
+    one_error(stored("alter", "s", "--connection", nobody), 4, "could not connect to the publisher")
+    assert definition(stored, "subconninfo") == before
+    assert list(stored.state.glob("passfiles/*")) == []
+
+
+def test_a_new_connection_takes_effect_in_a_running_launcher_and_its_password_in_a_file(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    role = f"repl_{pubdb.name}"
+    pubdb.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'S3NT1NEL'; GRANT SELECT ON a, b TO {role}")
+    try:
+        connection = make_conninfo(pubdb.conninfo, user=role, password="S3NT1NEL")
+        ended = cli("alter", name, "--connection", "-", stdin=f"{connection}\n")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        shown = "SELECT count(*) FROM pg_stat_replication WHERE application_name = %s AND usename = %s"
+        pubdb.wait(shown, name, role, value=1)
+        (stored,) = definition(cli, "subconninfo", name=name)
+        assert "S3NT1NEL" not in stored and "passfile" in stored
+        first = list(cli.state.glob("passfiles/*.publisher"))
+        assert len(first) == 1 and first[0].stat().st_mode & 0o777 == 0o600 and "S3NT1NEL" in first[0].read_text()
+        pubdb.execute("INSERT INTO b VALUES (1, 1)")
+        subdb.wait("SELECT count(*) FROM b", value=1)
+        assert cli("alter", name, "--connection", pubdb.conninfo).returncode == 0
+        assert list(cli.state.glob("passfiles/*.publisher")) == []
+        pubdb.wait(shown, name, "postgres", value=1)
+        assert all("S3NT1NEL" not in detail for (detail,) in cli.sql("SELECT detail FROM pgsub_journal"))
+    finally:
+        pubdb.wait("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", role, value=0)
+        pubdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_new_connection_without_the_slot_is_a_warning(stored, tables):
+    tables[0].execute("SELECT pg_drop_replication_slot('s')")
+    ended = stored("alter", "s", "--connection", make_conninfo(tables[0].conninfo, application_name="other"))
+    assert ended.returncode == 0
+    assert 'pgsub: warning: replication slot "s" does not exist on the publisher\n' in ended.stderr
+    assert conninfo_to_dict(definition(stored, "subconninfo")[0])["application_name"] == "other"
+
+
+def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, tables):
+    subdb = tables[1]
+    elsewhere = make_conninfo(subdb.conninfo, dbname="postgres")
+    one_error(stored("alter", "s", "--target", elsewhere), 3, "the target's ledger does not know this subscription")
+    with subdb.server.connect() as other:
+        assert other.execute("SELECT to_regnamespace('pgsub')").fetchone() == (None,)
+    role = f"other_{subdb.name}"
+    subdb.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        words = ("alter", "s", "--target", make_conninfo(subdb.conninfo, user=role))
+        one_error(stored(*words), 11, "permission denied", f"GRANT USAGE ON SCHEMA pgsub TO {role};")
+        subdb.execute(f"GRANT USAGE ON SCHEMA pgsub TO {role}")
+        subdb.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO {role}")
+        ended = stored(*words)
+        assert ended.returncode == 0, ended.stderr
+        assert "cannot set session_replication_role on the target" in ended.stderr
+        assert definition(stored, "pgsub_owner_name") == (role,)
+        assert "session_replication_role" in definition(stored, "pgsub_unavailable")[0]
+        assert stored("alter", "s", "--target", subdb.conninfo).returncode == 0
+    finally:
+        subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
+
+
+def test_a_copy_of_the_target_without_the_ledger_row_is_refused(stored, tables):
+    subdb = tables[1]
+    subdb.execute("SET session_replication_role = replica; DELETE FROM pgsub.subscription")
+    said = "the target's ledger does not know this subscription"
+    one_error(stored("alter", "s", "--target", subdb.conninfo), 3, said)
+
+
+def test_nothing_of_an_alteration_stays_when_a_part_of_it_is_refused(stored, tables):
+    before = stored.sql("SELECT * FROM pg_subscription")
+    words = ["--rename-to", "t", "--binary", "--connection", make_conninfo(tables[0].conninfo, port=1)]
+    one_error(stored("alter", "s", *words), 4, "could not connect to the publisher")
+    assert stored.sql("SELECT * FROM pg_subscription") == before
+    assert tables[1].rows(_SUBSCRIPTION) == [("s", "s")]
