@@ -141,7 +141,7 @@ class Launcher:
             self._log(
                 "WARNING",
                 f'Spark was started with too few task slots to serve subscription "{sub.name}" as well\n'
-                f"DETAIL:  Up to {missing} of its tasks, and of the other subscriptions', may have to wait for others to"
+                f"DETAIL:  Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
                 " end.\nHINT:  Start pgsub run again: it counts the subscriptions when it starts.",
             )
 
