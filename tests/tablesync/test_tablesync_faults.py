@@ -16,9 +16,10 @@ from fix_pair import MakePair, Pair
 from pgsub import failpoints
 from pgsub.apply import worker
 from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
-from pgsub.tablesync import catchup, plan, workforce
+from pgsub.tablesync import catchup, leftover, plan, workforce
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
+from pgsub.target import membership
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -400,3 +401,25 @@ def test_a_take_over_ends_the_sessions_of_the_attempt_before(pair: MakePair) -> 
     with pytest.raises(PgsubError):
         first.result()
     _ends_well(p)
+
+
+def test_rows_that_a_catch_up_brought_are_not_taken_for_a_clean_target(pair: MakePair, at: At) -> None:
+    p = pair("CREATE TABLE t (id int, v text); ALTER TABLE t REPLICA IDENTITY FULL; CREATE TABLE u (id int)",
+             pub="INSERT INTO t VALUES (1, 'x')", state="i")  # fmt: skip
+    p.sync("u")
+    at("sync.after_f=error")
+    _breaks(p)
+    p.apply("INSERT INTO u VALUES (1); INSERT INTO t VALUES (2, 'later')")
+    at("apply.after_target_commit=error")
+    _breaks(p)
+    assert p.subdb.value("SELECT count(*) FROM t") == 2 and p.state("t") == "f"
+    claim = p.take_over("t")  # a refresh that was to remove the table, and gave up
+    membership.forsake(p.session, [claim])
+    leftover.release(p.session, p.sub, claim.worker, claims=[claim])
+    with pytest.raises(ApplyError, match="could not remove the rows") as caught:
+        p.sync("t")
+    assert "catch-up" in (caught.value.detail or "")
+    p.subdb.execute((caught.value.hint or "").splitlines()[-1])
+    p.sync("t")
+    p.apply()
+    p.same("t")
