@@ -1,4 +1,4 @@
-"""What a child process of the crash table runs: the synchronization of some tables with all its workers, without Spark."""
+"""What a child process of the crash table runs: a synchronization with all its workers, without Spark."""
 
 from __future__ import annotations
 

@@ -59,6 +59,8 @@ class ApplyRole:
         self._subid = spec.subscription.subid
         self._states: dict[tuple[str, str], RelationState] = {}
         self._version = -1
+        self._claims: list[RelationState] = []
+        self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
 
@@ -69,9 +71,8 @@ class ApplyRole:
     def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
         if self._streams.progress.states_version != self._version:
-            self._states = table_states(self._streams.connection, self._subid)
-            self._version = self._streams.progress.states_version
-        claims = [s for s in self._states.values() if s.srsubstate in "df" and s.handover_lsn is not None]
+            self._take(self._streams.progress.states_version)
+        claims = self._claims
         if not claims:
             self._refused_since = None
             return len(transactions)
@@ -122,18 +123,25 @@ class ApplyRole:
     def boundary(self, control: Control | None) -> bool:
         """Tables whose srsublsn apply has passed become ``r``."""
         if control is not None and control.states_version != self._version:
-            self._states = table_states(self._streams.connection, self._subid)
-            self._version = control.states_version
+            self._take(control.states_version)
         position = self._loop.position
-        waiting = [s.srsublsn for s in self._states.values() if s.srsubstate == "s" and s.srsublsn is not None]
-        if waiting and min(waiting) <= position:
+        if self._first_done is not None and self._first_done <= position:
             try:
                 states.ready(self._streams.connection, self._subid, position)
             except psycopg.errors.LockNotAvailable:
                 return False  # a hand-over is being decided; the next boundary comes soon
-            self._states = table_states(self._streams.connection, self._subid)
-            self._version = -1
+            self._take(-1)
         return False
+
+    def _take(self, version: int) -> None:
+        """Read the states; what is asked of them at every batch is found out once."""
+        self._states = table_states(self._streams.connection, self._subid)
+        self._version = version
+        rows = self._states.values()
+        self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
+        self._first_done = min(
+            (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
+        )
 
 
 def _beyond(transaction: RemoteTransaction, names: set[tuple[str, str]], state: RelationState) -> bool:

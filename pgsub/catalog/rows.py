@@ -72,6 +72,15 @@ class CopyRow:
     chunks_done: int = 0
     chunks_total: int = 0
     tuples_total: int = 0
+    started_at: Time | None = None  #: when the launcher first saw it
+    bytes_per_second: int | None = None  #: over the last seconds, None before it can be told
+
+    @property
+    def seconds_left(self) -> int | None:
+        """By the present rate; None where that or the total is not known."""
+        if not self.bytes_per_second or not self.bytes_total:
+            return None
+        return -(-max(self.bytes_total - self.bytes_processed, 0) // self.bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The tables and views of ``state.db`` as its first version created them.
+"""The tables and views of ``state.db`` as its first version created them, and what later ones changed.
 
 Those that bear a server's name have the columns of the newest server (``pg_subscription.h``,
 ``pg_subscription_rel.h``, ``system_views.sql``) in its order; pgsub's own columns follow.
@@ -209,3 +209,9 @@ CREATE TABLE pgsub_journal (
 """
 
 VERSION_1 = _SUBSCRIPTION + _PROGRESS + _HISTORY
+
+# When a copy was first seen, and how fast it is.
+VERSION_2 = """
+ALTER TABLE pg_stat_progress_copy ADD COLUMN started_at TEXT;
+ALTER TABLE pg_stat_progress_copy ADD COLUMN bytes_per_second INTEGER;
+"""

@@ -59,6 +59,18 @@ def size(count: int) -> str:
     return f"{count >> 40} TB"
 
 
+def duration(seconds: int) -> str:
+    """``42 s``, ``5 min 3 s``, ``2 h 10 min``.
+
+    :param seconds: not negative.
+    """
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
 def portion(row: TableProgress) -> float | None:
     """How much of the copy is done, 0 to 1; None where no total is known."""
     if row.state not in "id":
@@ -109,19 +121,28 @@ def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
 
 
 def line(row: TableProgress) -> str:
-    """``table public.t: data copy, 41% (820 of 2000 MB), chunk 3 of 8``."""
+    """``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
     done = portion(row)
     parts = [_WORDS.get(row.state, row.state)]
     if row.state == "d":
         percent = "" if done is None else f"{done:.0%} "
-        parts.append(f"{percent}({_amount(row)})")
+        parts.append(f"{percent}({', '.join(_amounts(row))})")
         if row.chunks_total > 1:
             parts.append(f"{row.chunks_done} of {row.chunks_total} chunks")
+        parts += _speed(row)
     return f"table {row.schema}.{row.name}: {', '.join(parts)}"
 
 
-def _amount(row: TableProgress) -> str:
-    return size(row.bytes_done) + (f" of {size(row.bytes_total)}" if row.bytes_total else "")
+def _amounts(row: TableProgress) -> list[str]:
+    amounts = [size(row.bytes_done) + (f" of {size(row.bytes_total)}" if row.bytes_total else "")]
+    if row.rows_done or row.rows_total:
+        amounts.append(f"{row.rows_done}{f' of {row.rows_total}' if row.rows_total else ''} rows")
+    return amounts
+
+
+def _speed(row: TableProgress) -> list[str]:
+    speed = [] if row.bytes_per_second is None else [f"{size(row.bytes_per_second)}/s"]
+    return speed if row.seconds_left is None else [*speed, f"{duration(row.seconds_left)} left"]
 
 
 class Bars:
@@ -129,17 +150,19 @@ class Bars:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Column
 
         self._progress: Progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=30)),
+            BarColumn(bar_width=None),  # what the words leave
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
             console=Console(stderr=True, no_color=not current.coloured(), highlight=False),
             refresh_per_second=4,
+            expand=True,
         )
+        self._began = time.monotonic()
         self._whole = self._progress.add_task("tables", total=None, note="")
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._progress.start()
@@ -147,7 +170,8 @@ class Bars:
     def show(self, rows: Sequence[TableProgress]) -> None:
         """Move the bars."""
         ready = sum(row.state in "sr" for row in rows)
-        self._progress.update(self._whole, total=len(rows) or None, completed=ready, note=f"{ready} of {len(rows)}")
+        note = f"{ready} of {len(rows)}, {duration(int(time.monotonic() - self._began))}"
+        self._progress.update(self._whole, total=len(rows) or None, completed=ready, note=note)
         busy = {(row.schema, row.name): row for row in at_work(rows)}
         for key in [key for key in self._tasks if key not in busy]:
             self._progress.remove_task(self._tasks.pop(key))
@@ -163,5 +187,6 @@ class Bars:
             name = console.printable(f"{row.schema}.{row.name}")
             self._tasks[key] = self._progress.add_task(name, total=None, note="")
         done = portion(row)
-        note = _amount(row) if row.state == "d" else _WORDS.get(row.state, row.state)
+        busy = [_amounts(row)[0], *_speed(row)]
+        note = ", ".join(busy) if row.state == "d" else _WORDS.get(row.state, row.state)
         self._progress.update(self._tasks[key], total=None if done is None else 1.0, completed=done or 0.0, note=note)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgsub.cli.console import printable
+from pgsub.cli.progress import duration, size
 
 if TYPE_CHECKING:
     from pgsub.commands.status import SubscriptionStatus
@@ -31,6 +32,26 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
 def relations(one: SubscriptionStatus) -> str:
     """The tables of one subscription, one a row."""
     return rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
+
+
+def copies(one: SubscriptionStatus) -> str:
+    """The tables of one subscription that are being copied, one a row."""
+    columns = ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
+    return rows(columns, [_copy_row(row) for row in one.copies])
+
+
+def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    done, total = row["bytes_processed"], row["bytes_total"]
+    rate, left = row["bytes_per_second"], row["seconds_left"]
+    return {
+        "table": f"{row['schemaname']}.{row['relname']}",
+        "done": f"{min(done / total, 0.99):.0%}" if total else None,
+        "bytes": size(done) + (f" of {size(total)}" if total else ""),
+        "rows": str(row["tuples_processed"]) + (f" of {row['tuples_total']}" if row["tuples_total"] else ""),
+        "chunks": f"{row['chunks_done']} of {row['chunks_total']}",
+        "rate": None if rate is None else f"{size(rate)}/s",
+        "left": None if left is None else duration(left),
+    }
 
 
 def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:

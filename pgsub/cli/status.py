@@ -26,6 +26,9 @@ PAGE = Page(
 Reads the state store only, asks no server, and works while others run. On a terminal the result is a table, elsewhere
 it is separated by tabs and complete; --json prints the documents that scripts should rely on.
 
+Of one subscription its tables are shown too, and of those that are being copied how far they are: bytes and rows done
+and estimated in all, chunks, rate over the last seconds, time left.
+
 With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
 lost, 8 over the threshold of --max-lag.
 
@@ -135,6 +138,8 @@ def _print(look: Look, found: list[Any]) -> None:
     emit(render.summary(found, expanded=look.expanded))
     if look.name is not None and not look.expanded:
         emit("\n" + render.relations(found[0]))
+        if found[0].copies:
+            emit("\n" + render.copies(found[0]))
 
 
 def _check(look: Look, max_lag: float | None) -> None:

@@ -70,9 +70,9 @@ class Plan:
         """What ``--dry-run --json`` shows of it."""
         return {
             **self.found.document(),
-            "removed": [_named_by(one) for one in self.drop],
-            "renamed": [_named_by(one) for one in self.rename],
-            "emptied": [_named_by(one) for one in self.again],
+            "removed": [_name(one) for one in self.drop],
+            "renamed": [_name(one) for one in self.rename],
+            "emptied": [_name(one) for one in self.again],
         }
 
     def summary(self) -> str:
@@ -82,7 +82,7 @@ class Plan:
         return f"tables: {', '.join(said)}" if said else "no change of tables"
 
 
-def _named_by(one: RelationState | Renamed) -> dict[str, str]:
+def _name(one: RelationState | Renamed) -> dict[str, str]:
     return {"schemaname": one.schemaname, "relname": one.relname}
 
 

@@ -23,6 +23,8 @@ class TableProgress:
     rows_total: int | None
     chunks_done: int
     chunks_total: int
+    bytes_per_second: int | None = None  #: over the last seconds
+    seconds_left: int | None = None  #: of the copy, by that rate
 
 
 class Reporter(Protocol):

@@ -180,6 +180,8 @@ class Service:
                     (copy.tuples_total or None) if copy else None,
                     copy.chunks_done if copy else 0,
                     copy.chunks_total if copy else 0,
+                    copy.bytes_per_second if copy else None,
+                    copy.seconds_left if copy else None,
                 )
             )
         self._reporter.progress(rows)

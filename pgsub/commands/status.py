@@ -60,6 +60,7 @@ class SubscriptionStatus:
     workers: list[Row]
     stats: Row | None
     slot: Row | None
+    copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
 
     def document(self) -> Row:
@@ -71,6 +72,7 @@ class SubscriptionStatus:
             "workers": self.workers,
             "stats": self.stats,
             "slot": self.slot,
+            "copies": self.copies,
             "state": self.state,
             "last_error": _error_object(self.errors[0]) if self.errors else None,
         }
@@ -93,7 +95,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     """
     with StateStore.open(folder) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
-        views = {view: _rows(store, view) for view in _PARTS}
+        views = {view: _rows(store, view) for view in (*_PARTS, "pg_stat_progress_copy")}
         return [_status(store, folder, subscription, views) for subscription in wanted]
 
 
@@ -175,8 +177,15 @@ def _status(
         workers=[row for row in workers if row["worker_type"] is not None],
         stats=_first(stats),
         slot=_first([{key: value for key, value in row.items() if key != "subid"} for row in slot]),
+        copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
     )
+
+
+def _copies(store: StateStore, subid: int, view: Sequence[Row]) -> list[Row]:
+    left = {row.relid: row.seconds_left for row in store.copy_progress(subid)}
+    rows = [{**row, "seconds_left": left[row["relid"]]} for row in _owned("pg_stat_progress_copy", view, subid)]
+    return sorted(rows, key=lambda row: (row["schemaname"], row["relname"]))
 
 
 def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool) -> str:

@@ -7,8 +7,8 @@ feedback that passes them (the worker holds its feedback back until the event is
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ from pgsub import failpoints
 from pgsub.catalog.rows import ConflictRow, CopyRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
+from pgsub.launcher.copies import Copies
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
@@ -39,11 +40,6 @@ SELECT count(*), sum(pg_catalog.hashtextextended(ctid::text || ' ' || xmin::text
 _PROGRESS = """
 SELECT least(remote_lsn, reported_lsn)::text, remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0
 """
-_CHUNKS = """
-SELECT srrelid::bigint, count(*), count(xid), sum(bytes_total)::bigint, sum(rows_total)::bigint,
-       coalesce(sum(bytes_done), 0)::bigint, coalesce(sum(rows_done), 0)::bigint
-  FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s::bigint[]::oid[]) GROUP BY srrelid
-"""
 
 
 class Mirror:
@@ -60,6 +56,7 @@ class Mirror:
         self._sub = sub
         self._pulses = pulses
         self._log = log
+        self._copies = Copies()
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
         self.relations: list[RelationState] = []
@@ -74,8 +71,8 @@ class Mirror:
         subid = self._sub.subid
         self._read_relations()
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
-        chunks = self._session.execute(_CHUNKS.encode(), (subid, list(syncing))).fetchall() if syncing else []
         pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
+        copies = self._copying(pulses, syncing)
         failpoints.point("mirror.before_state_db")
         with self._store.batch():
             self._write_relations()
@@ -83,7 +80,7 @@ class Mirror:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
-            self._store.put_copy_progress(subid, self._copies(chunks, pulses))
+            self._store.put_copy_progress(subid, copies)
 
     def _read_relations(self) -> None:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
@@ -111,36 +108,10 @@ class Mirror:
                 rows[pulse.worker] = _worker(pulse)
         return [rows[worker] for worker in sorted(rows)]
 
-    def _copies(self, chunks: list[Any], pulses: list[Pulse]) -> list[CopyRow]:
-        names = {r.srrelid: r for r in self.relations}
-        pulses_of = defaultdict(list)
-        for pulse in pulses:
-            if pulse.chunk >= 0:
-                pulses_of[pulse.worker].append(pulse)
-        rows = []
-        for relid, total, done, size, tuples, size_done, tuples_done in chunks:
-            state = names.get(relid)
-            if state is None or state.srsubstate != "d":
-                continue
-            live = pulses_of[relid]
-            moving = sum(p.bytes_done for p in live if not p.rows_done)
-            rows.append(
-                CopyRow(
-                    relid,
-                    state.schemaname,
-                    state.relname,
-                    pid=live[0].pid if live else None,
-                    datid=self._sub.dboid,
-                    datname=self._session.info.dbname,
-                    bytes_processed=size_done + moving,
-                    bytes_total=size or 0,
-                    tuples_processed=tuples_done,
-                    chunks_done=done,
-                    chunks_total=total,
-                    tuples_total=tuples or 0,
-                )
-            )
-        return rows
+    def _copying(self, pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
+        relations = [one for one in self.relations if one.srrelid in syncing]
+        rows = self._copies.read(self._session, self._sub.subid, relations, pulses)
+        return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
 
     def events(self) -> None:
         """Move conflicts from the ledger into log and state store, then let the worker's feedback pass."""

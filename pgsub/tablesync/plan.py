@@ -14,10 +14,16 @@ from pgsub.subscription import Subscription
 from pgsub.target import statements
 from pgsub.target.relation import TargetRelation
 
-#: Size of a chunk; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
+#: Size of a chunk at most; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
 #: A table below this is copied in one transaction, as the server does.
 CHUNKED_FROM_BYTES = CHUNK_BYTES
+
+
+#: Chunks for each task at least, so that the last task at work is not alone for long.
+CHUNKS_PER_TASK = 4
+#: But no chunk below this part of the largest size: each costs some round trips.
+_SMALLEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +98,25 @@ def make(
         whole = copy_statement(remote, columns=names, binary=binary).as_string(None)
         return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
     chunks: list[Chunk] = []
-    for leaf in remote.leaves:
-        for start, stop in ranges(leaf, CHUNK_BYTES):
-            text = copy_statement(remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary)
-            share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
-            chunks.append(
-                Chunk(
-                    len(chunks),
-                    text.as_string(None),
-                    int(leaf.bytes * share),
-                    int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
-                    leaf,
-                )
+    for leaf, start, stop in chunk_ranges(sub, remote):
+        text = copy_statement(remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary)
+        share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
+        chunks.append(
+            Chunk(
+                len(chunks),
+                text.as_string(None),
+                int(leaf.bytes * share),
+                int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
+                leaf,
             )
+        )
     return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))
+
+
+def chunk_ranges(sub: Subscription, remote: RemoteTable) -> list[tuple[Leaf, int, int | None]]:
+    """Leaf, first block and the block after the last one of every chunk: small enough to keep all tasks at work."""
+    size = min(CHUNK_BYTES, max(CHUNK_BYTES // _SMALLEST, remote.bytes // (CHUNKS_PER_TASK * sub.copy_workers)))
+    return [(leaf, start, stop) for leaf in remote.leaves for start, stop in ranges(leaf, size)]
 
 
 def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:

@@ -41,11 +41,18 @@ SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid I
 
 # Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
 # its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
-# that of box compares areas. It is looked up once for each type.
+# that of box compares areas. It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
+# to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
 _COLUMNS = """
 WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a
       WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped),
+class AS MATERIALIZED (
+     SELECT k.oid, k.opcfamily, k.opcintype, t.typname, m.amname, CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END AS equal
+       FROM pg_catalog.pg_opclass k
+       JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
+       JOIN pg_catalog.pg_type t ON t.oid = k.opcintype
+      WHERE k.opcdefault),
 kind AS MATERIALIZED (
      SELECT d.atttypid, eq.operator
        FROM (SELECT DISTINCT atttypid FROM live) AS d
@@ -55,24 +62,25 @@ kind AS MATERIALIZED (
                    FROM pg_catalog.pg_type t WHERE t.oid = d.atttypid
                   UNION ALL
                  SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
-                   FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype)
+                   FROM base b CROSS JOIN LATERAL (
+                        SELECT * FROM pg_catalog.pg_type d WHERE d.oid = b.typbasetype LIMIT 1) AS t)
             SELECT oid, CASE WHEN typcategory = 'A' THEN 'anyarray' WHEN typtype = 'e' THEN 'anyenum'
                              WHEN typtype = 'r' THEN 'anyrange' WHEN typtype = 'm' THEN 'anymultirange'
                              WHEN typtype = 'c' THEN 'record' END AS family
               FROM base WHERE typtype <> 'd') AS t
        LEFT JOIN LATERAL (
             SELECT pg_catalog.quote_ident(s.nspname) || '.' || o.oprname AS operator
-              FROM pg_catalog.pg_opclass k
-              JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname IN ('btree', 'hash')
-              JOIN pg_catalog.pg_type kt ON kt.oid = k.opcintype
-              JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype
-               AND p.amoprighttype = k.opcintype AND p.amopstrategy = CASE m.amname WHEN 'btree' THEN 3 ELSE 1 END
+              FROM class k
+             CROSS JOIN LATERAL (
+                   SELECT p.amopopr FROM pg_catalog.pg_amop p
+                    WHERE p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype
+                      AND p.amoprighttype = k.opcintype AND p.amopstrategy = k.equal OFFSET 0) AS p
               JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
               JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
-             WHERE k.opcdefault AND (k.opcintype = t.oid OR kt.typname = t.family OR EXISTS (
+             WHERE k.opcintype = t.oid OR k.typname = t.family OR EXISTS (
                    SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = t.oid AND c.casttarget = k.opcintype
-                      AND c.castmethod = 'b' AND c.castcontext = 'i'))
-             ORDER BY k.opcintype = t.oid DESC, m.amname, k.oid LIMIT 1) AS eq ON true)
+                      AND c.castmethod = 'b' AND c.castcontext = 'i')
+             ORDER BY k.opcintype = t.oid DESC, k.amname, k.oid LIMIT 1) AS eq ON true)
 SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
        a.attgenerated <> '', a.attidentity::text, k.operator
   FROM live a JOIN kind k ON k.atttypid = a.atttypid

@@ -27,7 +27,8 @@ COLUMNS = {
     "confl_insert_exists confl_update_origin_differs confl_update_exists confl_update_deleted confl_update_missing "
     "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count",
     "pg_stat_progress_copy": "pid datid datname relid command type bytes_processed bytes_total tuples_processed "
-    "tuples_excluded tuples_skipped subid schemaname relname chunks_done chunks_total tuples_total",
+    "tuples_excluded tuples_skipped subid schemaname relname chunks_done chunks_total tuples_total "
+    "started_at bytes_per_second",
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
     "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical",
     "pgsub_journal": "id at subid subname action actor detail",

@@ -133,6 +133,18 @@ def test_off_a_terminal_progress_is_lines_and_the_last_state_is_always_said(capf
     ]
 
 
+def test_a_line_tells_rows_rate_and_time_left_where_they_are_known(capfd):
+    row = TableProgress("public", "b", "d", 256 << 20, 1 << 30, 1000, 4000, 1, 4, 12 << 20, 64)
+    assert progress.line(row) == (
+        "table public.b: data copy, 25% (256 MB of 1024 MB, 1000 of 4000 rows), 1 of 4 chunks, 12 MB/s, 1 min 4 s left"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59, "59 s"), (3599, "59 min 59 s"), (7260, "2 h 1 min")])
+def test_durations_are_told_in_two_units(seconds, text):
+    assert progress.duration(seconds) == text
+
+
 def test_many_tables_do_not_flood_the_lines(capfd):
     reporter = ConsoleReporter()
     reporter.progress([_table(f"t{number}", "d") for number in range(1000)])
@@ -156,10 +168,12 @@ def test_sizes_are_written_as_pg_size_pretty_does(count, text):
 
 
 BARS = """
+import time
 from pgsub.cli.reporting import ConsoleReporter
 from pgsub.commands.reporter import TableProgress
 r = ConsoleReporter()
-r.progress([TableProgress("public", "big", "d", 40, 100, 0, None, 0, 1)])
+r.progress([TableProgress("public", "big", "d", 40, 100, 0, None, 0, 1, 20, 3)])
+time.sleep(0.5)  # drawn four times a second
 r.warning("odd")
 r.progress([TableProgress("public", "big", "r", 100, 100, 0, None, 1, 1)])
 r.done()
@@ -172,6 +186,7 @@ def test_bars_are_for_terminals_outside_ci(environment, variables, bars):
     text = child.read()
     assert "warning: " in text and "odd" in text
     assert ("━" in text) is bars
+    assert "20 bytes/s" in text and "3 s left" in text
     if "NO_COLOR" in variables:
         assert "\x1b[01;35m" not in text and not re.search(r"\x1b\[[0-9;]*3[0-9]m", text)
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pexpect
 import pytest
 
-from pgsub.catalog.rows import ErrorRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, ErrorRow, SlotRow, WorkerRow
 from pgsub.catalog.times import utc_now
 from pgsub.errors import ApplyError, PublisherUnavailable, SlotLost
 
@@ -41,7 +41,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
     found = orders()
     with sqlite3.connect(folder / "state.db") as connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(pg_subscription)")]
-    parts = ["relations", "origin", "workers", "stats", "slot", "state", "last_error"]
+    parts = ["relations", "origin", "workers", "stats", "slot", "copies", "state", "last_error"]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
     assert [(row["relname"], row["srsubstate"], row["srsublsn"]) for row in found["relations"]] == [
@@ -62,6 +62,47 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "finish_lsn": "0/16",
         "xid": 733,
     }
+
+
+def test_a_running_copy_is_shown_with_totals_rate_and_time_left(store, orders, pgsub):
+    then = utc_now()
+    store.put_copy_progress(
+        5,
+        [
+            CopyRow(
+                *(101, "public", "b", 4711, 1, "db"),
+                bytes_processed=30 << 20,
+                bytes_total=120 << 20,
+                tuples_processed=1000,
+                tuples_total=4000,
+                chunks_done=1,
+                chunks_total=4,
+                started_at=then,
+                bytes_per_second=1 << 20,
+            )
+        ],
+    )
+    (copy,) = orders()["copies"]
+    assert (copy["relname"], copy["bytes_processed"], copy["tuples_total"]) == ("b", 30 << 20, 4000)
+    assert (copy["started_at"], copy["bytes_per_second"], copy["seconds_left"]) == (then, 1 << 20, 90)
+    shown = pgsub("status", "orders").stdout.splitlines()[-2:]
+    assert [line.split("\t") for line in shown] == [
+        ["table", "done", "bytes", "rows", "chunks", "rate", "left"],
+        ["public.b", "25%", "30 MB of 120 MB", "1000 of 4000", "1 of 4", "1024 kB/s", "1 min 30 s"],
+    ]
+    view = valid_rows(pgsub("status", "orders", "--view", "pg_stat_progress_copy", "--json"))
+    assert [row["bytes_per_second"] for row in view] == [1 << 20]
+    store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_per_second=0)])
+    (copy,) = orders()["copies"]
+    assert copy["seconds_left"] is None
+    assert pgsub("status", "orders").stdout.splitlines()[-1].split("\t") == [
+        *("public.b", "", "0 bytes", "0", "0 of 0", "0 bytes/s", "")
+    ]
+
+
+def valid_rows(ended):
+    """The rows of a view's document."""
+    return json.loads(ended.stdout)["rows"]
 
 
 def test_without_workers_slot_and_errors_the_document_is_valid_too(store, orders):

@@ -54,6 +54,7 @@ def test_json_belongs_to_a_dry_run(cli):
     assert ended.returncode == 2 and "--json needs --dry-run" in ended.stderr
 
 
+@pytest.mark.publishers
 def test_chunked_or_atomic_is_shown_beforehand_with_the_number_of_chunks_or_the_reason(cli, tables):
     pubdb, subdb = tables
     ddl = """CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE filled (id int PRIMARY KEY, v text);
@@ -141,7 +142,7 @@ _MISFITS = {
         "a int PRIMARY KEY CHECK (a > 0) CONSTRAINT even CHECK (a % 2 = 0)",
         ['Rows that violate them fail. Constraints: "even"'],
     ),
-    "keyless": ("a int", "a int", ["publishes UPDATE and DELETE and has no replica identity"]),
+    "keyless": ("a int", "a int", ["publishes UPDATE and DELETE without a replica identity"]),
     "other_key": (
         "a int PRIMARY KEY, b int NOT NULL UNIQUE",
         "a int, b int PRIMARY KEY",
@@ -160,6 +161,7 @@ _FULL = {
 }
 
 
+@pytest.mark.publishers
 def test_whatever_does_not_fit_is_a_warning_that_names_table_and_columns(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("CREATE TYPE feeling AS ENUM ('ok', 'new')")
@@ -196,12 +198,22 @@ def test_partitions_have_the_identity_of_their_root_and_a_column_list_must_cover
     pubdb, _ = tables
     for database in tables:
         database.execute("""CREATE TABLE root (a int, b int, PRIMARY KEY (a)) PARTITION BY LIST (a);
-            CREATE TABLE leaf PARTITION OF root DEFAULT; CREATE TABLE listed (a int PRIMARY KEY, b int)""")
-    pubdb.execute("CREATE PUBLICATION q FOR TABLE root, listed (b) WITH (publish_via_partition_root)")
+            CREATE TABLE leaf PARTITION OF root DEFAULT; CREATE TABLE listed (a int PRIMARY KEY, b int);
+            CREATE TABLE bare (a int PRIMARY KEY) PARTITION BY LIST (a);
+            CREATE TABLE one (a int); CREATE TABLE two ()""")
+    pubdb.execute("CREATE TABLE bare_1 PARTITION OF bare DEFAULT")
+    pubdb.execute("CREATE PUBLICATION q FOR TABLE root, listed (b), bare, one, two WITH (publish_via_partition_root)")
     document, _ = _plan(cli, publication="q")
     messages = [message for message, _, _ in _about(document, "listed")]
     assert 'the column list of table "public.listed" does not cover its replica identity' in messages
     assert _about(document, "root") == []
+    assert [message for message, _, _ in _about(document, "bare")] == [
+        'table "public.bare" on the target has no partition'
+    ]
+    ((message, _, hint),) = _about(document, "one")
+    assert message == "2 tables publish UPDATE and DELETE without a replica identity"
+    pubdb.execute("\n".join(_pasted(hint)))
+    assert _about(_plan(cli, publication="q")[0], "two") == []
 
 
 def test_binary_values_fit_only_the_same_types(cli, tables):
@@ -231,6 +243,7 @@ def role(tables):
     return name
 
 
+@pytest.mark.publishers
 def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_is_needed(cli, tables, role):
     pubdb, subdb = tables
     for database in tables:

@@ -12,6 +12,7 @@ import pytest
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.launcher import mirror as mirrors
+from pgsub.launcher.copies import Chunks, Copies, processed_rows, total_bytes
 from pgsub.launcher.mirror import Mirror
 from pgsub.pulse import Pulse, PulseReceiver, PulseSender
 
@@ -123,11 +124,66 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
     [row] = mirrored.store.copy_progress(mirrored.subid)
     assert (row.relid, row.schemaname, row.relname, row.pid) == (a, "public", "a", 4711)
     assert row.datname == mirrored.subdb.name
-    assert (row.chunks_done, row.chunks_total, row.bytes_processed, row.bytes_total) == (1, 2, 900, 2000)
-    assert (row.tuples_processed, row.tuples_total) == (12, 20)
+    # the first chunk came to 600 bytes where 1000 had been estimated; 12 rows in 600 bytes are 6 in 300
+    assert (row.chunks_done, row.chunks_total, row.bytes_processed, row.bytes_total) == (1, 2, 900, 1200)
+    assert (row.tuples_processed, row.tuples_total) == (18, 20)
+    assert row.started_at is not None
+    since = row.started_at
+    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=400), now=True)
+    _arrived(mirrored, lambda seen: any(pulse.bytes_done == 400 for pulse in seen))
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.bytes_processed, row.started_at) == (1000, since)
     assert [worker.relid for worker in mirrored.store.workers(mirrored.subid)] == [a]
     _refresh(mirrored)
     assert mirrored.store.copy_progress(mirrored.subid) == []
+
+
+def test_a_chunk_that_is_done_counts_once_though_its_pulse_is_still_remembered(mirrored):
+    a = mirrored.relid("a")
+    _set(mirrored, "a", "srsubstate = 'd', attempt = 1")
+    mirrored.subdb.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total, xid, rows_done,"
+        " bytes_done) VALUES (%s, %s, 1, 0, 1000, NULL, '7', 12, 600)",
+        *(mirrored.subid, a),
+    )
+    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, a, 0, state="d", bytes_done=600), now=True)
+    _arrived(mirrored, lambda seen: len(seen) == 1)
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.bytes_processed, row.bytes_total, row.tuples_processed, row.tuples_total) == (600, 600, 12, 0)
+
+
+def _chunks(**known) -> Chunks:
+    values = {"total": 4, "done": 0, "estimated_bytes": 0, "estimated_bytes_done": 0, "estimated_rows": 0}
+    return Chunks(**{"relid": 1, **values, "bytes_done": 0, "rows_done": 0, "running": None, **known})
+
+
+def test_totals_and_rows_are_estimates_that_never_fall_behind_what_was_done():
+    fresh = _chunks(estimated_bytes=1000, estimated_rows=10)
+    assert (total_bytes(fresh, 0), total_bytes(fresh, 1500)) == (1000, 1500)
+    assert (processed_rows(fresh, 500), processed_rows(fresh, 5000)) == (5, 10)
+    half = _chunks(done=2, estimated_bytes=1000, estimated_bytes_done=500, bytes_done=250, rows_done=20)
+    assert (total_bytes(half, 300), processed_rows(half, 50)) == (500, 24)
+    assert (total_bytes(_chunks(), 700), processed_rows(_chunks(), 700)) == (0, 0)
+    empty = _chunks(done=4, estimated_bytes=1000, estimated_bytes_done=1000)
+    assert total_bytes(empty, 0) == 0
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_with_another_attempt():
+    now = [0.0]
+    copies = Copies(lambda: now[0])
+    assert copies._rate(1, 0) is None
+    for second, size, rate in (
+        (1, 100, 100),
+        (10, 1000, 100),
+        (11, 1000, 90),
+        (20, 1000, 0),
+        (21, 0, None),
+        (22, 7, 7),
+    ):
+        now[0] = float(second)
+        assert copies._rate(1, size) == rate, second
 
 
 def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirrored, monkeypatch):

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,25 +92,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each way with the kinds that it has."""
     if "kind" in metafunc.fixturenames:
         pairs = [pytest.param(way, kind, id=f"{way}-{kind}") for way in WAYS for kind in KINDS if way.has(kind)]
-        metafunc.parametrize(("ran", "kind"), pairs, indirect=["ran"], scope="module")
+        metafunc.parametrize(("ran", "kind"), pairs, indirect=["ran"])
     elif "ran" in metafunc.fixturenames:
-        metafunc.parametrize("ran", WAYS, indirect=True, ids=str, scope="module")
+        metafunc.parametrize("ran", WAYS, indirect=True, ids=str)
 
 
-@pytest.fixture(scope="module")
-def ran(
-    request: pytest.FixtureRequest, shared_servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ran]:
+#: By way, so that each runs once in whatever order the tests come.
+_done: dict[Way, Ran] = {}
+
+
+@pytest.fixture
+def ran(request: pytest.FixtureRequest, shared_servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """One create to its end, changes, and a run until they are caught up."""
     way: Way = request.param
+    if way not in _done:
+        _done[way] = Ran(way)  # a failure to run at all is told once
+        _done[way] = _run_way(way, shared_servers, tmp_path_factory.mktemp("kinds"))
+    return _done[way]
+
+
+def _run_way(way: Way, shared_servers: Servers, folder: Path) -> Ran:
     kinds = [kind for kind in KINDS if way.has(kind)]
     number = f"{os.getpid()}_{next(_numbers)}"
     pubdb = Database(shared_servers("publisher", way.publisher), f"kinds_pub_{number}", way.encodings[0])
     subdb = Database(shared_servers("target", way.target), f"kinds_sub_{number}", way.encodings[1])
-    folder = tmp_path_factory.mktemp("kinds")
     cli = Cli(folder / "state", folder, pubdb.conninfo, subdb.conninfo)
     try:
-        yield _run(way, kinds, pubdb, subdb, cli)
+        return _run(way, kinds, pubdb, subdb, cli)
     finally:
         cli.close()
         pubdb.drop()

@@ -39,7 +39,7 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
 
 
 def _readable(pair: Pair) -> bool:
-    """As COPY asks; a partitioned table's own privileges suffice, for without those of its partitions it is read whole."""
+    """As COPY asks; of a partitioned table its own privileges suffice: without its partitions' it is read whole."""
     wanted = {column.attnum for column in pair.table.remote.columns}
     return "SELECT" in pair.source.privileges or (bool(wanted) and wanted <= pair.source.readable)
 

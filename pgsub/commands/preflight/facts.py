@@ -29,6 +29,7 @@ class Unique:
     name: str
     columns: frozenset[str] | None  #: None: on expressions
     partial: bool
+    valid: bool  #: not left behind by a CREATE INDEX CONCURRENTLY that failed
     identity: bool  #: the replica identity
     nulls_equal: bool  #: NULLS NOT DISTINCT
     definition: str  #: without its name
@@ -95,8 +96,9 @@ SELECT i.indrelid::bigint, c.relname::text,
             SELECT a.attname::text FROM unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
              WHERE k.position <= i.indnkeyatts) END,
-       i.indpred IS NOT NULL, i.indisvalid AND CASE t.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-            WHEN 'i' THEN i.indisreplident ELSE false END, COALESCE(pg_catalog.pg_get_indexdef(i.indexrelid), '')
+       i.indpred IS NOT NULL, i.indisvalid, i.indisvalid AND CASE t.relreplident
+            WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident ELSE false END,
+       COALESCE(pg_catalog.pg_get_indexdef(i.indexrelid), '')
   FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
   JOIN pg_catalog.pg_class t ON t.oid = i.indrelid
  WHERE i.indrelid = ANY (%s::oid[]) AND i.indisunique AND i.indislive
@@ -145,10 +147,10 @@ def read(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, Fac
         found[oid].columns[column.name] = column
     held = locked(connection)
     free = ([oid for oid in oids if oid not in held],)
-    for oid, name, columns, partial, identity, definition in connection.execute(_UNIQUE.encode(), free):
+    for oid, name, columns, partial, valid, identity, definition in connection.execute(_UNIQUE.encode(), free):
         names = None if columns is None else frozenset(columns)
         body = definition.partition(" USING ")[2]
-        found[oid].unique.append(Unique(name, names, partial, identity, "NULLS NOT DISTINCT" in body, body))
+        found[oid].unique.append(Unique(name, names, partial, valid, identity, "NULLS NOT DISTINCT" in body, body))
     for oid, name, definition in connection.execute(_CONSTRAINTS.encode(), free):
         if not definition.endswith("NOT ENFORCED"):
             found[oid].constraints[definition] = name

@@ -6,14 +6,14 @@ only meets as a failing row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
 
 from pgsub.commands.preflight import types
 from pgsub.commands.preflight.facts import Facts, Type, Unique
-from pgsub.commands.preflight.findings import Table, Warned, some
+from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
 from pgsub.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
 from pgsub.target.relation import check_updatable, column_faults, map_relation
@@ -29,6 +29,11 @@ class Actions:
     updates: bool
     deletes: bool
     truncates: bool
+
+    @property
+    def words(self) -> str:
+        """What has to find a row: ``UPDATE and DELETE``."""
+        return " and ".join(word for word, on in (("UPDATE", self.updates), ("DELETE", self.deletes)) if on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ def misfits(
     yield from _generated(pair)
     yield from _uniques(pair)
     yield from _constraints(pair)
-    yield from _publisher_identity(pair)
+    yield from _uncovered_identity(pair)
     if not faults:
         yield from _lookup(pair)
 
@@ -99,7 +104,8 @@ def _nulls(pair: Pair) -> Iterator[Warned]:
             f'table "{pair.table.name}" on the target has NOT NULL columns without a default that are not published',
             f"Every row fails. Columns: {some(unfilled)}.",
         )
-    stricter = [c.name for c in columns if c.not_null and c.name in sent and not pair.source.columns[c.name].not_null]
+    nullable = {c.name for c in pair.source.columns.values() if not c.not_null}
+    stricter = [c.name for c in columns if c.not_null and c.name in sent & nullable]
     if stricter:
         yield _about(
             pair,
@@ -137,6 +143,8 @@ def _uniques(pair: Pair) -> Iterator[Warned]:
 
 def _implies(source: Unique, target: Unique) -> bool:
     """Whether rows that satisfy the publisher's index satisfy the target's."""
+    if not source.valid:
+        return False
     if source.definition == target.definition:
         return True
     if source.partial or source.columns is None or target.columns is None:
@@ -154,27 +162,32 @@ def _constraints(pair: Pair) -> Iterator[Warned]:
         )
 
 
-def _publisher_identity(pair: Pair) -> Iterator[Warned]:
-    """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements."""
-    if not (pair.actions.updates or pair.actions.deletes) or not pair.leaves:
-        return
-    remote = pair.table.remote
-    what = " and ".join(w for w, on in (("UPDATE", pair.actions.updates), ("DELETE", pair.actions.deletes)) if on)
-    if all(not leaf.identified for leaf in pair.leaves):
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" publishes {what} and has no replica identity',
-            f"The publisher refuses {what} of its rows.",
-            f"Run one of these on the publisher:\nALTER TABLE {_quoted(pair)} ADD PRIMARY KEY (…);\n"
-            f"ALTER TABLE {_quoted(pair)} REPLICA IDENTITY FULL;",
-        )
-        return
+def unidentified(pairs: Sequence[Pair]) -> Iterator[Warned]:
+    """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements on these tables."""
+    for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
+        found = [pair for pair in pairs if pair.actions.words == what and _anonymous(pair)]
+        if found:
+            names = [pair.table.name for pair in found]
+            commands = [f"ALTER TABLE {_quoted(pair)} REPLICA IDENTITY FULL;" for pair in found]
+            yield Warned(
+                f"{counted(names)} publish{'es' if len(names) == 1 else ''} {what} without a replica identity",
+                f"The publisher refuses {what} of their rows.{listing(names)}",
+                "Give them primary keys, or run this on the publisher:\n" + "\n".join(commands),
+                tables=tuple(names),
+            )
+
+
+def _anonymous(pair: Pair) -> bool:
+    return bool(pair.leaves) and not any(leaf.identified for leaf in pair.leaves)
+
+
+def _uncovered_identity(pair: Pair) -> Iterator[Warned]:
     uncovered = sorted(pair.source.key - set(pair.sent))
-    if uncovered and remote.replica_identity != "f":
+    if uncovered and pair.actions.words and pair.table.remote.replica_identity != "f":
         yield _about(
             pair,
             f'the column list of table "{pair.table.name}" does not cover its replica identity',
-            f"The publisher refuses {what} of its rows. Columns: {some(uncovered)}.",
+            f"The publisher refuses {pair.actions.words} of its rows. Columns: {some(uncovered)}.",
             "Add the columns to the publication's column list.",
         )
 
@@ -185,7 +198,7 @@ def _quoted(pair: Pair) -> str:
 
 def _lookup(pair: Pair) -> Iterator[Warned]:
     """check_relation_updatable and FindReplTupleInLocalRel of the server, on what will be sent."""
-    if not (pair.actions.updates or pair.actions.deletes) or not any(leaf.identified for leaf in pair.leaves):
+    if not pair.actions.words or _anonymous(pair):
         return
     remote = pair.table.remote
     full = remote.replica_identity == "f"

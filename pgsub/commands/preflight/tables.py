@@ -9,7 +9,7 @@ from psycopg import sql
 
 from pgsub.commands.preflight import access, facts, servers
 from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
-from pgsub.commands.preflight.fit import Actions, Pair, misfits
+from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
 from pgsub.errors import TargetSchemaError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
@@ -103,8 +103,7 @@ def _tables(
         if table.reason is None and empty is False:
             table.reason = "the target table is not empty"
         table.mode = "chunked" if table.reason is None else "atomic"
-        leaves = table.remote.leaves
-        table.chunks = sum(len(plan.ranges(leaf, plan.CHUNK_BYTES)) for leaf in leaves) if table.reason is None else 1
+        table.chunks = len(plan.chunk_ranges(sub, table.remote)) if table.reason is None else 1
     return tables
 
 
@@ -177,9 +176,10 @@ def _pairs(
             theirs[table.remote.oid],
             ours[table.target.oid],
             actions.get(table.remote.oid, Actions(True, True, True)),
-            tuple(theirs[leaf.oid] for leaf in table.remote.leaves),
+            tuple(theirs[leaf.oid] for leaf in table.remote.leaves if leaf.oid in theirs),
         )
         for table in tables
+        if table.remote.oid in theirs and table.target.oid in ours  # else it was dropped this moment
     ]
 
 
@@ -194,31 +194,41 @@ def _fitting(
     target_types = facts.read_types(session, [pair.target for pair in pairs])
     for pair in pairs:
         yield from misfits(pair, source_types, target_types, binary=sub.binary)
-    yield from _unlogged(session, [pair.table for pair in pairs])
+    yield from unidentified(pairs)
+    yield from _leaves(session, [pair.table for pair in pairs])
 
 
-_UNLOGGED = """
-SELECT w.oid::bigint FROM unnest(%s::oid[]) AS w (oid)
- WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 'u' AND c.relkind = 'r'
-               AND (c.oid = w.oid OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t)))
+_LEAVES = """
+SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 'u' AND c.relkind = 'r'
+               AND (c.oid = w.oid OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t))),
+       k.relkind = 'p' AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(w.oid) t
+               JOIN pg_catalog.pg_class c ON c.oid = t.relid WHERE c.relkind <> 'p')
+  FROM unnest(%s::oid[]) AS w (oid) JOIN pg_catalog.pg_class k ON k.oid = w.oid
 """
 
 
-def _unlogged(session: psycopg.Connection, tables: Sequence[Table]) -> list[Warned]:
-    rows = session.execute(_UNLOGGED, ([table.target.oid for table in tables],)).fetchall() if tables else []
-    found = {oid for (oid,) in rows}
-    names = [table.name for table in tables if table.target.oid in found]
-    if not names:
-        return []
-    first = next(table.target for table in tables if table.target.oid in found)
-    return [
-        Warned(
+def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Warned]:
+    """Where the rows really go: tables that a crash empties, partitioned ones without a partition."""
+    rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
+    unlogged = {oid for oid, found, _ in rows if found}
+    bare = {oid for oid, _, found in rows if found}
+    names = [table.name for table in tables if table.target.oid in unlogged]
+    if names:
+        first = next(table.target for table in tables if table.target.oid in unlogged)
+        yield Warned(
             f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
             f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
             f"Run this on the target:\nALTER TABLE {statements.table_name(first).as_string()} SET LOGGED;",
             tables=tuple(names),
         )
-    ]
+    names = [table.name for table in tables if table.target.oid in bare]
+    if names:
+        yield Warned(
+            f"{counted(names)} on the target {'has' if len(names) == 1 else 'have'} no partition",
+            f"Every row fails.{listing(names)}",
+            "Create the partitions on the target.",
+            tables=tuple(names),
+        )
 
 
 def _not_empty(tables: Sequence[Table]) -> list[Warned]:

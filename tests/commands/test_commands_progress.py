@@ -1,0 +1,41 @@
+"""How far a copy is can be seen while it runs: on stderr of the command, and by ``status`` in another process."""
+
+from __future__ import annotations
+
+import re
+
+from fix_program import until
+
+_ROWS, _HELD = 40_000, 30_000
+
+
+def test_a_running_copy_shows_bytes_rows_and_chunks_and_what_was_estimated(cli, tables):
+    pubdb, subdb = tables
+    pubdb.execute(f"INSERT INTO a SELECT g, repeat('x', 500) FROM generate_series(101, {_ROWS}) g")
+    pubdb.execute("ANALYZE a")
+    # one row of the copy waits for a lock that this test holds
+    subdb.execute(f"""
+        CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END$$;
+        CREATE TRIGGER held BEFORE INSERT ON a FOR EACH ROW WHEN (NEW.id = {_HELD}) EXECUTE FUNCTION held();
+        ALTER TABLE a ENABLE ALWAYS TRIGGER held""")
+    with subdb.connect() as holder:
+        holder.execute("SELECT pg_advisory_lock(4711)")
+        creating = cli.start(*cli.words("s"))
+        until(lambda: (cli.state / "state.db").exists())
+        subdb.wait("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", value=1)
+        copy = until(lambda: next((c for c in cli.status()["copies"] if c["bytes_processed"] > 10_000_000), None))
+        shown = cli("status", "s").stdout
+        line = until(lambda: re.search(r"^table public\.a: data copy.*$", creating.log.read_text(), re.MULTILINE))
+        holder.execute("SELECT pg_advisory_unlock(4711)")
+    assert creating.wait(60) == 0, creating.log.read_text()
+    assert (copy["relname"], copy["chunks_done"], copy["chunks_total"]) == ("a", 0, 1)
+    assert copy["bytes_processed"] < copy["bytes_total"] and copy["tuples_total"] == _ROWS
+    assert _HELD / 2 < copy["tuples_processed"] < _ROWS, copy
+    assert copy["started_at"] is not None and copy["pid"] is not None
+    head, row = shown.splitlines()[-2:]
+    assert head.split("\t") == ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
+    assert re.match(rf"public\.a\t\d\d%\t\d+ MB of \d+ MB\t\d+ of {_ROWS}\t0 of 1\t", row), row
+    assert re.match(rf"table public\.a: data copy, \d+% \(.* of \d+ MB, \d+ of {_ROWS} rows\)", line[0]), line[0]
+    assert cli.status()["copies"] == []
+    assert subdb.value("SELECT count(*) FROM a") == _ROWS
