@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import psycopg
 
 from pgsub import failpoints
+from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
@@ -100,6 +101,8 @@ def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: C
 def sweep(session: psycopg.Connection, sub: Subscription, source: publisher.Connection) -> list[str]:
     """Drop the subscription's sync slots that no table names: what a launcher left that was killed when it was fenced.
 
+    One that is in use is left: who makes it will learn that he was fenced.
+
     :return: their names.
     """
     row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
@@ -113,5 +116,6 @@ def sweep(session: psycopg.Connection, sub: Subscription, source: publisher.Conn
             if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall()
         ]
         for slot in unknown:
-            slots.drop_slot(source, slot)
+            with contextlib.suppress(PublisherUnavailable):
+                slots.drop_slot(source, slot, wait=False)
     return unknown
