@@ -157,7 +157,8 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
     if state == "42704" and "publication" in text:
         return ReplicationBroken, (
             "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "
-            "Create the publication first, then the subscription again."
+            "Take it out of the subscription, catch up, and add it again:\n"
+            "pgsub alter NAME --drop-publication PUB --no-refresh"
         )
     if state == "55000" and "wal_level" in text:
         return StateForbids, WAL_LEVEL_HINT

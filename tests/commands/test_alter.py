@@ -100,18 +100,23 @@ def test_new_tables_are_copied_by_the_new_publications_while_a_launcher_serves_t
 
 
 @pytest.mark.publishers
-def test_a_publication_may_be_newer_than_changes_that_are_not_confirmed(served, tables):
+def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(served, tables):
     cli, name = served
     pubdb, subdb = tables
-    pubdb.execute("CREATE TABLE unpublished (n int)")
-    for number in range(50):
-        pubdb.execute("INSERT INTO unpublished VALUES (%s)", number)
-    publication(tables)
-    ended = cli("alter", name, "--add-publication", "q", "--timeout", "60s")
-    assert ended.returncode == 0, ended.stderr
-    assert "warning" not in ended.stderr
+    with subdb.connect() as other:  # keeps apply from its work
+        other.execute("BEGIN; LOCK TABLE b IN EXCLUSIVE MODE")
+        pubdb.execute("INSERT INTO b VALUES (1, 1)")
+        subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE relation = 'b'::regclass AND NOT granted")
+        for number in range(2, 20):
+            pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
+        publication(tables)
+        altering = cli.start("alter", name, "--add-publication", "q", "--timeout", "60s")
+        time.sleep(4)  # time enough to ask the workers to stop before they are where q exists
+    assert altering.wait(90) == 0, altering.log.read_text()
+    assert "warning" not in altering.log.read_text()
     pubdb.execute("INSERT INTO c VALUES (1000, 'streamed')")
     subdb.wait("SELECT count(*) FROM c", value=51)
+    subdb.wait("SELECT count(*) FROM b", value=19)
     assert cli.sql("SELECT message FROM pgsub_error") == []
 
 
