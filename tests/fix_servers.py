@@ -265,6 +265,24 @@ def own_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         server.destroy()
 
 
+@pytest.fixture(scope="module")
+def crash_servers(request: pytest.FixtureRequest) -> Iterator[Callable[[], Pair]]:
+    """A pair of servers, started when asked for first, that the tests of one module may crash and start again."""
+    made: list[Pair] = []
+
+    def get() -> Pair:
+        if not made:
+            first = _start(request.session, "publisher", fast=True)
+            second = _start(request.session, "target", fast=True, settings={**_TARGET, "wal_writer_delay": "10s"})
+            made.append(Pair(first, second, Database(first, "app"), Database(second, "app")))
+        return made[0]
+
+    yield get
+    for pair in made:
+        pair.publisher.destroy()
+        pair.target.destroy()
+
+
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Path:
     """An empty private folder for a state store."""

@@ -153,12 +153,13 @@ KINDS = (
     Kind(
         "root_and_leaf",
         f"""{_RANGES} {_FILL} CREATE PUBLICATION root_and_leaf FOR TABLE t WITH (publish_via_partition_root);
-        CREATE PUBLICATION the_leaf FOR TABLE high WITH (publish_via_partition_root)""",
+        CREATE PUBLICATION the_leaf FOR TABLE high WITH (publish_via_partition_root);
+        CREATE PUBLICATION another_leaf FOR TABLE low""",
         _RANGES,
         _CHANGES,
         (_T,),
         ("t",),
-        publications=("root_and_leaf", "the_leaf"),
+        publications=("root_and_leaf", "the_leaf", "another_leaf"),
     ),
     Kind(
         "inheritance",

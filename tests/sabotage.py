@@ -139,6 +139,54 @@ GUARDS = (
         (("{_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED", "{_KEY} FOR UPDATE SKIP LOCKED"),),
         ("tests/tablesync/test_tablesync_copy.py", "tests/tablesync/test_tablesync_faults.py"),
     ),
+    Guard(
+        "a refresh changes tables under the fence of their workers",
+        "pgsub/target/membership.py",
+        (("    for claim in wanted.claims:\n        states.fence(connection, claim)\n", ""),),
+        ("tests/target/test_target_membership.py",),
+    ),
+    Guard(
+        "a table that names a slot is not forgotten",
+        "pgsub/target/membership.py",
+        (("if any(slot is not None and relid in wanted.drop", "if any(slot is None and relid < 0"),),
+        ("tests/target/test_target_membership.py",),
+    ),
+    Guard(
+        "a table that loses its sync slot is copied anew",
+        "pgsub/commands/refreshing.py",
+        (("        membership.forsake(session, claims)\n", ""),),
+        ("tests/faults/test_kill_refresh.py",),
+    ),
+    Guard(
+        "a slot made too late is dropped by its maker",
+        "pgsub/tablesync/coordinator.py",
+        (("                leftover.abandon(session, self._sub, slot, list(found))\n", ""),),
+        ("tests/faults/test_kill_refresh.py",),
+    ),
+    Guard(
+        "chunks of a rewritten table are not mixed",
+        "pgsub/tablesync/copy.py",
+        (("if piece.leaf is not None and rewritten(self._source, piece.leaf):", "if False:"),),
+        ("tests/tablesync/test_tablesync_rows.py",),
+    ),
+    Guard(
+        "a failed copy removes only its own rows",
+        "pgsub/tablesync/cleanup.py",
+        (("DELETE FROM {} WHERE xmin::text = ANY ({})", "DELETE FROM {} WHERE xmin::text = ANY ({}) OR true"),),
+        ("tests/tablesync/test_tablesync_rows.py",),
+    ),
+    Guard(
+        "rows of a failed copy that were changed here are told",
+        "pgsub/tablesync/cleanup.py",
+        (("if removed != expected and not _is_empty(connection, table):", "if False:"),),
+        ("tests/tablesync/test_tablesync_faults.py",),
+    ),
+    Guard(
+        "chunks only into a table that is empty",
+        "pgsub/tablesync/preparation.py",
+        (("if reason is None and not plan.empty_under_lock(session, relation):", "if False:"),),
+        ("tests/tablesync/test_tablesync_rows.py",),
+    ),
 )
 
 

@@ -65,7 +65,7 @@ class RelationCache:
             raise SchemaFault(
                 f'logical replication target relation "{remote.namespace}.{remote.name}" was dropped and created again',
                 detail=f"The subscription knows OID {target_oid}, the table now has OID {target.oid}.",
-                hint="Drop the subscription and create it again to copy the table anew.",
+                hint="Refresh the subscription: the new table is copied then.\npgsub refresh NAME",
             )
         made = self._maps[relid] = map_relation(remote, target)
         return made

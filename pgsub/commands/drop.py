@@ -19,7 +19,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, origins
+from pgsub.target import ledger, ledger_schema, membership, origins
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import RelationState
 
@@ -56,7 +56,8 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
             return
         with _alone(store, options.state_dir, sub) as lock, contextlib.closing(_target(sub)) as session:
             try:
-                _remove(session, sub, options, reporter)
+                with membership.maintenance(session, sub.subid, sub.name):
+                    _remove(session, sub, options, reporter)
             except psycopg.Error as error:
                 raise target.translate(error, "remove the subscription from the ledger") from None
             store.remove_subscription(sub.subid)

@@ -18,9 +18,9 @@ from pgsub import failpoints
 from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import Fenced, StateForbids, TimeoutExpired, UsageError
+from pgsub.errors import Fenced, PgsubError, StateForbids, TimeoutExpired, UsageError
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, publication
+from pgsub.publisher import identity, publication, slots
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.subscription import Subscription
 from pgsub.tablesync import leftover
@@ -202,12 +202,12 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
     :raises TimeoutExpired: apply or somebody else held what is needed for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
-    busy = [r for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot is not None]
+    busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
     attempt = _Attempt(session, wanted)
     while True:
         ledger.identity(session, wanted.sub.subid)
         try:
-            attempt.make([ledger.take_over(session, wanted.sub.subid, rel.srrelid) for rel in busy])
+            attempt.make(list(ledger.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
             return
         except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:
@@ -225,14 +225,18 @@ class _Attempt:
         self._session = session
         self._wanted = wanted
         self.refused = 0
+        self._slots: set[str] = set()  #: named by the fenced tables
 
     def make(self, claims: Sequence[Claim]) -> None:
         """:param claims: of the tables that had, or may have, a sync worker."""
         session, wanted = self._session, self._wanted
         subid = wanted.sub.subid
         failpoints.point("refresh.after_fence")
-        membership.forsake(session, claims)
-        self._release(claims)
+        removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
+        self._end_walsenders([claim.worker for claim in claims])
+        membership.forsake(session, removed)
+        if removed:
+            leftover.release(session, wanted.sub, *(claim.worker for claim in removed), claims=removed)
         failpoints.point("refresh.after_release")
         change = Change(
             wanted.add,
@@ -246,12 +250,28 @@ class _Attempt:
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")
+        self._drop_slots([claim for claim in claims if claim not in removed])
 
-    def _release(self, claims: Sequence[Claim]) -> None:
-        """Under the fence: a sync worker that starts again waits, for its slot would have the same name."""
-        if claims:
-            relids = [claim.worker for claim in claims]
-            leftover.release(self._session, self._wanted.sub, *relids, claims=claims)
+    def _end_walsenders(self, relids: Sequence[int]) -> None:
+        """Nobody waits for a worker that was fenced and still streams, or still creates, its slot."""
+        sub = self._wanted.sub
+        names = leftover.own_slots(self._session, sub, relids)
+        self._slots.update(names)
+        if names:
+            with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+                slots.end_walsenders(source, names)
+
+    def _drop_slots(self, again: Sequence[Claim]) -> None:
+        """What the tables named: a refused change must find it still, and a fenced worker may have made it late.
+
+        Where this fails the next synchronization of the table does it.
+        """
+        sub, relids = self._wanted.sub, [claim.worker for claim in again]
+        with contextlib.suppress(PgsubError, psycopg.Error):
+            if again:
+                leftover.release(self._session, sub, *relids, claims=again)
+            for slot in sorted(self._slots):
+                leftover.abandon(self._session, sub, slot, relids)
 
     def _truncate(self) -> None:
         try:

@@ -14,6 +14,7 @@ from pgsub.pulse import PulseReceiver
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
+from pgsub.tablesync.machine import INIT
 from pgsub.target.ledger import RelationState
 
 
@@ -41,6 +42,7 @@ class SyncSide:
         self._trouble = trouble
         self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
+        self._states: dict[int, str] = {}  #: as of the last look
 
     @property
     def alive(self) -> set[int]:
@@ -55,6 +57,7 @@ class SyncSide:
         for sync in list(self._running):
             if not alive.intersection(sync.relids):
                 self._ended(sync)
+        self._begin_anew(relations)
         open_tables = [rel for rel in relations if order.unfinished(rel)]
         self._trouble.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
@@ -64,6 +67,14 @@ class SyncSide:
             alone = {relid for relid, retry in self._retries.items() if retry.own}
             for relids in order.next_workers(waiting, free, alone=alone):
                 self._start(relids)
+
+    def _begin_anew(self, relations: Sequence[RelationState]) -> None:
+        """A table that a refresh removed, or set back to be copied again, is not kept waiting for its old failures."""
+        states = {rel.srrelid: rel.srsubstate for rel in relations}
+        for relid, before in self._states.items():
+            if relid not in states or (states[relid] == INIT and before != INIT):
+                self._retries.pop(relid, None)
+        self._states = states
 
     def _retry(self, relid: int) -> Retry:
         return self._retries.setdefault(relid, Retry())
@@ -91,9 +102,11 @@ class SyncSide:
                 self._retry(relid).succeeded()
                 continue
             self._retry(relid).failed(error, growing=True)
-            self._retry(relid).own = relid in sync.errors or len(sync.relids) == 1
+            own = relid in sync.errors or len(sync.relids) == 1
+            # what no retry mends is tried one by one: so it is found out whose it is
+            self._retry(relid).own = own or error.directive is not Directive.RETRY
             # what is the matter with all of them is told of one
-            if not self._context.stopping.is_set() and (self._retry(relid).own or relid == sync.relids[0]):
+            if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
                 self._trouble.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:

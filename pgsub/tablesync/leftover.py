@@ -26,6 +26,11 @@ _NAMING = """
 SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)
  ORDER BY srrelid FOR UPDATE
 """
+_LOCK = """
+SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s) ORDER BY srrelid FOR UPDATE
+"""
+#: Seconds to wait for a slot that is still streamed: rows of the ledger are locked meanwhile.
+_PATIENCE = 10.0
 _CLEAR = """
 UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot = nullif(spare_slot, %s)
  WHERE subid = %s AND srrelid = ANY (%s)
@@ -46,6 +51,15 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
         release_slot(session, sub, slot, relids, claims=claims)
 
 
+def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
+    """Slots that these tables name and no other."""
+    rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
+    naming = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
+    return [
+        slot for (slot,) in rows if {relid for (relid,) in session.execute(naming, (sub.subid, slot))} <= set(relids)
+    ]
+
+
 def release_slot(
     session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int], *, claims: Sequence[Claim] = ()
 ) -> None:
@@ -59,7 +73,7 @@ def release_slot(
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_slot(source, slot)
+                slots.drop_slot(source, slot, timeout=_PATIENCE)
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
@@ -70,3 +84,16 @@ def forget_copy(session: psycopg.Connection, sub: Subscription, claims: Sequence
     with durable(session):
         states.fence_all(session, claims)
         chunks.forget(session, sub.subid, relids)
+
+
+def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
+    """A slot came to be while its tables were fenced: drop it, unless an attempt that came later names it.
+
+    :param relids: the tables that it was made for.
+    """
+    with durable(session):
+        # whoever would name it waits
+        session.execute(_LOCK.encode(), (sub.subid, list(relids)))
+        if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
+            with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
+                slots.drop_slot(source, slot, timeout=_PATIENCE)

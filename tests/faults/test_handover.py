@@ -139,3 +139,30 @@ def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(si
     case.wait_equal()
     case.terminate(process)
     case.check()
+
+
+def test_a_table_in_error_keeps_none_of_many_others_from_changing_hands(site: Make) -> None:
+    case = site()
+    names = [f"{kind}{number}" for kind in ("audit", "keyed", "counter") for number in range(1, 6)]
+    writer = case.make(*names)
+    case.subdb.execute("INSERT INTO keyed3 VALUES (7, 0, 'in the way')")
+    process = case.create("--follow")
+    others = "SELECT count(*) FROM pgsub.subscription_rel WHERE srsubstate = 'r' AND relname <> 'keyed3'"
+    until(
+        lambda: "r" in case.states() and case.subdb.value(others) == len(names) - 1,
+        f"tables: {case.states()}\n{case.said()}",
+        90,
+    )
+    query = "SELECT srsubstate::text FROM pgsub.subscription_rel WHERE relname = 'keyed3'"
+    assert case.subdb.value(query) in ("i", "d") and case.subdb.value("SELECT count(*) FROM keyed3") == 1
+    written = case.subdb.value("SELECT count(*) FROM audit1")
+    writer.some(20)
+    until(lambda: case.subdb.value("SELECT count(*) FROM audit1") > written, "apply does not go on")
+    errors = "SELECT sum(sync_table_error_count) FROM pg_stat_subscription_stats"
+    until(lambda: case.sqlite(errors)[0][0] > 0, "the error is not counted")
+    case.subdb.execute("DELETE FROM keyed3")
+    case.wait_ready()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()

@@ -3,6 +3,7 @@ half of them, and no slot that the ledger does not name."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -33,9 +34,16 @@ def half_done(case: Site, name: str) -> None:
         f"BEGIN; INSERT INTO {name} SELECT g, 0, repeat('y', 100) FROM generate_series(1, 300) g;"
         "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, rows_done, bytes_done, xid)"
         f" SELECT subid, {relid}, 1, 0, 300, 1, pg_current_xact_id() FROM pgsub.subscription;"
-        f"UPDATE pgsub.subscription_rel SET srsubstate = 'f', attempt = 1, sync_slot = '{slot}' WHERE srrelid = {relid};"
-        "COMMIT"
+        f"UPDATE pgsub.subscription_rel SET srsubstate = 'f', attempt = 1, sync_slot = '{slot}'"
+        f" WHERE srrelid = {relid}; COMMIT"
     )
+
+
+def serve(case: Site, points: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A launcher that has the subscription."""
+    process = case.run("--timeout", "150s", points=points)
+    until(lambda: bool(case.sqlite("SELECT 1 FROM pgsub_server")), "the launcher does not serve")
+    return process
 
 
 def tables(case: Site) -> dict[str, str]:
@@ -91,18 +99,19 @@ def test_a_refresh_killed_at_any_step_leaves_the_old_tables_or_the_new_and_no_un
 def test_a_refresh_killed_while_a_launcher_copies_the_table_leaves_no_slot_behind(site: Make) -> None:
     case = site()
     case.make_ready("audit1", "keyed1")
-    process = case.run("--timeout", "150s")
-    until(lambda: bool(case.sqlite("SELECT 1 FROM pgsub_server")), "the launcher does not serve")
+    process = serve(case)
     busy = "SELECT count(*) FROM pgsub.subscription_rel WHERE relname = %s AND sync_slot IS NOT NULL"
     for number, step in enumerate(STEPS):
-        name = f"big{number}"
-        publish(case, name, rows=100_000)
-        case.end(case.start("refresh", case.name, "--no-wait"))
-        case.subdb.wait(busy, name, value=1)
-        case.pubdb.execute(f"ALTER PUBLICATION p DROP TABLE {name}")
-        case.killed(case.start("refresh", case.name, "--no-wait", points={step: "kill"}))
-        assert (name in tables(case)) == (step != "refresh.after_commit")
-        case.end(case.start("refresh", case.name, "--no-wait"))
+        name = f"held{number}"
+        publish(case, name)
+        with case.subdb.connect() as other:  # keeps the copy from its table
+            other.execute(f"BEGIN; LOCK TABLE {name} IN SHARE MODE")
+            case.end(case.start("refresh", case.name, "--no-wait"))
+            case.subdb.wait(busy, name, value=1)
+            case.pubdb.execute(f"ALTER PUBLICATION p DROP TABLE {name}")
+            case.killed(case.start("refresh", case.name, "--no-wait", points={step: "kill"}))
+            assert (name in tables(case)) == (step != "refresh.after_commit")
+            case.end(case.start("refresh", case.name, "--no-wait"))
         assert set(tables(case)) == {"audit1", "keyed1"}
         until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], f"slots: {case.pubdb.rows(_SLOTS)}", 30)
     case.wait_equal()
@@ -126,3 +135,58 @@ def test_an_alter_killed_half_way_is_finished_by_the_next_command(site: Make, st
     case.end(case.start("refresh", case.name, "--no-wait") if done else case.start(*words))
     assert tables(case) == {"audit1": "r", "keyed1": "i"}
     assert case.sqlite("SELECT subpublications FROM pg_subscription") == [('["p", "q"]',)]
+
+
+def test_a_slot_that_comes_to_be_while_its_table_is_removed_is_dropped_by_its_maker(site: Make) -> None:
+    case = site()
+    case.make_ready("audit1")
+    go = case.points.parent / "go"
+    process = serve(case, {"sync.before_slot": f"pause:{go}"})
+    publish(case, "late")
+    case.end(case.start("refresh", case.name, "--no-wait"))
+    case.wait_fired("sync.before_slot")
+    case.pubdb.execute("ALTER PUBLICATION p DROP TABLE late")
+    case.end(case.start("refresh", case.name, "--no-wait"))
+    assert set(tables(case)) == {"audit1"}
+    with case.pubdb.connect() as long:  # holds the creation up, so that the slot can be seen
+        long.execute("BEGIN; SELECT txid_current()")
+        go.touch()
+        case.pubdb.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '_sync_'", value=1)
+    # now the launcher learns that it was fenced, and takes the slot away again
+    until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], f"slots: {case.pubdb.rows(_SLOTS)}", 30)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()
+
+
+def test_a_slot_that_a_killed_launcher_made_too_late_is_found_by_the_next_refresh(site: Make) -> None:
+    case = site()
+    case.make_ready("audit1")
+    system = case.subdb.value("SELECT system_identifier::text FROM pg_control_system()")
+    subid = case.subdb.value("SELECT subid FROM pgsub.subscription")
+    others = [f"pgsub_{subid}_sync_17_1", f"pgsub_{subid + 1}_sync_17_{system}", f"x{subid}_sync_17_{system}"]
+    for slot in (f"pgsub_{subid}_sync_17_{system}", f"pgsub_{subid}_sync_g3_{system}", *others):
+        case.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    half_done(case, "old1")
+    case.pubdb.execute("ALTER PUBLICATION p DROP TABLE old1")
+    case.end(case.start("refresh", case.name, "--no-wait"))
+    assert {slot for (slot,) in case.pubdb.rows(_SLOTS)} == {case.name, *others}  # nobody else's is touched
+
+
+def test_a_table_whose_slot_waits_for_a_long_transaction_is_removed_at_once(site: Make) -> None:
+    case = site()
+    case.make_ready("audit1")
+    process = serve(case)
+    with case.pubdb.connect() as long:
+        long.execute("BEGIN; SELECT txid_current()")
+        publish(case, "waits")
+        case.end(case.start("refresh", case.name, "--no-wait"))
+        creating = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND active"
+        case.pubdb.wait(creating, value=1)
+        case.pubdb.execute("ALTER PUBLICATION p DROP TABLE waits")
+        case.end(case.start("refresh", case.name, "--no-wait"), timeout=50)
+        assert set(tables(case)) == {"audit1"}
+        assert case.pubdb.rows(_SLOTS) == [(case.name,)]
+    case.wait_equal()
+    case.terminate(process)
+    case.check()

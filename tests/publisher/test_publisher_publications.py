@@ -45,6 +45,14 @@ def test_the_ledgers_own_schema_is_never_published(pubdb, asking):
     assert [table.name for table in published_tables(asking, ["p"])] == ["t"]
 
 
+def test_unlogged_and_temporary_tables_and_what_is_no_table_are_left_out(pubdb, asking):
+    pubdb.execute("CREATE TABLE t (n int); CREATE UNLOGGED TABLE u (n int); CREATE TEMPORARY TABLE x (n int)")
+    pubdb.execute("CREATE VIEW v AS SELECT 1 AS n; CREATE MATERIALIZED VIEW m AS SELECT 1 AS n; CREATE SEQUENCE s")
+    pubdb.execute("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER far FOREIGN DATA WRAPPER w")
+    pubdb.execute("CREATE FOREIGN TABLE f (n int) SERVER far; CREATE PUBLICATION p FOR ALL TABLES")
+    assert [table.name for table in published_tables(asking, ["p"])] == ["t"]
+
+
 def test_a_partitioned_table_is_its_leaves_or_its_root_as_published(pubdb, asking):
     partitions(pubdb)
     pubdb.execute("CREATE PUBLICATION leaves FOR TABLE root")

@@ -71,13 +71,21 @@ def test_chunks_are_numbered_and_weigh_what_the_table_weighs(leaves: list[Leaf])
 def test_a_chunk_reads_one_leaf_from_block_to_block_under_the_row_filter() -> None:
     leaf = Leaf(7, "public", "leaf", 20_000, 3 * plan.CHUNK_BYTES, -1.0)
     remote = _remote((leaf,), row_filter="(a > 5)")
-    first, middle, last = plan.make(SUB, remote, _target(), mode="chunked", reason="", publisher_version=180000).chunks
+    made = plan.make(SUB, remote, _target(), mode="chunked", reason="", publisher_version=180000)
+    first, middle, *_, last = made.chunks
     assert "ctid <" in first.copy_out and "ctid >=" not in first.copy_out
     assert "ctid >=" in middle.copy_out and "ctid <" in middle.copy_out
     assert "ctid >=" in last.copy_out and "ctid <" not in last.copy_out
     for chunk in (first, middle, last):
         assert 'FROM ONLY "public"."leaf"' in chunk.copy_out and "(a > 5)" in chunk.copy_out
         assert chunk.copy_out.startswith("COPY (") and chunk.copy_out.endswith("TO STDOUT")
+
+
+@pytest.mark.parametrize(("workers", "chunks"), [(1, 4), (2, 8), (8, 32), (100, 32)])
+def test_every_task_has_some_chunks_to_do_but_no_chunk_is_tiny(workers: int, chunks: int) -> None:
+    remote = _remote((Leaf(7, "public", "t", 1_000_000, 4 * plan.CHUNK_BYTES, -1.0),))
+    sub = Subscription(1, "s", "", "", ("p",), "s", copy_workers=workers)
+    assert len(plan.chunk_ranges(sub, remote)) == chunks
 
 
 @pytest.mark.parametrize(
