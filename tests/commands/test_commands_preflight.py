@@ -315,7 +315,7 @@ def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, 
     cli = make_cli(pair.pubdb.conninfo, pair.subdb.conninfo)
     assert [w["message"] for w in _plan(cli, "--max-sync-workers", "1")[0]["warnings"]] == []
     found = {w["message"]: w for w in _plan(cli, "--max-sync-workers", "8")[0]["warnings"]}
-    assert "only 3 replication slots are free on the publisher" in found
+    assert "take 17;" in found["only 3 replication slots are free on the publisher"]["detail"]
     walsenders = found["only 2 walsenders are free on the publisher"]
     assert "take 9;" in walsenders["detail"] and walsenders["hint"].endswith("SET max_wal_senders = 9;")
     sessions = [message for message in found if "sessions are free for this role" in message]

@@ -127,7 +127,9 @@ def check_room(
     needed = syncing + (0 if with_slot else 1)
     if needed == 0:
         return []
-    warned = [*_walsenders(connection, needed), *_delays(connection)]
+    # small tables share a slot, and get a copy of it each in turn where apply went past it
+    shared = syncing if len(tables) > syncing else 0
+    warned = [*_walsenders(connection, needed, needed + shared), *_delays(connection)]
     copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
     sessions = 2 + syncing * (1 + copying)
     for server, asked in (("publisher", connection), ("target", session)):
@@ -135,20 +137,20 @@ def check_room(
     return warned
 
 
-def _walsenders(connection: publisher.Connection, needed: int) -> list[Warned]:
+def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> list[Warned]:
     """Each table that synchronizes holds a slot and a walsender, apply another."""
     free = slots.free_slots(connection)
     warned = []
-    for kind, left, setting in (
-        ("replication slots", free.max - free.used, "max_replication_slots"),
-        ("walsenders", free.free_walsenders, "max_wal_senders"),
+    for kind, left, needed, setting in (
+        ("replication slots", free.max - free.used, most_slots, "max_replication_slots"),
+        ("walsenders", free.free_walsenders, walsenders, "max_wal_senders"),
     ):
         if left < needed:
             present = int(str(publisher.scalar(connection, f"SHOW {setting}")))
             warned.append(
                 Warned(
                     f"only {max(left, 0)} {kind} are free on the publisher",
-                    f"The subscription and the tables that synchronize at once take {needed}; those that get none"
+                    f"The subscription and the tables that synchronize at once may take {needed}; those that get none"
                     " are tried again and again.",
                     "Use a smaller --max-sync-workers, or raise the setting and restart the publisher:\n"
                     f"ALTER SYSTEM SET {setting} = {present + needed - left};",
