@@ -15,7 +15,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
 from pgsub.errors import ApplyError, PublisherUnavailable, TargetUnavailable
-from pgsub.tablesync import plan, workforce
+from pgsub.tablesync import cleanup, plan, workforce
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -139,6 +139,22 @@ def test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_t
     assert written and _copied(p) == set(written)
     _arrives(p)
     assert {key for key in _copied(p) if key < 0} == set(written)
+
+
+def test_a_local_transaction_that_stays_open_puts_the_clean_up_off_and_blocks_no_other_writer(
+    pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup, "LOCK_TIMEOUT", "100ms")
+    p = _half_a_copy(pair, at, monkeypatch, TABLE)
+    at("")
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; INSERT INTO t VALUES (-1, 'mine')")
+        with pytest.raises(TargetUnavailable, match="lock timeout"):
+            p.sync("t")
+        p.subdb.execute("SET lock_timeout = '5s'; INSERT INTO t VALUES (-2, 'mine')")
+        session.execute("COMMIT")
+    _arrives(p)
+    assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'mine'") == 2
 
 
 def test_rows_of_a_failed_attempt_go_from_under_the_foreign_keys_of_local_rows(
