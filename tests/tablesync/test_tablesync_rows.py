@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Database
 
 from pgsub import failpoints
+from pgsub.apply import loop
+from pgsub.demo.servers import Server
 from pgsub.errors import ApplyError, PublisherUnavailable, TargetUnavailable
 from pgsub.tablesync import cleanup, plan, workforce
 
@@ -281,3 +284,24 @@ def test_a_role_that_cannot_silence_triggers_copies_the_table_whole(pair: MakePa
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     p.same("t")
     assert p.subdb.value("SELECT copy_mode FROM pgsub.subscription_rel") == "atomic"
+
+
+def test_a_value_that_the_targets_encoding_lacks_fails_its_table_by_name_and_ends_well_once_it_is_gone(
+    pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    latin = Database(target, f"{pubdb.name}_latin", "LATIN1")
+    pubdb.execute(f"{TABLE}; {ROWS}; UPDATE t SET v = '表' WHERE id = 7; CREATE PUBLICATION p FOR TABLE t")
+    latin.execute(TABLE)
+    p = Pair(pubdb, latin).subscribe("i", None)
+    try:
+        with pytest.raises(ApplyError, match="has no equivalent in encoding") as caught:
+            p.sync("t")
+        assert caught.value.relation == "public.t" and 'synchronizing table "public.t"' in (caught.value.context or "")
+        pubdb.execute("UPDATE t SET v = 'é' WHERE id = 7")
+        p.sync("t")
+        p.apply("UPDATE t SET v = v || 'ü' WHERE id < 9")
+        p.same("t")
+    finally:
+        p.close()
+        latin.drop()
