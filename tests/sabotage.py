@@ -140,6 +140,30 @@ GUARDS = (
         ("tests/tablesync/test_tablesync_copy.py", "tests/tablesync/test_tablesync_faults.py"),
     ),
     Guard(
+        "a refresh changes tables under the fence of their workers",
+        "pgsub/target/membership.py",
+        (("    for claim in wanted.claims:\n        states.fence(connection, claim)\n", ""),),
+        ("tests/target/test_target_membership.py",),
+    ),
+    Guard(
+        "a table that names a slot is not forgotten",
+        "pgsub/target/membership.py",
+        (("if any(slot is not None and relid in wanted.drop", "if any(slot is None and relid < 0"),),
+        ("tests/target/test_target_membership.py",),
+    ),
+    Guard(
+        "a table that loses its sync slot is copied anew",
+        "pgsub/commands/refreshing.py",
+        (("        membership.forsake(session, claims)\n", ""),),
+        ("tests/faults/test_kill_refresh.py",),
+    ),
+    Guard(
+        "a slot made too late is dropped by its maker",
+        "pgsub/tablesync/coordinator.py",
+        (("                leftover.abandon(session, self._sub, slot, list(found))\n", ""),),
+        ("tests/faults/test_kill_refresh.py",),
+    ),
+    Guard(
         "chunks of a rewritten table are not mixed",
         "pgsub/tablesync/copy.py",
         (("if piece.leaf is not None and rewritten(self._source, piece.leaf):", "if False:"),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from pgsub.target.progress import Control, table_states
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0
 _OWN_SCHEMA = "pgsub"
+#: Somebody holds the rows of the tables; and how long nothing is asked of them then, for asking holds apply's own row.
+_LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class ApplyRole:
         self._states: dict[tuple[str, str], RelationState] = {}
         self._version = -1
         self._claims: list[RelationState] = []
+        self._next_ready = 0.0
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
@@ -116,7 +121,8 @@ class ApplyRole:
         clock = time.monotonic()
         self._refused_since = self._refused_since or clock
         if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
-            states.unclaim(self._streams.connection, self._subid, self._waiting_for)
+            with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
+                states.unclaim(self._streams.connection, self._subid, self._waiting_for)
         time.sleep(0.02)
         return False
 
@@ -126,10 +132,13 @@ class ApplyRole:
             self._take(control.states_version)
         position = self._loop.position
         if self._first_done is not None and self._first_done <= position:
+            if time.monotonic() < self._next_ready:
+                return False
             try:
                 states.ready(self._streams.connection, self._subid, position)
-            except psycopg.errors.LockNotAvailable:
-                return False  # a hand-over is being decided; the next boundary comes soon
+            except _LOCKED:
+                self._next_ready = time.monotonic() + _PAUSE
+                return False
             self._take(-1)
         return False
 

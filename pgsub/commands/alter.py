@@ -28,7 +28,9 @@ from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refreshing import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
-from pgsub.errors import PgsubError, StateForbids, SubscriptionExists
+from pgsub.commands.wait import WaitOptions, wait
+from pgsub.errors import PgsubError, StateForbids, SubscriptionExists, TimeoutExpired
+from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
@@ -41,6 +43,8 @@ _DUPLICATE = "42710"
 LET_GO_SECONDS = 45.0
 #: Within this time a launcher that is just starting its workers has noticed a change.
 NOTICE_SECONDS = 1.0
+#: How long apply may take to get past the creation of a new publication.
+CONFIRM_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -114,7 +118,10 @@ def _alter_with_servers(
             new = replace(sub, **fields)
             with asked(session, new, connection) as source:
                 wanted = refreshing.plan(session, source, new, copy_data=options.copy_data is not False)
+                unconfirmed = _unconfirmed(source, sub, new)
             refreshing.announce(wanted, reporter, strict=options.strict)
+            if unconfirmed:
+                _pass_creation(service, sub, options, unconfirmed, reporter)
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, ends):
             if service is None or wanted is None:
@@ -141,6 +148,36 @@ def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None
             f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
         )
         raise
+
+
+def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subscription) -> int:
+    """Where apply must have been before it may name new publications; 0 where it may at once.
+
+    Before 18 the publisher refuses a publication that did not exist yet at a change that it decodes: for ever, if the
+    slot has not been confirmed past that change.
+    """
+    added = set(after.publications) - set(before.publications)
+    if source.info.server_version >= 180000 or not added or before.slot_name is None:
+        return 0
+    state = slots.slot_state(source, before.slot_name)
+    return state.current_lsn if state and (state.confirmed_flush_lsn or 0) < state.current_lsn else 0
+
+
+def _pass_creation(
+    service: Service, sub: Subscription, options: AlterOptions, position: int, reporter: Reporter
+) -> None:
+    """Let a launcher get there first: its workers confirm where they were when they end for the new definition."""
+    with contextlib.suppress(TimeoutExpired):
+        if not service.alone:
+            wait(WaitOptions(sub.name, options.state_dir, "lsn", lsn=position, timeout=CONFIRM_SECONDS))
+            return
+    reporter.warning(
+        "the publisher may refuse a publication that is newer than changes still to be applied",
+        f"Apply is not known to be past {format_lsn(position)}, and before version 18 such a publication does not exist"
+        " for the publisher at older changes.",
+        f"If workers end with that error, take the publication away, catch up, and add it again:\n"
+        f"pgsub run {sub.name} --until-caught-up",
+    )
 
 
 def _ends(options: AlterOptions, sub: Subscription) -> _Ends:

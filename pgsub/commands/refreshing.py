@@ -225,14 +225,18 @@ class _Attempt:
         self._session = session
         self._wanted = wanted
         self.refused = 0
+        self._slots: set[str] = set()  #: named by the fenced tables
 
     def make(self, claims: Sequence[Claim]) -> None:
         """:param claims: of the tables that had, or may have, a sync worker."""
         session, wanted = self._session, self._wanted
         subid = wanted.sub.subid
         failpoints.point("refresh.after_fence")
-        membership.forsake(session, claims)
-        self._release(claims)
+        removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
+        self._end_walsenders([claim.worker for claim in claims])
+        membership.forsake(session, removed)
+        if removed:
+            leftover.release(session, wanted.sub, *(claim.worker for claim in removed), claims=removed)
         failpoints.point("refresh.after_release")
         change = Change(
             wanted.add,
@@ -246,24 +250,28 @@ class _Attempt:
             self._truncate()
             failpoints.point("refresh.before_commit")
         failpoints.point("refresh.after_commit")
-        if claims:
-            self._sweep()
+        self._drop_slots([claim for claim in claims if claim not in removed])
 
-    def _sweep(self) -> None:
-        """A launcher that was killed when it was fenced may have left a slot; the next refresh looks again."""
+    def _end_walsenders(self, relids: Sequence[int]) -> None:
+        """Nobody waits for a worker that was fenced and still streams, or still creates, its slot."""
         sub = self._wanted.sub
-        with contextlib.suppress(PgsubError, psycopg.Error):
+        names = leftover.own_slots(self._session, sub, relids)
+        self._slots.update(names)
+        if names:
             with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
-                leftover.sweep(self._session, sub, source)
+                slots.end_walsenders(source, names)
 
-    def _release(self, claims: Sequence[Claim]) -> None:
-        """Under the fence: a sync worker that starts again waits, for its slot would have the same name."""
-        if not claims:
-            return
-        sub, relids = self._wanted.sub, [claim.worker for claim in claims]
-        with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
-            slots.end_walsenders(source, leftover.own_slots(self._session, sub, relids))
-        leftover.release(self._session, sub, *relids, claims=claims)
+    def _drop_slots(self, again: Sequence[Claim]) -> None:
+        """What the tables named: a refused change must find it still, and a fenced worker may have made it late.
+
+        Where this fails the next synchronization of the table does it.
+        """
+        sub, relids = self._wanted.sub, [claim.worker for claim in again]
+        with contextlib.suppress(PgsubError, psycopg.Error):
+            if again:
+                leftover.release(self._session, sub, *relids, claims=again)
+            for slot in sorted(self._slots):
+                leftover.abandon(self._session, sub, slot, relids)
 
     def _truncate(self) -> None:
         try:

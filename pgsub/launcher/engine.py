@@ -32,6 +32,7 @@ class Engine:
         self._master = master
         self._conf = dict(conf)
         self._slots = sum(slots_of(sub) for sub in subscriptions)
+        self._total: int | None = None  #: slots of the open context
         self._lock = threading.Lock()
         self._context: Any = None
         self._submitter: jobs.Submitter | None = None
@@ -66,8 +67,13 @@ class Engine:
                 # a master that the user sized is only asked for what is needed now
                 slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
                 self._context = session.open_context(self._master, slots, self._state_dir, self._conf)
+                self._total = slots
                 self._submitter = jobs.Submitter(self._context)
             return self._submitter
+
+    def missing(self, served: Sequence[Subscription]) -> int:
+        """How many task slots these subscriptions may want beyond those that Spark was opened with."""
+        return 0 if self._total is None else max(0, sum(map(slots_of, served)) - self._total)
 
     def submit(self, name: str, function: Callable[[Any], Any], items: Sequence[Any]) -> jobs.Job[Any, Any]:
         """Run ``function`` on each item as a task of one job.

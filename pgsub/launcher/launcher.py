@@ -129,9 +129,21 @@ class Launcher:
                 if refuse:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # somebody else serves it; when they end, we do
+        self._count_slots(sub)
         runner = Runner(sub, self._store, self._engine, self._pulses, self._log, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()
+
+    def _count_slots(self, sub: Subscription) -> None:
+        """A long task pins its slot: what comes when all are taken would wait without a word."""
+        missing = self._engine.missing([*(served.runner.sub for served in self._served.values()), sub])
+        if missing:
+            self._log(
+                "WARNING",
+                f'Spark was started with too few task slots to serve subscription "{sub.name}" as well\n'
+                f"DETAIL:  Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
+                " end.\nHINT:  Start pgsub run again: it counts the subscriptions when it starts.",
+            )
 
     def _reap(self) -> None:
         clock = time.monotonic()

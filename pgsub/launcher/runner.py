@@ -26,6 +26,7 @@ from pgsub.launcher.trouble import APPLY, Trouble
 from pgsub.publisher.position import flush_position
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
+from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
@@ -40,6 +41,7 @@ TICK = 0.1
 MIRROR_SECONDS = 0.25
 #: How long workers may take to reach a transaction boundary when the launcher stops.
 STOP_SECONDS = 30.0
+ASK_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -124,8 +126,8 @@ class Runner(threading.Thread):
         name = SessionName(self.sub.subid, "launcher", 0)
         with contextlib.closing(target.connect(self.sub.target, name, replica=False)) as session:
             try:
-                ledger_schema.install(session)
                 self._lock(session)
+                ledger_schema.install(session)
                 ledger.identity(session, self.sub.subid)
                 self._serve(self._serving(session))
             except psycopg.Error as error:
@@ -203,7 +205,7 @@ class Runner(threading.Thread):
             return
         relations = serving.mirror.relations
         error = serving.sync.hopeless(relations)
-        if error is None and any(r.srsubstate != "r" or r.sync_slot is not None for r in relations):
+        if error is None and any(r.srsubstate != "r" or order.unfinished(r) for r in relations):
             return
         if not self._goal_position:
             self._goal_position = flush_position(self.sub.connection, self.sub.name)
@@ -215,11 +217,14 @@ class Runner(threading.Thread):
         """Ask every worker to stop at a boundary, wait, mirror the last state."""
         serving.stopping.set()
         deadline = time.monotonic() + STOP_SECONDS
-        try:
-            ledger.ask_to_stop(serving.session, self.sub.subid)
-        except psycopg.Error:
-            deadline = 0.0  # nobody can be told; the next take-over ends what goes on
+        ask_at = 0.0
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
+            try:
+                if time.monotonic() >= ask_at:  # again and again: whose row was held is told later
+                    ledger.ask_to_stop(serving.session, self.sub.subid)
+                    ask_at = time.monotonic() + ASK_SECONDS
+            except psycopg.Error:
+                break  # nobody can be told; the next take-over ends what goes on
             with contextlib.suppress(psycopg.Error, PgsubError):
                 serving.mirror.events()
             time.sleep(0.02)

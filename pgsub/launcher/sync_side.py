@@ -102,9 +102,11 @@ class SyncSide:
                 self._retry(relid).succeeded()
                 continue
             self._retry(relid).failed(error, growing=True)
-            self._retry(relid).own = relid in sync.errors or len(sync.relids) == 1
+            own = relid in sync.errors or len(sync.relids) == 1
+            # what no retry mends is tried one by one: so it is found out whose it is
+            self._retry(relid).own = own or error.directive is not Directive.RETRY
             # what is the matter with all of them is told of one
-            if not self._context.stopping.is_set() and (self._retry(relid).own or relid == sync.relids[0]):
+            if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
                 self._trouble.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:

@@ -20,6 +20,19 @@ from pgsub.publisher.faults import translate
 from pgsub.publisher.slots import create_slot
 from pgsub.publisher.waiting import Report, SlotWatch
 
+_LOCKABLE = """
+    SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        JOIN unnest(%s::text[], %s::text[]) AS w (schema, name) ON w.schema = n.nspname AND w.name = c.relname
+    WHERE c.relkind IN ('r', 'p') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"""
+
+# The catalog is read as of the snapshot, the function answers as of now.
+_REWRITTEN = """
+    SELECT c.oid::regclass::text FROM pg_catalog.pg_class c
+    WHERE c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid) AND EXISTS (
+        SELECT FROM unnest(%s::oid[]) AS w (oid) WHERE w.oid = c.oid
+            OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t))"""
+
 
 class SlotSnapshot:
     """The holder of a slot's snapshot; made by :meth:`open`, ended by :meth:`close` or the end of a ``with`` block."""
@@ -68,6 +81,30 @@ class SlotSnapshot:
         :raises PgsubError: translated; the snapshot is gone then.
         """
         return _execute(self.connection, query, "read from the slot's snapshot", params)
+
+    def lock(self, tables: Sequence[tuple[str, str]]) -> None:
+        """Keep tables from being rewritten, truncated or dropped before all of them are copied, as pg_dump does.
+
+        Neither TRUNCATE nor an ALTER TABLE that rewrites is safe under a snapshot: it would see an empty table, and the
+        rows would come neither with the copy nor with the slot. A table of which the role may read some columns only
+        cannot be locked.
+
+        :param tables: schema and name; what does not exist is passed over.
+        :raises PublisherUnavailable: one was rewritten between the snapshot and the lock; another attempt helps.
+        """
+        params = ([schema for schema, _ in tables], [name for _, name in tables])
+        rows = self.query(_LOCKABLE, params)
+        if not rows:
+            return
+        only = {"r": psycopg.sql.SQL("ONLY {}"), "p": psycopg.sql.SQL("{}")}
+        listed = [only[kind].format(psycopg.sql.Identifier(schema, name)) for _, schema, name, kind in rows]
+        statement = psycopg.sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(psycopg.sql.SQL(", ").join(listed))
+        self.query(statement.as_string(self.connection))
+        for (name,) in self.query(_REWRITTEN, ([oid for oid, *_ in rows],)):
+            raise PublisherUnavailable(
+                f"table {name} was rewritten on the publisher before it could be copied",
+                detail="The slot's snapshot does not see its rows; a new one will.",
+            )
 
     def alive(self) -> bool:
         """Whether the snapshot can still be imported: the holder's transaction is open and its server answers."""

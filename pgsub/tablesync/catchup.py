@@ -58,12 +58,15 @@ class SyncRole:
         self._handover: int | None = None
         self._reached = False  #: a transaction beyond the claim came: everything before it is applied
         self._looks = 0
+        self._lost = 0  #: claims that were taken back: then it chases longer before the next one
+        self._start = 0  #: where the copy left it
         self._next_look = 0.0
         self._done = False
 
     def attach(self, loop: ApplyLoop) -> None:
         """See :class:`~pgsub.apply.loop.Role`; an older attempt's claim still stands and is kept."""
         self._loop = loop
+        self._start = loop.remote_lsn
         rows = ledger.relations(self._streams.connection, self._claim.subid)
         self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 
@@ -104,14 +107,15 @@ class SyncRole:
         """S: everything before is applied here; with a claim never beyond it."""
         if self._handover is None:
             return self._loop.position
-        return self._handover if self._reached else min(self._loop.position, self._handover)
+        reached = self._handover if self._reached else min(self._loop.position, self._handover)
+        return max(self._start, reached)  # a claim from before the copy lies before what came with it
 
     def _attempt(self) -> None:
         self._looks += 1
         connection, position = self._streams.connection, self._position
         apply_lsn = ledger.apply_position(connection, self._claim.subid)
         if self._handover is None and apply_lsn > position:
-            if apply_lsn - position > NEAR_BYTES and self._looks < CHASES:
+            if apply_lsn - position > NEAR_BYTES and self._looks < CHASES << min(self._lost, 8):
                 return
         elif self._handover is not None and position < self._handover:
             self._recheck()
@@ -141,4 +145,4 @@ class SyncRole:
             self._forget_claim(standing)
 
     def _forget_claim(self, standing: int | None) -> None:
-        self._handover, self._reached, self._looks = standing, False, 0
+        self._handover, self._reached, self._looks, self._lost = standing, False, 0, self._lost + 1

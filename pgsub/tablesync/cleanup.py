@@ -40,7 +40,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
         ).fetchall()
         removed = 0
         if chunks:
-            # behind a lock that waits every local writer would wait too
+            # others queue behind a lock that is waited for
             connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
             xids = [str(row[0]) for row in chunks]
@@ -48,17 +48,28 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                 sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
             ).rowcount
             expected = sum(row[1] for row in chunks)
-            if removed != expected and not _is_empty(connection, table):
+            streamed = _was_caught_up(connection, claim)
+            if (removed != expected or streamed) and not _is_empty(connection, table):
+                meanwhile = "by the catch-up that followed" if streamed else "locally meanwhile"
                 fault = ApplyError(
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
                     detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
-                    " locally meanwhile.",
+                    f" {meanwhile}{', and rows may have been added' if streamed else ''}.",
                     hint=f"Empty the table, then the copy starts again:\nTRUNCATE {table.as_string(None)};",
                 )
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault
         connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
     return removed
+
+
+def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
+    """Whether transactions were applied to the table after its copy: their rows cannot be told from local ones."""
+    row = connection.execute(
+        "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s",
+        (claim.subid, claim.worker),
+    ).fetchone()
+    return bool(row and row[0])
 
 
 def _is_empty(connection: psycopg.Connection, table: sql.Identifier) -> bool:

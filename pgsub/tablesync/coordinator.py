@@ -126,6 +126,10 @@ class TableSync:
             except PgsubError as error:
                 self._errors[relid] = error
                 del found[relid]
+            except psycopg.Error as error:
+                doing = f'remove the rows of an interrupted copy from "{relation.schema}.{relation.name}"'
+                self._errors[relid] = target.translate(error, doing)
+                del found[relid]
         self._raise_alone()
 
     def _slot_name(self, session: psycopg.Connection, claims: Sequence[Claim]) -> str:
@@ -153,6 +157,7 @@ class TableSync:
             report=self._report_wait,
             stop=self._context.stopping,
         ) as snapshot:
+            snapshot.lock([(relation.schema, relation.name) for relation in found.values()])
             try:
                 states.slot_position(session, claims, snapshot.consistent_point)
             except Fenced:
@@ -180,10 +185,19 @@ class TableSync:
     def _let_go(self, session: psycopg.Connection, slot: str) -> None:
         """Apply need not wait at tables that failed, and the shared slot need not wait for them."""
         with contextlib.suppress(psycopg.Error, PgsubError):
-            failed = [row.srrelid for row in self._in_state(session, "d")] + list(self._errors)
-            if failed:
-                states.unclaim(session, self._sub.subid, failed)
-                leftover.release_slot(session, self._sub, slot, failed)
+            failed = {row.srrelid for row in self._in_state(session, "d")} | self._errors.keys()
+            if not failed:
+                return
+            # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
+            # another launcher is not ours to end
+            with ledger.durable(session):
+                states.fence_all(session, [self._claims[relid] for relid in failed])
+            claims = ledger.take_over_many(session, self._sub.subid, failed)
+            rows = ledger.relations(session, self._sub.subid)
+            left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
+            if left:
+                states.unclaim(session, self._sub.subid, left)
+                leftover.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
 
     def _raise_alone(self) -> None:
         """The error of a table that is alone is everybody's."""
@@ -227,27 +241,25 @@ class TableSync:
 
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
         own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
-        if state.sync_slot != own:
-            separation.separate(session, self._sub, claim, state, own)
-        elif state.spare_slot is not None:
-            leftover.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
-        spec = WorkerSpec(
-            self._sub,
-            claim,
-            own,
-            own,
-            pulse=self._context.pulse,
-            spool_dir=self._context.spool_dir,
-            relation=(state.schemaname, state.relname),
-        )
-        job = self._context.submit(f"catch up {state.relname}", catchup.run, [spec])
         try:
-            self._await(job)
+            if state.sync_slot != own:
+                separation.separate(session, self._sub, claim, state, own)
+            elif state.spare_slot is not None:
+                leftover.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
+            spec = WorkerSpec(
+                self._sub,
+                claim,
+                own,
+                own,
+                pulse=self._context.pulse,
+                spool_dir=self._context.spool_dir,
+                relation=(state.schemaname, state.relname),
+            )
+            self._await(self._context.submit(f"catch up {state.relname}", catchup.run, [spec]))
         except SlotLost as error:
-            table = f"{state.schemaname}.{state.relname}"
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
-                f"pgsub refresh {self._sub.name} --resync {table}"
+                f"pgsub refresh {self._sub.name} --resync {state.schemaname}.{state.relname}"
             )
             raise
 

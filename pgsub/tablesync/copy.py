@@ -105,6 +105,7 @@ class _Ends:
                 session = stack.enter_context(
                     contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
                 )
+                session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
                 origins.attach(session, sub.subid)
                 source = stack.enter_context(
                     contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name))
@@ -136,11 +137,6 @@ class _Ends:
         key = piece.key
         if not chunks.begin(self._session, key, durable=piece.atomic):
             return 0, 0
-        if piece.leaf is not None and rewritten(self._source, piece.leaf):
-            raise PublisherUnavailable(
-                f'table "{piece.leaf.schema}.{piece.leaf.name}" was rewritten on the publisher while it was copied',
-                detail="Its rows have moved, so the chunks that are left are no longer its other rows.",
-            )
         pulse = Pulse(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
 
         def moved(size: int) -> None:
@@ -149,6 +145,12 @@ class _Ends:
 
         moved(0)
         rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
+        # asked afterwards: from its first COPY on this transaction's lock keeps the table from being rewritten
+        if piece.leaf is not None and rewritten(self._source, piece.leaf):
+            raise PublisherUnavailable(
+                f'table "{piece.leaf.schema}.{piece.leaf.name}" was rewritten on the publisher while it was copied',
+                detail="Its rows have moved, so the chunks that are left are no longer its other rows.",
+            )
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")

@@ -16,7 +16,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import chunks, states
-from pgsub.target.ledger import Claim, durable, lock_timeout
+from pgsub.target.ledger import Claim, durable
 
 _SLOTS = """
 SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot), (spare_slot)) AS v (slot)
@@ -29,6 +29,8 @@ SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (s
 _LOCK = """
 SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s) ORDER BY srrelid FOR UPDATE
 """
+#: Seconds to wait for a slot that is still streamed: rows of the ledger are locked meanwhile.
+_PATIENCE = 10.0
 _CLEAR = """
 UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot = nullif(spare_slot, %s)
  WHERE subid = %s AND srrelid = ANY (%s)
@@ -71,7 +73,7 @@ def release_slot(
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_slot(source, slot)
+                slots.drop_slot(source, slot, timeout=_PATIENCE)
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
@@ -94,24 +96,4 @@ def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: C
         session.execute(_LOCK.encode(), (sub.subid, list(relids)))
         if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_slot(source, slot)
-
-
-def sweep(session: psycopg.Connection, sub: Subscription, source: publisher.Connection) -> list[str]:
-    """Drop the subscription's sync slots that no table names: what a launcher left that was killed when it was fenced.
-
-    :return: their names.
-    """
-    row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
-    assert row is not None
-    with durable(session):
-        lock_timeout(session)
-        session.execute("SELECT FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid FOR UPDATE", (sub.subid,))
-        unknown = [
-            slot
-            for slot in slots.sync_slots(source, sub.subid, row[0])
-            if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall()
-        ]
-        for slot in unknown:
-            slots.drop_slot(source, slot)
-    return unknown
+                slots.drop_slot(source, slot, timeout=_PATIENCE)

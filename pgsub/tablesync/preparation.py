@@ -14,7 +14,7 @@ from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.subscription import Subscription
 from pgsub.tablesync import plan
 from pgsub.tablesync.copy import Piece
-from pgsub.target import chunks
+from pgsub.target import chunks, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
@@ -78,6 +78,7 @@ def prepare(
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
     with durable(session):
+        states.fence_all(session, [claims[relid] for relid in targets])
         for relid, relation in targets.items():
             name = (relation.schema, relation.name)
             if name in described.faults:

@@ -11,6 +11,7 @@ import contextlib
 import psycopg
 
 from pgsub import failpoints
+from pgsub.errors import SlotLost
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
@@ -26,14 +27,20 @@ def separate(session: psycopg.Connection, sub: Subscription, claim: Claim, state
     again.
 
     :raises Fenced: the epoch was raised.
+    :raises SlotLost: the shared slot is gone.
     """
     shared = state.sync_slot
-    assert shared is not None and shared != own
+    if shared is None:
+        raise SlotLost(f'the ledger names no replication slot for table "{state.schemaname}.{state.relname}"')
     _name(session, claim, needed=shared, spare=own)
     failpoints.point("sync.before_separation")
     with contextlib.closing(publisher.connect(sub.connection, application_name=own)) as source:
         slots.drop_slot(source, own)
         slots.copy_slot(source, shared, own)
+        version = source.info.server_version
+    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy is none, whatever the slot is
+        with contextlib.closing(publisher.connect(sub.connection, application_name=own, replication=True)) as sender:
+            slots.alter_slot(sender, own, failover=True)
     failpoints.point("sync.after_separation")
     _name(session, claim, needed=own, spare=shared)
     leftover.release_slot(session, sub, shared, [claim.worker], claims=[claim])

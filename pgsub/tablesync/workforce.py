@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsub.errors import Directive, Fenced, PgsubError
+from pgsub.errors import Directive, Fenced, PgsubError, TargetUnavailable
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import copy
 from pgsub.tablesync.context import Job, SyncContext
@@ -86,6 +86,9 @@ class Workforce:
         if len(undone) < len(self._pieces):
             self._tries.pop(None, None)  # something was done meanwhile
         self._pieces = [p for p in self._pieces if p.key in undone and p.key.claim.worker not in self.errors]
+        if self._pieces and not self._running and self._wanted <= 0:
+            self._failed(None, TargetUnavailable("a piece of the copy is locked by a session whose task has ended"))
+            self._context.stopping.wait(1)  # the next take-over ends that session
 
     def _ended(self, job: Job) -> None:
         try:

@@ -35,6 +35,7 @@ _SETTINGS = {
     "client_min_messages": "warning",
     "jit": "off",
 }
+_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 _BELTS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 _PASSWORD_STATES = ("28P01", "28000")
 
@@ -69,6 +70,7 @@ def connect(
     except psycopg.Error as error:
         raise _refused(error, params) from None
     settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
+    settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if connection.info.server_version >= since}
     calls = sql.SQL(", ").join(
         sql.SQL("set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v)) for k, v in settings.items()
     )

@@ -261,8 +261,15 @@ def _terminate(connection: psycopg.Connection, query: LiteralString, params: Seq
 
 
 def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
-    """Set the stop flag of every worker; each reads it at a transaction boundary."""
-    connection.execute("UPDATE pgsub.control SET stop = true WHERE subid = %s AND NOT stop", (subid,))
+    """Set the stop flag of every worker; each reads it at a transaction boundary.
+
+    A row that somebody holds is passed over rather than waited for: ask again.
+    """
+    connection.execute(
+        "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
+        " WHERE subid = %s AND NOT stop FOR UPDATE SKIP LOCKED)",
+        (subid,),
+    )
 
 
 def apply_position(connection: psycopg.Connection, subid: int) -> int:

@@ -162,18 +162,36 @@ def install(connection: psycopg.Connection) -> None:
     try:
         with connection.transaction():
             connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+            connection.execute("SET LOCAL lock_timeout = '5s'")  # workers of other subscriptions are at work
             if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
                 connection.execute("CREATE SCHEMA pgsub")
             for number in range(installed_version(connection) + 1, VERSION + 1):
                 connection.execute(_MIGRATIONS[number].encode())
                 connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
     except psycopg.errors.InsufficientPrivilege as error:
+        if version:
+            raise _not_upgraded(version, error) from None
         raise PermissionMissing(
             f"could not create the ledger schema on the target: {error.diag.message_primary}",
             detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
             hint=_hint(connection),
             sqlstate=error.sqlstate,
         ) from None
+
+
+def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
+    statements = [
+        f"{_MIGRATIONS[number].strip()}\nINSERT INTO pgsub.ledger_version (version) VALUES ({number});"
+        for number in range(version + 1, VERSION + 1)
+    ]
+    return PermissionMissing(
+        f"could not upgrade the ledger on the target: {error.diag.message_primary}",
+        detail=f"It has version {version}, this pgsub needs {VERSION}.",
+        hint="\n".join(
+            ["Let the owner of schema pgsub use this pgsub once, or run:", "BEGIN;", *statements, "COMMIT;"]
+        ),
+        sqlstate=error.sqlstate,
+    )
 
 
 def _hint(connection: psycopg.Connection) -> str:

@@ -99,6 +99,22 @@ def test_new_tables_are_copied_by_the_new_publications_while_a_launcher_serves_t
         subdb.execute("TRUNCATE c")
 
 
+@pytest.mark.publishers
+def test_a_publication_may_be_newer_than_changes_that_are_not_confirmed(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    pubdb.execute("CREATE TABLE unpublished (n int)")
+    for number in range(50):
+        pubdb.execute("INSERT INTO unpublished VALUES (%s)", number)
+    publication(tables)
+    ended = cli("alter", name, "--add-publication", "q", "--timeout", "60s")
+    assert ended.returncode == 0, ended.stderr
+    assert "warning" not in ended.stderr
+    pubdb.execute("INSERT INTO c VALUES (1000, 'streamed')")
+    subdb.wait("SELECT count(*) FROM c", value=51)
+    assert cli.sql("SELECT message FROM pgsub_error") == []
+
+
 def test_without_refresh_only_the_list_changes_and_no_server_is_asked(stored, tables):
     publication(tables)
     tables[1].execute("ALTER TABLE c RENAME TO elsewhere")

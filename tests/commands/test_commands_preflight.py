@@ -54,6 +54,7 @@ def test_json_belongs_to_a_dry_run(cli):
     assert ended.returncode == 2 and "--json needs --dry-run" in ended.stderr
 
 
+@pytest.mark.publishers
 def test_chunked_or_atomic_is_shown_beforehand_with_the_number_of_chunks_or_the_reason(cli, tables):
     pubdb, subdb = tables
     ddl = """CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE filled (id int PRIMARY KEY, v text);
@@ -160,6 +161,7 @@ _FULL = {
 }
 
 
+@pytest.mark.publishers
 def test_whatever_does_not_fit_is_a_warning_that_names_table_and_columns(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("CREATE TYPE feeling AS ENUM ('ok', 'new')")
@@ -241,6 +243,7 @@ def role(tables):
     return name
 
 
+@pytest.mark.publishers
 def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_is_needed(cli, tables, role):
     pubdb, subdb = tables
     for database in tables:

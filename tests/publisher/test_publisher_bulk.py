@@ -8,6 +8,8 @@ from pgsub.errors import SchemaFault, StateForbids
 from pgsub.publisher.connect import connect
 from pgsub.publisher.tables import describe_table, describe_tables
 
+pytestmark = [pytest.mark.publishers, pytest.mark.since(15)]  # column lists
+
 _KINDS = """
     CREATE SCHEMA "S s"; CREATE TYPE "S s".mood AS ENUM ('ok');
     CREATE TABLE "S s"."T%" (gone int, "K" bigint, v varchar(7), m "S s".mood, PRIMARY KEY ("K"));
