@@ -14,6 +14,9 @@ from pgsub.target import ledger, statements, states
 from pgsub.target.ledger import Claim
 from pgsub.target.relation import TargetRelation
 
+#: How long the clean-up waits for local writers before it is put off.
+LOCK_TIMEOUT = "5s"
+
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
     """Remove what the chunks of earlier attempts committed, and their ledger rows.
@@ -23,6 +26,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
 
     :return: rows removed.
     :raises Fenced: the epoch was raised.
+    :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
     """
     table = statements.table_name(target)
@@ -36,7 +40,8 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
         ).fetchall()
         removed = 0
         if chunks:
-            connection.execute("SET LOCAL lock_timeout = '5s'")  # others queue behind a lock that is waited for
+            # others queue behind a lock that is waited for
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
             xids = [str(row[0]) for row in chunks]
             removed = connection.execute(

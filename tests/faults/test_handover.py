@@ -166,3 +166,30 @@ def test_a_table_in_error_keeps_none_of_many_others_from_changing_hands(site: Ma
     case.wait_equal()
     case.terminate(process)
     case.check()
+
+
+def test_a_sync_slot_lost_after_the_copy_is_told_with_the_command_that_copies_the_table_again(
+    site: Make, tmp_path: Path
+) -> None:
+    case = site()
+    writer = case.make("audit1", "keyed1", "counter1")
+    process = case.create("--follow", points={"sync.after_f": f"pause:{tmp_path / 'never'}"})
+    case.wait_fired("sync.after_f")
+    copied = case.subdb.rows("SELECT relname, srrelid::bigint FROM pgsub.subscription_rel WHERE srsubstate = 'f'")
+    assert copied
+    until(lambda: case.ledger("remote_lsn") > sync_lsn(case, copied[0][1]), "apply does not pass the sync worker")
+    process.kill()
+    process.wait()
+    slots = "SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name ~ '_sync_'"
+    case.pubdb.wait("SELECT count(*) = 0 FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND active")
+    assert case.pubdb.value(f"{slots} AND database = current_database()") > 0
+    process = case.run("--timeout", "100s")
+    for name, _ in copied:
+        command = f"pgsub refresh {case.name} --resync public.{name}"
+        until(lambda text=command: text in case.output.read_text(), command)
+        case.end(case.start("refresh", case.name, "--resync", f"public.{name}", "--yes", "--no-wait"))
+    case.wait_ready()
+    writer.some(20)
+    case.wait_equal()
+    case.terminate(process)
+    case.check()

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Database
 
 from pgsub import failpoints
+from pgsub.apply import loop
+from pgsub.demo.servers import Server
 from pgsub.errors import ApplyError, PublisherUnavailable, TargetUnavailable
-from pgsub.tablesync import plan, workforce
+from pgsub.tablesync import cleanup, plan, workforce
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -139,6 +142,22 @@ def test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_t
     assert written and _copied(p) == set(written)
     _arrives(p)
     assert {key for key in _copied(p) if key < 0} == set(written)
+
+
+def test_a_local_transaction_that_stays_open_puts_the_clean_up_off_and_blocks_no_other_writer(
+    pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup, "LOCK_TIMEOUT", "100ms")
+    p = _half_a_copy(pair, at, monkeypatch, TABLE)
+    at("")
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; INSERT INTO t VALUES (-1, 'mine')")
+        with pytest.raises(TargetUnavailable, match="lock timeout"):
+            p.sync("t")
+        p.subdb.execute("SET lock_timeout = '5s'; INSERT INTO t VALUES (-2, 'mine')")
+        session.execute("COMMIT")
+    _arrives(p)
+    assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'mine'") == 2
 
 
 def test_rows_of_a_failed_attempt_go_from_under_the_foreign_keys_of_local_rows(
@@ -265,3 +284,24 @@ def test_a_role_that_cannot_silence_triggers_copies_the_table_whole(pair: MakePa
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
     p.same("t")
     assert p.subdb.value("SELECT copy_mode FROM pgsub.subscription_rel") == "atomic"
+
+
+def test_a_value_that_the_targets_encoding_lacks_fails_its_table_by_name_and_ends_well_once_it_is_gone(
+    pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    latin = Database(target, f"{pubdb.name}_latin", "LATIN1")
+    pubdb.execute(f"{TABLE}; {ROWS}; UPDATE t SET v = '表' WHERE id = 7; CREATE PUBLICATION p FOR TABLE t")
+    latin.execute(TABLE)
+    p = Pair(pubdb, latin).subscribe("i", None)
+    try:
+        with pytest.raises(ApplyError, match="has no equivalent in encoding") as caught:
+            p.sync("t")
+        assert caught.value.relation == "public.t" and 'synchronizing table "public.t"' in (caught.value.context or "")
+        pubdb.execute("UPDATE t SET v = 'é' WHERE id = 7")
+        p.sync("t")
+        p.apply("UPDATE t SET v = v || 'ü' WHERE id < 9")
+        p.same("t")
+    finally:
+        p.close()
+        latin.drop()
