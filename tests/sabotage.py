@@ -154,7 +154,7 @@ GUARDS = (
     Guard(
         "a table that loses its sync slot is copied anew",
         "pgsub/commands/refreshing.py",
-        (("        membership.forsake(session, claims)\n", ""),),
+        (("        membership.forsake(session, removed)\n", ""),),
         ("tests/faults/test_kill_refresh.py",),
     ),
     Guard(

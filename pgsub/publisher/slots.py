@@ -96,20 +96,6 @@ def group_slot_name(subid: int, number: int, sysid: str) -> str:
     return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 
 
-def sync_slots(connection: Connection, subid: int, sysid: str) -> list[str]:
-    """The sync slots of one subscription and target that are there, whoever knows of them.
-
-    :param sysid: see :func:`sync_slot_name`.
-    """
-    pattern = f"^pgsub_{subid}_sync_g?[0-9]+_{sysid}$"
-    query = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot_name ~ %s AND database ="
-    try:
-        rows = connection.execute(f"{query} current_database() ORDER BY 1".encode(), (pattern,)).fetchall()
-    except psycopg.Error as error:
-        raise translate(error, "list replication slots") from None
-    return [name for (name,) in rows]
-
-
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
     """Terminate whoever streams, or still creates, these slots; their workers were fenced. Others are not waited for.
 
