@@ -175,11 +175,13 @@ def test_a_sync_slot_lost_after_the_copy_is_told_with_the_command_that_copies_th
     writer = case.make("audit1", "keyed1", "counter1")
     process = case.create("--follow", points={"sync.after_f": f"pause:{tmp_path / 'never'}"})
     case.wait_fired("sync.after_f")
-    copied = case.subdb.rows("SELECT relname, srrelid::bigint FROM pgsub.subscription_rel WHERE srsubstate = 'f'")
-    assert copied
-    until(lambda: case.ledger("remote_lsn") > sync_lsn(case, copied[0][1]), "apply does not pass the sync worker")
+    in_f = "SELECT relname, srrelid::bigint FROM pgsub.subscription_rel WHERE srsubstate = 'f'"
+    behind = max(sync_lsn(case, relid) for _, relid in case.subdb.rows(in_f))
+    until(lambda: case.ledger("remote_lsn") > behind, "apply does not pass the sync workers")
     process.kill()
     process.wait()
+    copied = case.subdb.rows(in_f)
+    assert copied
     slots = "SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name ~ '_sync_'"
     case.pubdb.wait("SELECT count(*) = 0 FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND active")
     assert case.pubdb.value(f"{slots} AND database = current_database()") > 0
