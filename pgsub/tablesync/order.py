@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 
 from pgsub.tablesync import plan
@@ -11,7 +12,8 @@ from pgsub.target.ledger import RelationState
 SMALL_BYTES = 8 << 20
 #: Bounds of what shares a slot: apply may have to wait for all of it (bounded), and a failure repeats all of it.
 GROUP_BYTES = 64 << 20
-GROUP_TABLES = 100
+#: PGSUB_GROUP_TABLES is for tests, which want to see what happens to a small table by itself.
+GROUP_TABLES = int(os.environ.get("PGSUB_GROUP_TABLES", 100))
 
 
 def unfinished(rel: RelationState) -> bool:

@@ -31,6 +31,9 @@ STEPS = (
 COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
 #: Steps that only a python worker takes.
 OF_WORKER = (*COPY_STEPS, "sync.after_claim")
+#: Tables that share a slot are claimed before it exists, and catch up with nothing.
+TOGETHER = tuple(step for step in STEPS if step != "sync.after_claim")
+ALONE = {"PGSUB_GROUP_TABLES": "1"}
 #: Some ten chunks for each of the big tables.
 CHUNKS = {"PGSUB_CHUNK_BYTES": str(256 << 10)}
 
@@ -57,10 +60,13 @@ def chunks_done(case: Site) -> int:
     return int(case.subdb.value("SELECT count(xid) FROM pgsub.copy_chunk"))
 
 
-def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(site: Make) -> None:
+@pytest.mark.parametrize(("steps", "env"), [(STEPS, ALONE), (TOGETHER, {})], ids=["alone", "together"])
+def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(
+    site: Make, steps: tuple[str, ...], env: dict[str, str]
+) -> None:
     case = site()
     case.make(*TABLES)
-    kill_launcher_at(case, STEPS)
+    kill_launcher_at(case, steps, **env)
     finish(case)
 
 
@@ -83,12 +89,17 @@ def finish_following(case: Site, process: subprocess.Popen[bytes]) -> None:
     case.check()
 
 
-@pytest.mark.parametrize("victim", ["worker", "jvm"])
-def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(site: Make, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("action", "steps", "env"),
+    [("kill", OF_WORKER, ALONE), ("kill:JVM", STEPS, ALONE), ("kill", COPY_STEPS, {})],
+    ids=["worker", "jvm", "worker of several tables"],
+)
+def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(
+    site: Make, action: str, steps: tuple[str, ...], env: dict[str, str]
+) -> None:
     case = site()
     case.make(*TABLES)
-    steps, action = (STEPS, "kill:JVM") if victim == "jvm" else (OF_WORKER, "kill")
-    process = case.create("--follow", points=dict.fromkeys(steps, action))
+    process = case.create("--follow", points=dict.fromkeys(steps, action), **env)
     case.wait_fired(*steps)
     finish_following(case, process)
 
