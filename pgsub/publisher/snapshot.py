@@ -20,18 +20,18 @@ from pgsub.publisher.faults import translate
 from pgsub.publisher.slots import create_slot
 from pgsub.publisher.waiting import Report, SlotWatch
 
-_LOCKABLE = """
-    SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        JOIN unnest(%s::text[], %s::text[]) AS w (schema, name) ON w.schema = n.nspname AND w.name = c.relname
-    WHERE c.relkind IN ('r', 'p') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')"""
-
-# The catalog is read as of the snapshot, the function answers as of now.
+# The catalog is read as of the snapshot, the functions answer as of now.
 _REWRITTEN = """
-    SELECT c.oid::regclass::text FROM pg_catalog.pg_class c
-    WHERE c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid) AND EXISTS (
-        SELECT FROM unnest(%s::oid[]) AS w (oid) WHERE w.oid = c.oid
-            OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t))"""
+    WITH wanted AS (
+        SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %(schema)s AND c.relname = %(name)s)
+    SELECT NOT EXISTS (SELECT FROM wanted w
+            WHERE w.oid = pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', %(schema)s::text, %(name)s::text)))
+        OR EXISTS (SELECT FROM (
+                SELECT w.oid FROM wanted w
+                UNION SELECT t.relid FROM wanted w, pg_catalog.pg_partition_tree(w.oid) t) AS m (oid)
+            JOIN pg_catalog.pg_class c ON c.oid = m.oid
+            WHERE c.relkind = 'r' AND c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid))"""
 
 
 class SlotSnapshot:
@@ -82,30 +82,6 @@ class SlotSnapshot:
         """
         return _execute(self.connection, query, "read from the slot's snapshot", params)
 
-    def lock(self, tables: Sequence[tuple[str, str]]) -> None:
-        """Keep tables from being rewritten, truncated or dropped before all of them are copied, as pg_dump does.
-
-        Neither TRUNCATE nor an ALTER TABLE that rewrites is safe under a snapshot: it would see an empty table, and the
-        rows would come neither with the copy nor with the slot. A table of which the role may read some columns only
-        cannot be locked.
-
-        :param tables: schema and name; what does not exist is passed over.
-        :raises PublisherUnavailable: one was rewritten between the snapshot and the lock; another attempt helps.
-        """
-        params = ([schema for schema, _ in tables], [name for _, name in tables])
-        rows = self.query(_LOCKABLE, params)
-        if not rows:
-            return
-        only = {"r": psycopg.sql.SQL("ONLY {}"), "p": psycopg.sql.SQL("{}")}
-        listed = [only[kind].format(psycopg.sql.Identifier(schema, name)) for _, schema, name, kind in rows]
-        statement = psycopg.sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(psycopg.sql.SQL(", ").join(listed))
-        self.query(statement.as_string(self.connection))
-        for (name,) in self.query(_REWRITTEN, ([oid for oid, *_ in rows],)):
-            raise PublisherUnavailable(
-                f"table {name} was rewritten on the publisher before it could be copied",
-                detail="The slot's snapshot does not see its rows; a new one will.",
-            )
-
     def alive(self) -> bool:
         """Whether the snapshot can still be imported: the holder's transaction is open and its server answers."""
         try:
@@ -148,6 +124,30 @@ def use_snapshot(connection: Connection, snapshot_name: str) -> None:
         ) from None
     except psycopg.Error as error:
         raise translate(error, "import the slot's snapshot") from None
+
+
+def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
+    """To be asked after a table was read under an imported snapshot: whether that was the snapshot's table.
+
+    VACUUM FULL and CLUSTER move rows between ranges of blocks that are read one by one. TRUNCATE, an ALTER TABLE that
+    rewrites, and another table of the same name are not even safe under a snapshot: it sees no rows, and they would
+    come neither with the copy nor with the slot. Reading has locked the table until the end of the transaction, so the
+    answer stays true. The snapshot's holder must not lock tables itself: a task would queue behind whoever waits for
+    that lock, the holder waits for the task, and no server sees that as a deadlock.
+
+    :raises PublisherUnavailable: it was not; another snapshot helps.
+    :raises PgsubError: translated.
+    """
+    doing = f'look whether table "{schema}.{name}" was rewritten'
+    try:
+        row = connection.execute(_REWRITTEN.encode(), {"schema": schema, "name": name}).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, doing, table=(schema, name), user=connection.info.user) from None
+    if row != (False,):
+        raise PublisherUnavailable(
+            f'table "{schema}.{name}" was rewritten on the publisher while it was copied',
+            detail="The slot's snapshot does not see its rows as they are now; a new one will.",
+        )
 
 
 def _execute(

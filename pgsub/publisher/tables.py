@@ -44,7 +44,6 @@ class Leaf:
     pages: int  #: blocks of the main fork now, not when it was last analyzed
     bytes: int  #: with TOAST
     reltuples: float  #: -1: never analyzed
-    filenode: int | None = None  #: another one after the table was rewritten
     readable: bool = True  #: by itself: a root's privileges and policies are not its partitions'
 
 
@@ -192,7 +191,7 @@ _COLUMNS = """
 _LEAVES = """
     SELECT l.root, c.oid, n.nspname::text, c.relname::text,
         COALESCE(pg_catalog.pg_relation_size(c.oid) / pg_catalog.current_setting('block_size')::bigint, 0),
-        COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8, pg_catalog.pg_relation_filenode(c.oid),
+        COALESCE(pg_catalog.pg_table_size(c.oid), 0), c.reltuples::float8,
         pg_catalog.has_any_column_privilege(c.oid, 'SELECT') AND NOT pg_catalog.row_security_active(c.oid)
             AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
     FROM (SELECT w.oid AS root, w.oid AS leaf FROM unnest(%(oids)s::oid[]) AS w (oid)
@@ -210,25 +209,6 @@ def _restrictions(connection: Connection, oids: Sequence[int], publications: Seq
         SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
         WHERE gpt.relid = ANY(%(oids)s::oid[])""").format(published(connection))
     return connection.execute(query, {"publications": list(publications), "oids": list(oids)}).fetchall()
-
-
-def rewritten(connection: Connection, leaf: Leaf) -> bool:
-    """Whether a leaf's rows have moved since it was described (VACUUM FULL, CLUSTER, some ALTER TABLE).
-
-    Ranges of blocks are parts of a table only while it is the same file. The query locks the leaf as any reader does,
-    so from then on to the end of the transaction it stays what it is.
-
-    :raises PgsubError: translated; the leaf is gone.
-    """
-    query = sql.SQL("SELECT pg_catalog.pg_relation_filenode({}) WHERE NOT EXISTS (SELECT FROM ONLY {} LIMIT 0)").format(
-        sql.Literal(leaf.oid), sql.Identifier(leaf.schema, leaf.name)
-    )
-    try:
-        return connection.execute(query).fetchone() != (leaf.filenode,)
-    except psycopg.Error as error:
-        table = (leaf.schema, leaf.name)
-        doing = "copy the table from the publisher"
-        raise translate(error, doing, table=table, user=connection.info.user) from None
 
 
 def copy_statement(

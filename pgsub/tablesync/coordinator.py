@@ -157,7 +157,6 @@ class TableSync:
             report=self._report_wait,
             stop=self._context.stopping,
         ) as snapshot:
-            snapshot.lock([(relation.schema, relation.name) for relation in found.values()])
             try:
                 states.slot_position(session, claims, snapshot.consistent_point)
             except Fenced:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub import failpoints
-from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable
+from pgsub.errors import ApplyError, Fenced, PgsubError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
-from pgsub.publisher.snapshot import use_snapshot
-from pgsub.publisher.tables import Leaf, rewritten
+from pgsub.publisher.snapshot import check_not_rewritten, use_snapshot
+from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync import pump
@@ -145,12 +145,7 @@ class _Ends:
 
         moved(0)
         rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
-        # asked afterwards: from its first COPY on this transaction's lock keeps the table from being rewritten
-        if piece.leaf is not None and rewritten(self._source, piece.leaf):
-            raise PublisherUnavailable(
-                f'table "{piece.leaf.schema}.{piece.leaf.name}" was rewritten on the publisher while it was copied',
-                detail="Its rows have moved, so the chunks that are left are no longer its other rows.",
-            )
+        check_not_rewritten(self._source, *_source_of(piece))
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")
@@ -159,6 +154,10 @@ class _Ends:
         pulse.rows_done = rows
         self._sender.send(pulse, now=True)
         return rows, size
+
+
+def _source_of(piece: Piece) -> tuple[str, str]:
+    return (piece.leaf.schema, piece.leaf.name) if piece.leaf else (piece.schema, piece.name)
 
 
 def _located(error: PgsubError, piece: Piece) -> PgsubError:

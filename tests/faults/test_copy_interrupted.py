@@ -19,7 +19,7 @@ from pgsub.tablesync import plan
 def test_a_copy_that_the_publisher_broke_off_is_not_taken_for_the_whole_table(
     pubdb: Database,
     subdb: Database,
-    subscriber: Callable[[], Subscriber],
+    subscriber: Callable[..., Subscriber],
     child: Callable[..., Child],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -28,11 +28,12 @@ def test_a_copy_that_the_publisher_broke_off_is_not_taken_for_the_whole_table(
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", chunk_bytes)
+    monkeypatch.setattr(plan, "CHUNKS_PER_TASK", 1)  # a small chunk would be in the sockets' buffers, its COPY over
     for database in (pubdb, subdb):
         database.execute("CREATE TABLE log (n bigint, pad text)")
     pubdb.execute("CREATE PUBLICATION p FOR TABLE log")
     pubdb.execute("INSERT INTO log SELECT g, repeat('x', 1000) FROM generate_series(1, 30000) g")
-    sub = subscriber().register("log", state="i")
+    sub = subscriber(copy_workers=1).register("log", state="i")
     release = tmp_path / "release"
     real = sub.submit
 

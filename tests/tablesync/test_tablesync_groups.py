@@ -8,13 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
 from pgsub import failpoints
 from pgsub.apply import worker
-from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable
-from pgsub.publisher.snapshot import SlotSnapshot
+from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.tablesync import leftover, preparation, workforce
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
@@ -344,32 +342,22 @@ def test_a_piece_that_a_lost_session_holds_ends_the_attempt(pair: MakePair, monk
     _ends_well(p)
 
 
-def test_a_table_that_was_rewritten_before_its_copy_is_copied_from_another_snapshot(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "statement",
+    ["ALTER TABLE c ALTER v TYPE varchar(99), ALTER id TYPE bigint", "TRUNCATE c", "VACUUM FULL c"],
+    ids=["ALTER TABLE", "TRUNCATE", "VACUUM FULL"],
+)
+def test_a_table_that_was_rewritten_before_its_copy_is_copied_from_another_snapshot_and_the_others_are_not(
+    pair: MakePair, at: At, tmp_path: Path, statement: str
 ) -> None:
     p = pair(TABLES, pub=ROWS, state="i")
-    opened = SlotSnapshot.lock
-
-    def lock(snapshot: SlotSnapshot, tables: list[tuple[str, str]]) -> None:
-        p.pubdb.execute("ALTER TABLE c ALTER v TYPE varchar(99), ALTER id TYPE bigint")
-        opened(snapshot, tables)
-
-    monkeypatch.setattr(SlotSnapshot, "lock", lock)
-    with pytest.raises(PublisherUnavailable, match="was rewritten"):
-        _together(p)
-    monkeypatch.setattr(SlotSnapshot, "lock", opened)
-    _ends_well(p)
-
-
-def test_nobody_rewrites_a_table_between_the_snapshot_and_its_copy(pair: MakePair, at: At, tmp_path: Path) -> None:
-    p = pair(TABLES, pub=ROWS, state="i")
     gate = tmp_path / "gate"
-    sync = _paused_copy(p, at, gate)
-    with closing(p.pubdb.connect()) as other:
-        other.execute("SET lock_timeout = '50ms'")
-        for name in NAMES:
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                other.execute(f"TRUNCATE {name}".encode())
+    at(f"sync.after_slot=pause:{gate}")
+    sync = p.submit("sync", lambda _: p.try_sync(*map(p.relid, NAMES)), [None])
+    p.until("SELECT count(*) = %s FROM pgsub.progress WHERE worker <> 0", len(NAMES))
+    p.pubdb.execute(statement)  # nobody has to wait
     gate.touch()
-    assert sync.result() == [{}]
+    [errors] = sync.result()
+    assert list(errors) == [p.relid("c")] and "was rewritten" in errors[p.relid("c")].message
+    at("")
     _ends_well(p)
