@@ -126,6 +126,14 @@ def use_snapshot(connection: Connection, snapshot_name: str) -> None:
         raise translate(error, "import the slot's snapshot") from None
 
 
+def leave_snapshot(connection: Connection) -> None:
+    """End the transaction that :func:`use_snapshot` began, and with it the locks of what it read.
+
+    :raises PgsubError: translated.
+    """
+    _execute(connection, "COMMIT", "end a transaction")
+
+
 def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     """To be asked after a table was read under an imported snapshot: whether that was the snapshot's table.
 

@@ -16,7 +16,7 @@ from pgsub import failpoints
 from pgsub.errors import ApplyError, Fenced, PgsubError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate as publisher_fault
-from pgsub.publisher.snapshot import check_not_rewritten, use_snapshot
+from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
@@ -97,7 +97,7 @@ class _Ends:
     @classmethod
     @contextlib.contextmanager
     def open(cls, spec: CopySpec) -> Iterator[_Ends]:
-        """Connect to both servers and see the snapshot."""
+        """Connect to both servers."""
         sub, first = spec.subscription, spec.pieces[0].key.claim
         name = SessionName(sub.subid, f"copy:{first.worker}", first.epoch)
         with contextlib.ExitStack() as stack:
@@ -110,7 +110,6 @@ class _Ends:
                 source = stack.enter_context(
                     contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name))
                 )
-                use_snapshot(source, spec.snapshot)
                 ends = cls(spec, session, source)
             except psycopg.Error as error:
                 raise target.translate(error, "start to copy on the target") from None
@@ -144,8 +143,11 @@ class _Ends:
             self._sender.send(pulse)
 
         moved(0)
+        # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
+        use_snapshot(self._source, self._spec.snapshot)
         rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
         check_not_rewritten(self._source, *_source_of(piece))
+        leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")

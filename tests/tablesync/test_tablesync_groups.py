@@ -342,6 +342,21 @@ def test_a_piece_that_a_lost_session_holds_ends_the_attempt(pair: MakePair, monk
     _ends_well(p)
 
 
+def test_what_is_copied_is_not_kept_locked_on_the_publisher(pair: MakePair, at: At, tmp_path: Path) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    gate = tmp_path / "gate"
+    sync = _paused_copy(p, at, gate)
+    with closing(p.pubdb.connect()) as other:  # holding a lock and waiting for another one would be half a deadlock
+        other.execute("SET lock_timeout = '5s'")
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE d, a IN ACCESS EXCLUSIVE MODE")
+        gate.touch()
+        p.until("SELECT count(xid) = 3 FROM pgsub.copy_chunk")
+        other.execute("COMMIT")
+    assert sync.result() == [{}]
+    _ends_well(p)
+
+
 @pytest.mark.parametrize(
     "statement",
     ["ALTER TABLE c ALTER v TYPE varchar(99), ALTER id TYPE bigint", "TRUNCATE c", "VACUUM FULL c"],
