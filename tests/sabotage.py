@@ -129,7 +129,7 @@ GUARDS = (
     ),
     Guard(
         "a copy that the publisher broke off fails",
-        "pgsub/tablesync/pump.py",
+        "pgsub/tablesync/passthrough.py",
         (("            if self._failure is not None:\n                raise SourceError(self._failure)\n", ""),),
         ("tests/tablesync/test_tablesync_pump.py",),
     ),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pgsub.publisher import connect as publisher
 from pgsub.tablesync import pump
+from pgsub.tablesync.passthrough import Passthrough
 from pgsub.target import connect as target
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _through(stream: bytes, cuts: list[int]) -> tuple[bytes, int]:
                 end.setblocking(False)
             for thread in threads:
                 thread.start()
-            size = pump._Raw(source, session, None, pump._Meter(lambda size: None)).run("COPY public.t TO STDOUT")  # type: ignore[arg-type]
+            size = Passthrough(source, session, None, lambda size: None).run("COPY public.t TO STDOUT")  # type: ignore[arg-type]
         for thread in threads:
             thread.join()
     return bytes(handed), size
