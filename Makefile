@@ -36,7 +36,7 @@ lint: $(STAMP)
 # Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others.
 tests: $(STAMP)
 	servers=$$($(PY) tests/servers.py) && \
-		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)

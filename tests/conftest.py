@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 pytest_plugins = sorted(file.stem for file in Path(__file__).parent.glob("fix_*.py"))
 
 # Tests give programs another HOME; the archive that makes Spark start faster is shared all the same.
@@ -11,3 +13,12 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # A run in the background is started with SIGINT ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Folders whose files take longest: they come first, so that no worker is left alone with one of them at the end.
+_LONG = ("faults", "commands", "models", "demo", "tablesync", "spark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; the order inside a file stays."""
+    ranks = {name: rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.parent.name, len(_LONG)))
