@@ -72,7 +72,7 @@ class Passthrough:
             try:
                 count = self._source.recv_into(memoryview(self._buffer)[self._have :])
             except BlockingIOError:
-                wait(self._source, select.POLLIN)
+                wait(self._source, select.POLLIN, self._idle)
                 continue
             except OSError as error:
                 raise self._lost(error) from None
@@ -80,6 +80,10 @@ class Passthrough:
                 raise self._lost(None)
             self._have += count
             return
+
+    def _idle(self) -> None:
+        """Whoever waits still lives, and what it has moved is worth telling."""
+        self._meter(self._size)
 
     def _lost(self, error: OSError | None) -> SourceError:
         reason = f": {error.strerror}" if error is not None else ""
@@ -131,7 +135,7 @@ class Passthrough:
 
     def _send(self, stretch: memoryview) -> None:
         while stretch:
-            if wait(self._target, select.POLLIN | select.POLLOUT) & ~select.POLLOUT:
+            if wait(self._target, select.POLLIN | select.POLLOUT, self._idle) & ~select.POLLOUT:
                 self._listen()
             try:
                 stretch = stretch[self._target.send(stretch, socket.MSG_NOSIGNAL) :]
@@ -167,8 +171,13 @@ def _report(body: bytes) -> psycopg.Error:
     return error
 
 
-def wait(what: socket.socket | int, events: int) -> int:
-    """Wait for one of these events of poll(2); which of them came."""
+def wait(what: socket.socket | int, events: int, idle: Callable[[], None] = lambda: None) -> int:
+    """Wait for one of these events of poll(2); which of them came.
+
+    :param idle: called twice a second meanwhile.
+    """
     poll = select.poll()
     poll.register(what, events)
-    return poll.poll()[0][1]
+    while not (ready := poll.poll(500)):
+        idle()
+    return ready[0][1]
