@@ -40,25 +40,17 @@ def find_targets(
     found, errors = {}, dict[int, PgsubError]()
     names = [(row.schemaname, row.relname) for row in rows]
     described = describe_many(session, names, replica=target.is_replica(session))
-    bypasses = _bypasses_row_security(session)
     for row in rows:
         relation = described.get((row.schemaname, row.relname))
         if relation is None or relation.oid != row.srrelid:
             errors[row.srrelid] = missing(row.schemaname, row.relname)
-        elif relation.row_security and not bypasses:
+        elif relation.row_security:
             errors[row.srrelid] = StateForbids(
                 f'role cannot replicate into relation with row-level security enabled: "{row.relname}"'
             )
         else:
             found[row.srrelid] = relation
     return found, errors
-
-
-def _bypasses_row_security(session: psycopg.Connection) -> bool:
-    row = session.execute(
-        "SELECT rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user"
-    ).fetchone()
-    return bool(row and row[0])
 
 
 def prepare(

@@ -32,7 +32,7 @@ COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
 #: Steps that only a python worker takes.
 OF_WORKER = (*COPY_STEPS, "sync.after_claim")
 #: Tables that share a slot are claimed before it exists, and catch up with nothing.
-TOGETHER = tuple(step for step in STEPS if step != "sync.after_claim")
+TOGETHER = ("sync.after_slot", "copy.before_commit", "sync.after_f", "sync.after_s")
 ALONE = {"PGSUB_GROUP_TABLES": "1"}
 #: Some ten chunks for each of the big tables.
 CHUNKS = {"PGSUB_CHUNK_BYTES": str(256 << 10)}
