@@ -220,7 +220,7 @@ def test_a_table_taken_over_by_another_attempt_is_left_to_it(pair: MakePair, at:
     second.result()
     errors = first.result()[0]
     assert list(errors) in ([], ["c"]) and all(isinstance(error, Fenced) for error in errors.values())
-    assert _states(p) == "ssss"
+    assert p.state("c") == "s" and set(_states(p)) <= {"s", "f"}  # those that are left catch up by themselves
     _ends_well(p)
 
 
