@@ -124,7 +124,12 @@ GUARDS = (
     Guard(
         "nobody streams a shared slot",
         "pgsub/tablesync/coordinator.py",
-        (("        if state.sync_slot != own:\n", "        own = state.sync_slot or own\n        if False:\n"),),
+        (
+            (
+                "            if state.sync_slot != own:\n",
+                "            own = state.sync_slot or own\n            if False:\n",
+            ),
+        ),
         ("tests/tablesync/test_tablesync_groups.py",),
     ),
     Guard(
