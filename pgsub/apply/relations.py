@@ -14,11 +14,13 @@ class RelationCache:
     """Remote relations as the stream described them, and their maps to target tables.
 
     :param connection: a target session; used only between statements of the pipeline.
+    :param subid: the subscription, for contexts of errors.
     :param replica: whether session_replication_role = replica is in effect there.
     """
 
-    def __init__(self, connection: psycopg.Connection, *, replica: bool) -> None:
+    def __init__(self, connection: psycopg.Connection, subid: int, *, replica: bool) -> None:
         self._connection = connection
+        self.subid = subid
         self._replica = replica
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}

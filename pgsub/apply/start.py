@@ -6,9 +6,11 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
+from pgsub.apply.applier import TargetSession
 from pgsub.apply.loop import Streams
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
@@ -25,6 +27,9 @@ from pgsub.target import ledger, membership, origins
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
+
+#: Transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription).
+PARALLEL_WORKERS = 2
 
 _IN_USE = "55006"
 _NAMES = ("synchronous_standby_names", "application_name")
@@ -70,19 +75,15 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
 
 def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sub, claim = spec.subscription, spec.claim
-    name = SessionName(sub.subid, spec.role, claim.epoch)
     spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
     stack.callback(spool.close)
-    session = stack.enter_context(
-        contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
-    )
-    progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
-    progress.claim()
-    progress.read()
+    own = _session(spec)
+    stack.callback(own.connection.close)
+    own.progress.claim()
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
     )
-    _check(session, replication, spec, progress)
+    _check(own.connection, replication, spec, own.progress)
     options = walsender.start_options(
         replication.info.server_version,
         sub.publications,
@@ -90,12 +91,33 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         streaming=sub.streaming,
         origin=sub.origin,
     )
+    parallel = walsender.negotiated(options).parallel_streaming
     waits = _waits(replication)
     sender = walsender.WalSender(replication)
-    sender.start(spec.slot_name, progress.remote_lsn, options)
-    assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
-    relations = RelationCache(session, replica=target.is_replica(session))
-    return Streams(session, sender, progress, relations, assembler, waits)
+    sender.start(spec.slot_name, own.progress.remote_lsn, options)
+    return Streams(
+        own,
+        sender,
+        Assembler(spool, parallel_streaming=parallel),
+        partial(_session, spec),
+        appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
+        waits=waits,
+    )
+
+
+def _session(spec: WorkerSpec) -> TargetSession:
+    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    sub, claim = spec.subscription, spec.claim
+    name = SessionName(sub.subid, spec.role, claim.epoch)
+    connection = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit)
+    try:
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
+        return TargetSession(
+            connection, progress, RelationCache(connection, sub.subid, replica=target.is_replica(connection))
+        )
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _waits(replication: publisher.Connection) -> bool:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import covered
@@ -69,9 +71,10 @@ class ApplyRole:
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
 
-    def attach(self, loop: ApplyLoop) -> None:
-        """See :class:`~pgsub.apply.loop.Role`."""
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.role.Role`."""
         self._loop = loop
+        self._take(self._streams.progress.states_version)
 
     def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
@@ -112,6 +115,18 @@ class ApplyRole:
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
         return state.srrelid
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Only once every table is ready (pa_can_start): then it takes no LSN to decide."""
+        states = self._states
+        if any(state.srsubstate != "r" for state in states.values()):
+            return None
+
+        def admits(relation: Relation, finish_lsn: int) -> int | None:
+            state = states.get((relation.namespace, relation.name))
+            return None if state is None or relation.namespace == _OWN_SCHEMA else state.srrelid
+
+        return self._version, admits
 
     def refused(self) -> bool:
         """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
@@ -156,6 +171,6 @@ class ApplyRole:
 def _beyond(transaction: RemoteTransaction, names: set[tuple[str, str]], state: RelationState) -> bool:
     """Whether a transaction changes a claimed table behind where it changes hands."""
     assert state.handover_lsn is not None
-    if covered(transaction.finish_lsn, state.handover_lsn):
+    if covered(transaction.decided_by, state.handover_lsn):
         return False
     return (state.schemaname, state.relname) in names

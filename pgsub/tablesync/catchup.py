@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsub import failpoints
+from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import WorkerResult
@@ -63,8 +65,8 @@ class SyncRole:
         self._next_look = 0.0
         self._done = False
 
-    def attach(self, loop: ApplyLoop) -> None:
-        """See :class:`~pgsub.apply.loop.Role`; an older attempt's claim still stands and is kept."""
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.role.Role`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
         rows = ledger.relations(self._streams.connection, self._claim.subid)
@@ -83,6 +85,10 @@ class SyncRole:
     def admits(self, relation: Relation, finish_lsn: int) -> int | None:
         """Changes of this table."""
         return self._claim.worker if (relation.namespace, relation.name) == self._relation else None
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
+        return None
 
     def refused(self) -> bool:
         """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""
