@@ -20,6 +20,10 @@ from psycopg import sql
 from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
+_TABLES = (
+    *("event", "prepared_pending", "prepared_xact", "copy_chunk"),
+    *("subscription_rel", "progress", "control", "subscription"),
+)
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
 
 
@@ -189,9 +193,8 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything the ledger has about a subscription."""
-    tables = ("event", "prepared_xact", "copy_chunk", "subscription_rel", "progress", "control", "subscription")
     with durable(connection):
-        for table in tables:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
+        for table in _TABLES:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
             )
