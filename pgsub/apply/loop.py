@@ -78,6 +78,8 @@ class Streams:
     relations: RelationCache
     assembler: Assembler
     waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
+    pending: bool = False  #: two_phase waits for every table to be r
+    two_phase: bool = False  #: the stream was started with two_phase
 
 
 class ApplyLoop:

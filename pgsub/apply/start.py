@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgsub import failpoints
 from pgsub.apply.loop import Streams
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
@@ -21,7 +22,7 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, membership, origins
+from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
@@ -82,20 +83,44 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
     )
-    _check(session, replication, spec, progress)
+    slot = _check(session, replication, spec, progress)
+    pending, prepares, position = _two_phase(session, replication, spec, slot)
     options = walsender.start_options(
         replication.info.server_version,
         sub.publications,
         binary=sub.binary,
         streaming=sub.streaming,
         origin=sub.origin,
+        two_phase=prepares,
     )
     waits = _waits(replication)
     sender = walsender.WalSender(replication)
-    sender.start(spec.slot_name, progress.remote_lsn, options)
+    sender.start(spec.slot_name, max(progress.remote_lsn, position), options)
     assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
     relations = RelationCache(session, replica=target.is_replica(session))
-    return Streams(session, sender, progress, relations, assembler, waits)
+    return Streams(session, sender, progress, relations, assembler, waits, pending=pending, two_phase=prepares)
+
+
+def _two_phase(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
+) -> tuple[bool, bool, int]:
+    """Whether two_phase is pending, whether the stream asks for it, and from where at least.
+
+    :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
+    """
+    if spec.claim.worker != ledger.APPLY:
+        return False, False, 0
+    state = two_phase.state(session, spec.claim.subid)
+    if state == two_phase.DISABLED:
+        identity.check_not_two_phase(slot, spec.subscription.name)
+        return False, False, 0
+    slots.check_two_phase(replication)
+    enabled, position = two_phase.enable_if_ready(session, spec.claim)
+    if not enabled:
+        identity.check_not_two_phase(slot, spec.subscription.name, pending=True)
+        return True, False, 0
+    failpoints.point("apply.after_two_phase")
+    return False, True, position
 
 
 def _waits(replication: publisher.Connection) -> bool:
@@ -110,7 +135,7 @@ def _waits(replication: publisher.Connection) -> bool:
 
 def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
-) -> None:
+) -> slots.SlotState | None:
     known = ledger.identity(session, spec.subscription.subid)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
@@ -124,6 +149,7 @@ def _check(
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
         ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
+    return state
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:

@@ -92,17 +92,19 @@ def register(
     relations: Sequence[RelationState],
     *,
     slot_intent: bool,
+    two_phase: str = "d",
 ) -> None:
     """Write a new subscription's rows; ``slot_intent`` is set when a slot is about to be created.
 
+    :param two_phase: ``e`` where that slot will be two-phase from its creation on.
     :raises SubscriptionExists: another state store has one of this number.
     """
     try:
         with durable(connection):
             connection.execute(
-                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
-                " VALUES (%s, %s, %s, %s, %s)",
-                (subid, name, state_store, slot_name, slot_intent),
+                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent, two_phase)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                (subid, name, state_store, slot_name, slot_intent, two_phase),
             )
             connection.execute(
                 "INSERT INTO pgsub.control (subid, worker, token) VALUES (%s, 0, %s)", (subid, uuid.uuid4())
