@@ -20,6 +20,7 @@ from pgsub.errors import InternalError, TargetUnavailable
 
 #: Every point, so that a test can ask whether each was reached.
 POINTS = (
+    "apply.after_two_phase",
     "apply.before_target_commit",
     "apply.after_target_commit",
     "apply.after_reported_lsn",
@@ -52,6 +53,7 @@ POINTS = (
     "refresh.after_commit",
     "alter.after_ledger",
     "alter.after_definition",
+    "alter.after_slot",
 )
 
 _counts: dict[str, int] = {}

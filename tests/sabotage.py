@@ -169,6 +169,24 @@ GUARDS = (
         ("tests/faults/test_kill_refresh.py",),
     ),
     Guard(
+        "two_phase is enabled once every table is ready",
+        "pgsub/target/two_phase.py",
+        (("if now == PENDING and row is not None and row[0]:", "if now == PENDING:"),),
+        ("tests/target/test_target_two_phase.py",),
+    ),
+    Guard(
+        "a slot becomes two-phase behind every table",
+        "pgsub/target/two_phase.py",
+        (("(SELECT max(r.srsublsn) FROM", "(SELECT min(r.srsublsn) FROM"),),
+        ("tests/apply/test_apply_two_phase_start.py",),
+    ),
+    Guard(
+        "a table to copy comes before two_phase or not at all",
+        "pgsub/target/membership.py",
+        (("    if wanted.copies:\n        two_phase.refuse_copy(connection, subid)\n", ""),),
+        ("tests/target/test_target_two_phase.py",),
+    ),
+    Guard(
         "chunks of a rewritten table are not mixed",
         "pgsub/tablesync/copy.py",
         (("        check_not_rewritten(self._source, *_source_of(piece))\n", ""),),

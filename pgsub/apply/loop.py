@@ -54,6 +54,7 @@ class Streams:
     open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
     appliers: int = 0  #: transactions that may be applied while they arrive
     waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
+    pending: bool = False  #: two_phase waits for every table to be r
 
     @property
     def connection(self) -> psycopg.Connection:

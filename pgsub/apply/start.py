@@ -10,6 +10,7 @@ from functools import partial
 
 import psycopg
 
+from pgsub import failpoints
 from pgsub.apply.applier import TargetSession
 from pgsub.apply.loop import Streams
 from pgsub.apply.relations import RelationCache
@@ -23,7 +24,7 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, membership, origins
+from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
@@ -83,18 +84,20 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
     )
-    _check(own.connection, replication, spec, own.progress)
+    slot = _check(own.connection, replication, spec, own.progress)
+    pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
     options = walsender.start_options(
         replication.info.server_version,
         sub.publications,
         binary=sub.binary,
         streaming=sub.streaming,
         origin=sub.origin,
+        two_phase=prepares,
     )
     parallel = walsender.negotiated(options).parallel_streaming
     waits = _waits(replication)
     sender = walsender.WalSender(replication)
-    sender.start(spec.slot_name, own.progress.remote_lsn, options)
+    sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
     return Streams(
         own,
         sender,
@@ -102,6 +105,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         partial(_session, spec),
         appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
         waits=waits,
+        pending=pending,
     )
 
 
@@ -120,6 +124,28 @@ def _session(spec: WorkerSpec) -> TargetSession:
         raise
 
 
+def _two_phase(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
+) -> tuple[bool, bool, int]:
+    """Whether two_phase is pending, whether the stream asks for it, and from where at least.
+
+    :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
+    """
+    if spec.claim.worker != ledger.APPLY:
+        return False, False, 0
+    state = two_phase.state(session, spec.claim.subid)
+    if state == two_phase.DISABLED:
+        identity.check_not_two_phase(slot, spec.subscription.name)
+        return False, False, 0
+    slots.check_two_phase(replication)
+    enabled, position = two_phase.enable_if_ready(session, spec.claim)
+    if not enabled:
+        identity.check_not_two_phase(slot, spec.subscription.name, pending=True)
+        return True, False, 0
+    failpoints.point("apply.after_two_phase")
+    return False, True, position
+
+
 def _waits(replication: publisher.Connection) -> bool:
     """Whether commits on the publisher may wait for this subscription's flush position (synchronous_standby_names)."""
     try:
@@ -132,7 +158,7 @@ def _waits(replication: publisher.Connection) -> bool:
 
 def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
-) -> None:
+) -> slots.SlotState | None:
     known = ledger.identity(session, spec.subscription.subid)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
@@ -146,6 +172,7 @@ def _check(
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
         ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
+    return state
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:

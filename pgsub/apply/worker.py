@@ -67,6 +67,7 @@ class ApplyRole:
         self._version = -1
         self._claims: list[RelationState] = []
         self._next_ready = 0.0
+        self._flips = False  #: two_phase is pending and nothing is in its way
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
@@ -145,6 +146,8 @@ class ApplyRole:
         """Tables whose srsublsn apply has passed become ``r``."""
         if control is not None and control.states_version != self._version:
             self._take(control.states_version)
+        if self._flips:
+            return True  # the next start asks for two_phase
         position = self._loop.position
         if self._first_done is not None and self._first_done <= position:
             if time.monotonic() < self._next_ready:
@@ -162,6 +165,7 @@ class ApplyRole:
         self._states = table_states(self._streams.connection, self._subid)
         self._version = version
         rows = self._states.values()
+        self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
         self._first_done = min(
             (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
