@@ -19,8 +19,9 @@ from pgsub import failpoints
 from pgsub.apply import conflict
 from pgsub.apply.conflict import ConflictRecord, Place
 from pgsub.apply.executor import Executor
-from pgsub.apply.receiver import Receiver
+from pgsub.apply.receiver import Receiver, Timing
 from pgsub.apply.relations import RelationCache
+from pgsub.apply.standby import StandbyNames
 from pgsub.apply.transactions import Assembler, RemoteTransaction
 from pgsub.errors import Directive, PgsubError
 from pgsub.protocol import envelope
@@ -77,7 +78,8 @@ class Streams:
     progress: Progress
     relations: RelationCache
     assembler: Assembler
-    waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
+    standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
+    timing: Timing
 
 
 class ApplyLoop:
@@ -108,7 +110,9 @@ class ApplyLoop:
         self._until = until_lsn
         self._progress = streams.progress
         self._executor = Executor(streams.connection, pulse.subid, streams.relations)
-        self._receiver = Receiver(streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn)
+        self._receiver = Receiver(
+            streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn, streams.timing
+        )
         self._batch: list[RemoteTransaction] = []
         self._batch_bytes = 0
         self._batch_since = 0.0
@@ -310,7 +314,7 @@ class ApplyLoop:
     def _report_if_due(self, clock: float) -> None:
         behind = self.remote_lsn > self._progress.reported_lsn
         unreported = self.position - max(self._progress.reported_lsn, self.remote_lsn)
-        idle = unreported >= (1 if self._streams.waits else IDLE_REPORT_BYTES)
+        idle = unreported >= IDLE_REPORT_BYTES or (unreported > 0 and self._streams.standby.waits())
         if clock >= self._next_report and (behind or idle):
             self._report()
 

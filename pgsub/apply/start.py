@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.loop import Streams
+from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
+from pgsub.apply.standby import StandbyNames, named
 from pgsub.apply.transactions import Assembler
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
@@ -27,7 +29,12 @@ from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
-_NAMES = ("synchronous_standby_names", "application_name")
+_RECEIVER = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
+       max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
+  FROM pg_catalog.pg_settings WHERE name IN ('wal_receiver_timeout', 'wal_receiver_status_interval')
+"""
+_SENDER = "SELECT setting::bigint / 1000.0 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +97,31 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         streaming=sub.streaming,
         origin=sub.origin,
     )
-    waits = _waits(replication)
+    timing = _timing(session, replication)
+    standby = StandbyNames(sub.connection, spec.application_name, named(replication))
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, progress.remote_lsn, options)
     assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
     relations = RelationCache(session, replica=target.is_replica(session))
-    return Streams(session, sender, progress, relations, assembler, waits)
+    return Streams(session, sender, progress, relations, assembler, standby, timing)
 
 
-def _waits(replication: publisher.Connection) -> bool:
-    """Whether commits on the publisher may wait for this subscription's flush position (synchronous_standby_names)."""
+def _timing(session: psycopg.Connection, replication: publisher.Connection) -> Timing:
+    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them.
+
+    The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
+    that takes its time, or behind what apply has not taken yet.
+    """
     try:
-        shown = [replication.execute(f"SHOW {name}".encode()).fetchone() for name in _NAMES]
+        row = session.execute(_RECEIVER.encode()).fetchone()
+    except psycopg.Error as error:
+        raise target.translate(error, "read the target's settings") from None
+    try:
+        sender = replication.execute(_SENDER.encode()).fetchone()
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
-    names, own = (row[0] if row else "" for row in shown)
-    return own in names or "*" in names
+    timeout, interval = row or (None, None)
+    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=sender and sender[0])
 
 
 def _check(
