@@ -121,7 +121,8 @@ def _timing(session: psycopg.Connection, replication: publisher.Connection) -> T
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
     timeout, interval = row or (None, None)
-    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=sender and sender[0])
+    patience = sender[0] if sender else None
+    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
 
 
 def _check(
