@@ -8,13 +8,13 @@ executor takes the same arguments. Mirrors apply_handle_insert/update/delete/tru
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
 
 from pgsub.apply import conflict
 from pgsub.apply.conflict import ConflictRecord, Place
-from pgsub.apply.relations import RelationCache
+from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.decoder import decode_change
@@ -31,8 +31,9 @@ COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
 _UNCHANGED = ord("u")
 
-#: Decides whether a change of a remote relation is taken: its target oid, or None to leave it.
-Filter = Callable[[Relation, int], int | None]
+#: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
+#: finish LSN: the oid of the subscribed table, or None to leave it.
+Filter = Callable[[Relation, int, int], int | None]
 
 
 class Executor:
@@ -53,8 +54,8 @@ class Executor:
         self._insert_bytes = 0
         self._insert_place: Place | None = None
         self._conflicts: list[ConflictRecord] = []
-        self._touched: dict[int, RelationMap] = {}
-        self._replaced: list[RelationMap] = []
+        self._touched: dict[tuple[str, str], int] = {}
+        self._replaced: list[tuple[str, str]] = []
         self.copies = True
         self.changes = 0
 
@@ -85,25 +86,24 @@ class Executor:
         return self._conflicts
 
     def _look_for_replaced(self) -> None:
-        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours."""
-        for relation in self._touched.values():
-            key = (relation.remote.relid, b"=", b"")
-            statement = self._relations.statements.get(key)
-            if statement is None:
-                statement = self._relations.statements[key] = statements.unreplaced(relation.target)
+        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
 
-            def on_count(count: int, relation: RelationMap = relation) -> None:
+        Of tables whose changes were left too: another one that is subscribed may have got the name meanwhile.
+        """
+        for name, oid in self._touched.items():
+
+            def on_count(count: int, name: tuple[str, str] = name) -> None:
                 if count == 0:
-                    self._replaced.append(relation)
+                    self._replaced.append(name)
 
-            self._pipeline.send(statement, (), (), None, on_count)
+            values = (str(oid).encode(), name[0].encode(), name[1].encode())
+            self._pipeline.send(statements.UNREPLACED, values, (0, 0, 0), None, on_count)
 
     def _refuse_replaced(self) -> None:
-        for relation in self._replaced:
-            target = relation.target
+        for schema, name in self._replaced:
             raise SchemaFault(
-                f'logical replication target relation "{target.schema}.{target.name}" was replaced by another table',
-                detail=f"The changes were meant for OID {target.oid}.",
+                f'logical replication target relation "{schema}.{name}" was replaced by another table',
+                detail=f"The changes were meant for OID {self._touched[schema, name]}.",
             )
 
     def skim(self, transaction: RemoteTransaction) -> None:
@@ -139,23 +139,34 @@ class Executor:
     def _target(
         self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
     ) -> RelationMap | None:
-        oid = admits(self._relations.remote(relid), transaction.finish_lsn)
+        relations, remote = self._relations, self._relations.remote(relid)
+        oid = relations.oid(relid)
         if oid is None:
+            with self._asking(transaction, message_type, remote):
+                oid = relations.find(relid)
+        taken = admits(remote, oid, transaction.finish_lsn)
+        if oid != NEVER:
+            self._touched[local_name(remote)] = oid
+        if taken is None:
             return None
-        relation = self._relations.known(relid)
+        relation = relations.known(relid)
         if relation is None:
-            self._flush_inserts()
-            self._pipeline.sync()  # the catalogs are read on the same session
-            try:
-                relation = self._relations.make(relid, oid)
-            except PgsubError as error:
-                conflict.located(error, self._subid, Place(transaction, message_type))
-                if isinstance(error, ApplyError):
-                    remote = self._relations.remote(relid)
-                    error.relation = f"{remote.namespace}.{remote.name}"
-                raise
-        self._touched[relid] = relation
+            with self._asking(transaction, message_type, remote):
+                relation = relations.make(relid, taken)
         return relation
+
+    @contextlib.contextmanager
+    def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:
+        """The catalogs are read on the same session, between its statements; faults get their place."""
+        self._flush_inserts()
+        self._pipeline.sync()
+        try:
+            yield
+        except PgsubError as error:
+            conflict.located(error, self._subid, Place(transaction, message_type))
+            if isinstance(error, ApplyError):
+                error.relation = ".".join(local_name(remote))
+            raise
 
     def _insert(self, transaction: RemoteTransaction, relation: RelationMap, message: Insert) -> None:
         _check_width(relation, message.new)

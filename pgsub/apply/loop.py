@@ -55,8 +55,11 @@ class Role(Protocol):
     def attach(self, loop: ApplyLoop) -> None:
         """Called once, before anything else: the loop whose positions the role looks at."""
 
-    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
-        """The target oid if a change is taken, None to leave it; asked under the progress row's lock."""
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
+
+        :param oid: of the target's table that bears the relation's name.
+        """
 
     def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
         """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""

@@ -13,6 +13,7 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.relations import local_name
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import WorkerResult
@@ -80,9 +81,10 @@ class SyncRole:
                 return number
         return len(transactions)
 
-    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
-        """Changes of this table."""
-        return self._claim.worker if (relation.namespace, relation.name) == self._relation else None
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
+        ours = oid == self._claim.worker or local_name(relation) == self._relation
+        return self._claim.worker if ours else None
 
     def refused(self) -> bool:
         """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""

@@ -103,6 +103,34 @@ SELECT i.indrelid::bigint, a.attname::text, i.indimmediate
 """
 
 
+_OIDS = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint
+  FROM unnest(%s::text[], %s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+"""
+
+
+def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Oids of whatever bears these names now, tables or not; without those that nothing bears.
+
+    :param names: schema and name of each.
+    """
+    wanted = list(names)
+    rows = connection.execute(_OIDS.encode(), ([schema for schema, _ in wanted], [name for _, name in wanted]))
+    return {(schema, name): oid for schema, name, oid in rows}
+
+
+def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
+    """Schema and name that a table bears now, None where it was dropped."""
+    row = connection.execute(
+        "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s::oid",
+        (oid,),
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
     """A live column of a target table."""
