@@ -18,7 +18,7 @@ from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.target import copyin, statements
 from pgsub.target.pipeline import Pipeline, StatementFailed
 from pgsub.target.relation import RelationMap, check_updatable
@@ -30,6 +30,7 @@ COPY_FROM = 50
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
 _UNCHANGED = ord("u")
+_DESCRIBING = frozenset(b"RY")
 
 #: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
 #: finish LSN: the oid of the subscribed table, or None to leave it.
@@ -78,7 +79,7 @@ class Executor:
             self._refuse_replaced()
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
-            raise conflict.fault(self._subid, failure.error, place) from None
+            raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
         except PgsubError:
             with contextlib.suppress(StatementFailed):
                 self._pipeline.sync()  # the session must be out of the pipeline before it can roll back
@@ -109,10 +110,14 @@ class Executor:
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
         for payload in transaction.payloads():
-            if payload[0] == ord("R"):
-                message = decode_change(payload, transaction.in_stream)
-                assert isinstance(message, Relation)
-                self._relations.learn(message)
+            if payload[0] in _DESCRIBING:
+                self._learn(decode_change(payload, transaction.in_stream))
+
+    def _learn(self, message: Message) -> None:
+        if isinstance(message, TypeName):
+            self._relations.learn_type(message)
+        elif isinstance(message, Relation):
+            self._relations.learn(message)
 
     def _one(self, transaction: RemoteTransaction, message: Message, admits: Filter) -> None:
         match message:
@@ -130,9 +135,9 @@ class Executor:
                 if relation is not None:
                     self._flush_inserts()
                     self._delete(Place(transaction, "DELETE", relation, None, message.old))
-            case Relation():
+            case Relation() | TypeName():
                 self._flush_inserts()
-                self._relations.learn(message)
+                self._learn(message)
             case Truncate():
                 self._truncate(transaction, message, admits)
 
@@ -210,7 +215,7 @@ class Executor:
         try:
             copyin.run(self._connection, statement, rows, binary=binary)
         except psycopg.Error as error:
-            raise StatementFailed(place, error) from None
+            raise StatementFailed(place, error, None) from None
 
     def _update(self, place: Place) -> None:
         relation, new, old = place.relation, place.new, place.old
@@ -260,7 +265,7 @@ class Executor:
         try:
             self._connection.execute(text)  # not prepared: what is prepared stays with the session
         except psycopg.Error as error:
-            raise StatementFailed(place, error) from None
+            raise StatementFailed(place, error, None) from None
         self.changes += 1
 
     def _statement(

@@ -11,8 +11,10 @@ from collections.abc import Collection
 import psycopg
 
 from pgsub.errors import ProtocolViolation, SchemaFault
-from pgsub.protocol.messages import Relation
-from pgsub.target.relation import RelationMap, describe, find_oids, map_relation, missing, name_of
+from pgsub.protocol.messages import Relation, TypeName
+from pgsub.subscription import Subscription
+from pgsub.target import remedy
+from pgsub.target.relation import RelationMap, describe, find_oids, map_relation, missing, name_of, renamed
 from pgsub.target.statements import Statement
 
 Name = tuple[str, str]
@@ -24,15 +26,18 @@ class RelationCache:
     """Remote relations as the stream described them, and their maps to target tables.
 
     :param connection: a target session; used only between statements of the pipeline.
+    :param sub: the subscription whose changes are applied there.
     :param replica: whether session_replication_role = replica is in effect there.
     """
 
-    def __init__(self, connection: psycopg.Connection, *, replica: bool) -> None:
+    def __init__(self, connection: psycopg.Connection, sub: Subscription, *, replica: bool) -> None:
         self._connection = connection
+        self._sub = sub
         self._replica = replica
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
+        self._types: dict[int, TypeName] = {}
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     def learn(self, relation: Relation) -> None:
@@ -42,6 +47,10 @@ class RelationCache:
             return
         self._remote[relation.relid] = relation
         self._forget(relation.relid)
+
+    def learn_type(self, name: TypeName) -> None:
+        """A Type message: what the publisher calls a type of its own; only hints need it."""
+        self._types[name.oid] = name
 
     def _forget(self, relid: int) -> None:
         self._maps.pop(relid, None)
@@ -72,8 +81,23 @@ class RelationCache:
         remote = self.remote(relid)
         name = local_name(remote)
         if not self.oids([name]):
-            raise missing(*name)
+            raise self._missing(remote)
         return self._oids[name]
+
+    def _missing(self, remote: Relation) -> SchemaFault:
+        schema, name = local_name(remote)
+        now = renamed(self._connection, self._sub.subid, schema, name)
+        if now is not None:
+            statements = [statement.as_string(None) for statement in remedy.rename(now, (schema, name))]
+            return missing(
+                schema,
+                name,
+                f'The subscribed table of that name is "{now[0]}.{now[1]}" now. Give it back the name until apply has'
+                f" passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+            )
+        types = remedy.column_types(self._connection, remote.columns, self._types)
+        table = remedy.create_table(remote, schema, types)
+        return missing(schema, name, remedy.hint(table, f"pgsub refresh {self._sub.name}"))
 
     def oids(self, names: Collection[Name]) -> set[int]:
         """Oids of the target tables that bear these names, looked up where they are not known yet."""
@@ -103,10 +127,11 @@ class RelationCache:
         schema, name = local_name(remote)
         target = describe(self._connection, schema, name, replica=self._replica)
         if target is None:
-            raise missing(schema, name)
+            raise self._missing(remote)
         if target.oid != target_oid:
             raise self._replaced(schema, name, target_oid, target.oid)
-        made = self._maps[relid] = map_relation(remote, target)
+        types = remedy.column_types(self._connection, remote.columns, self._types)
+        made = self._maps[relid] = map_relation(remote, target, types)
         return made
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
@@ -118,7 +143,7 @@ class RelationCache:
         return SchemaFault(
             f'logical replication target relation "{schema}.{name}" {what}',
             detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-            hint="Refresh the subscription: the new table is copied then.\npgsub refresh NAME",
+            hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {self._sub.name}",
         )
 
     def snapshot(self) -> dict[int, Relation]:

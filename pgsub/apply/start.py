@@ -94,7 +94,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, progress.remote_lsn, options)
     assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
-    relations = RelationCache(session, replica=target.is_replica(session))
+    relations = RelationCache(session, sub, replica=target.is_replica(session))
     return Streams(session, sender, progress, relations, assembler, waits)
 
 
