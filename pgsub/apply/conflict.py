@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import psycopg
 
+from pgsub.apply import unfit
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.target.connect import translate
 from pgsub.target.relation import RelationMap
+from pgsub.target.statements import Statement
 
 _SHOWN = 64  #: bytes of a value in a message, as the server truncates them
 
@@ -84,11 +86,16 @@ class ConflictRecord:
         return {"kind": "conflict", **asdict(self)}
 
 
-def context(subid: int, place: Place) -> str:
-    """The server's apply_error_callback line."""
+def context(subid: int, place: Place, column: str | None = None) -> str:
+    """The server's apply_error_callback line.
+
+    :param column: of the publisher, which is to blame.
+    """
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
+        if column is not None:
+            text += f' column "{column}"'
     transaction = place.transaction
     return f"{text} in transaction {transaction.xid}, finished at {format_lsn(transaction.finish_lsn)}"
 
@@ -106,10 +113,11 @@ def missing_row(place: Place) -> MissingRow:
     return MissingRow(place.transaction, place._replace(new=None, old=None), key, remote, detail)
 
 
-def fault(subid: int, error: psycopg.Error, place: Place | None) -> PgsubError:
+def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
     """What a failed statement becomes: a conflict of the server's types where it is one, else a fault with place.
 
     :param place: the change that failed, None where none is to blame.
+    :param statement: what failed, where it was a single-row statement.
     """
     diag = error.diag
     if place is None:
@@ -120,13 +128,15 @@ def fault(subid: int, error: psycopg.Error, place: Place | None) -> PgsubError:
         where = f'relation "{place.name()}"' if place.relation else "the target"
         raised = translate(error, f"apply remote transaction to {where}")
         raised.detail = diag.message_detail or raised.detail
+        if place.relation is not None and isinstance(raised, ApplyError):
+            raised = unfit.explained(raised, error, place.relation, place.new, statement)
     located(raised, subid, place)
     return raised
 
 
 def located(error: PgsubError, subid: int, place: Place) -> None:
     """Add the place to an error: relation, transaction, finish LSN."""
-    error.context = context(subid, place)
+    error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
     if isinstance(error, ApplyError):
         error.relation = place.name() or error.relation
         error.finish_lsn = format_lsn(place.transaction.finish_lsn)

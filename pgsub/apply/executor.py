@@ -14,21 +14,23 @@ import psycopg
 
 from pgsub.apply import conflict
 from pgsub.apply.conflict import MissingRow, Place
-from pgsub.apply.relations import RelationCache
+from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, TypeName, Update
 from pgsub.target import statements
 from pgsub.target.pipeline import StatementFailed
 from pgsub.target.relation import RelationMap
 
+_DESCRIBING = frozenset(b"RY")
 #: Missing rows that are kept in memory before they are handed on.
 MISSING_ROWS = 1000
 
-#: Decides whether a change of a remote relation is taken: its target oid, or None to leave it.
-Filter = Callable[[Relation, int], int | None]
+#: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
+#: finish LSN: the oid of the subscribed table, or None to leave it.
+Filter = Callable[[Relation, int, int], int | None]
 #: Takes missing rows in the middle of a transaction; the session is free for other statements then.
 Spill = Callable[[Sequence[MissingRow]], None]
 
@@ -48,8 +50,8 @@ class Executor:
         self._relations = relations
         self._rows = RowWriter(connection, relations)
         self._spill = spill
-        self._touched: dict[int, RelationMap] = {}
-        self._replaced: list[RelationMap] = []
+        self._touched: dict[tuple[str, str], int] = {}
+        self._replaced: list[tuple[str, str]] = []
 
     @property
     def changes(self) -> int:
@@ -143,9 +145,16 @@ class Executor:
 
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
-        for relation in transaction.described():
-            self._relations.learn(relation)
+        for payload in transaction.payloads():
+            if payload[0] in _DESCRIBING:
+                self._learn(decode_change(payload, transaction.in_stream))
         transaction.applied(self._relations)
+
+    def _learn(self, message: Message) -> None:
+        if isinstance(message, TypeName):
+            self._relations.learn_type(message)
+        elif isinstance(message, Relation):
+            self._relations.learn(message)
 
     def _taken(self) -> list[MissingRow]:
         missing, self._rows.missing = self._rows.missing, []
@@ -157,31 +166,30 @@ class Executor:
             yield
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
-            raise conflict.fault(self._subid, failure.error, place) from None
+            raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
         except PgsubError:
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise
 
     def _look_for_replaced(self) -> None:
-        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours."""
-        for relation in self._touched.values():
-            key = (relation.remote.relid, b"=", b"")
-            statement = self._relations.statements.get(key)
-            if statement is None:
-                statement = self._relations.statements[key] = statements.unreplaced(relation.target)
+        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
 
-            def on_count(count: int, relation: RelationMap = relation) -> None:
+        Of tables whose changes were left too: another one that is subscribed may have got the name meanwhile.
+        """
+        for name, oid in self._touched.items():
+
+            def on_count(count: int, name: tuple[str, str] = name) -> None:
                 if count == 0:
-                    self._replaced.append(relation)
+                    self._replaced.append(name)
 
-            self._rows.command(statement, on_count)
+            values = (str(oid).encode(), name[0].encode(), name[1].encode())
+            self._rows.command(statements.UNREPLACED, values, on_count)
 
     def _refuse_replaced(self) -> None:
-        for relation in self._replaced:
-            target = relation.target
+        for schema, name in self._replaced:
             raise SchemaFault(
-                f'logical replication target relation "{target.schema}.{target.name}" was replaced by another table',
-                detail=f"The changes were meant for OID {target.oid}.",
+                f'logical replication target relation "{schema}.{name}" was replaced by another table',
+                detail=f"The changes were meant for OID {self._touched[schema, name]}.",
             )
 
     def _one(self, transaction: RemoteTransaction, message: Message, admits: Filter) -> None:
@@ -198,31 +206,42 @@ class Executor:
                 relation = self._target(transaction, "DELETE", message.relid, admits)
                 if relation is not None:
                     self._rows.delete(Place(transaction, "DELETE", relation, None, message.old))
-            case Relation():
+            case Relation() | TypeName():
                 self._rows.flush()
-                self._relations.learn(message)
+                self._learn(message)
             case Truncate():
                 self._truncate(transaction, message, admits)
 
     def _target(
         self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
     ) -> RelationMap | None:
-        oid = admits(self._relations.remote(relid), transaction.decided_by)
+        relations, remote = self._relations, self._relations.remote(relid)
+        oid = relations.oid(relid)
         if oid is None:
+            with self._asking(transaction, message_type, remote):
+                oid = relations.find(relid)
+        taken = admits(remote, oid, transaction.decided_by)
+        if oid != NEVER:
+            self._touched[local_name(remote)] = oid
+        if taken is None:
             return None
-        relation = self._relations.known(relid)
+        relation = relations.known(relid)
         if relation is None:
-            self._rows.sync()  # the catalogs are read on the same session
-            try:
-                relation = self._relations.make(relid, oid)
-            except PgsubError as error:
-                conflict.located(error, self._subid, Place(transaction, message_type))
-                if isinstance(error, ApplyError):
-                    remote = self._relations.remote(relid)
-                    error.relation = f"{remote.namespace}.{remote.name}"
-                raise
-        self._touched[relid] = relation
+            with self._asking(transaction, message_type, remote):
+                relation = relations.make(relid, taken)
         return relation
+
+    @contextlib.contextmanager
+    def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:
+        """The catalogs are read on the same session, between its statements; faults get their place."""
+        self._rows.sync()
+        try:
+            yield
+        except PgsubError as error:
+            conflict.located(error, self._subid, Place(transaction, message_type))
+            if isinstance(error, ApplyError):
+                error.relation = ".".join(local_name(remote))
+            raise
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
         self._rows.flush()

@@ -29,8 +29,11 @@ class Role(Protocol):
     def attach(self, loop: Positions) -> None:
         """Called once, before anything else: the loop whose positions the role looks at."""
 
-    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
-        """The target oid if a change is taken, None to leave it; asked under the progress row's lock."""
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
+
+        :param oid: of the target's table that bears the relation's name.
+        """
 
     def admits_early(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.

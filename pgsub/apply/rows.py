@@ -98,7 +98,7 @@ class RowWriter:
         try:
             copyin.run(self._connection, statement, rows, binary=binary)
         except psycopg.Error as error:
-            raise StatementFailed(place, error) from None
+            raise StatementFailed(place, error, None) from None
 
     def update(self, place: Place) -> None:
         """Update the row that ``place.old`` or the key of ``place.new`` finds."""
@@ -149,13 +149,16 @@ class RowWriter:
         try:
             self._connection.execute(text)  # not prepared: what is prepared stays with the session
         except psycopg.Error as error:
-            raise StatementFailed(place, error) from None
+            raise StatementFailed(place, error, None) from None
         self.changes += 1
 
-    def command(self, statement: Statement, on_count: RowCount | None = None) -> None:
-        """A statement that is no change of a row, in its order among them."""
+    def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
+        """A statement that is no change of a row, in its order among them.
+
+        :param values: parameters as text.
+        """
         self.flush()
-        self._pipeline.send(statement, (), (), None, on_count)
+        self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def sync(self) -> None:
         """Wait until everything was run; the session is out of the pipeline then.

@@ -126,7 +126,7 @@ def _session(spec: WorkerSpec) -> TargetSession:
     try:
         progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
         return TargetSession(
-            connection, progress, RelationCache(connection, sub.subid, replica=target.is_replica(connection))
+            connection, progress, RelationCache(connection, sub, replica=target.is_replica(connection))
         )
     except BaseException:
         connection.close()

@@ -14,6 +14,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.relations import local_name
 from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
@@ -82,9 +83,10 @@ class SyncRole:
                 return number
         return len(transactions)
 
-    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
-        """Changes of this table."""
-        return self._claim.worker if (relation.namespace, relation.name) == self._relation else None
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
+        ours = oid == self._claim.worker or local_name(relation) == self._relation
+        return self._claim.worker if ours else None
 
     def admits_early(self) -> tuple[int, Filter] | None:
         """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""

@@ -173,14 +173,14 @@ class Progress:
         )
 
 
-def table_states(connection: psycopg.Connection, subid: int) -> dict[tuple[str, str], RelationState]:
-    """Table states by name, as of this statement: what apply's filter decides with."""
+def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
+    """Table states by oid, as of this statement: what apply's filter decides with; names are the recorded ones."""
     rows = connection.execute(
         "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
         " FROM pgsub.subscription_rel WHERE subid = %s",
         (subid,),
     )
     return {
-        (schema, name): RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
+        oid: RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
         for oid, schema, name, state, lsn, handover in rows
     }

@@ -127,13 +127,15 @@ def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sq
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
 
 
-def unreplaced(target: TargetRelation) -> Statement:
-    """Gives a row if the table that was described still has its name."""
-    text = sql.SQL(
+#: Gives a row if a table (oid) still has its name (schema, name).
+UNREPLACED = Statement(
+    sql.SQL(
         "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = {} AND c.relname = {} AND n.nspname = {}"
-    ).format(sql.Literal(target.oid), sql.Literal(target.name), sql.Literal(target.schema))
-    return Statement(text, (), ())
+        " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
+    ).format(),
+    (26, 19, 19),
+    (),
+)
 
 
 def _only(target: TargetRelation) -> sql.Composed:
