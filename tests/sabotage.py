@@ -44,14 +44,14 @@ GUARDS = (
     ),
     Guard(
         "a filtered transaction moves the ledger",
-        "pgsub/apply/loop.py",
+        "pgsub/apply/committer.py",
         (
             (
-                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+                "        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))\n",
                 "        if self._executor.changes == 0:\n"
-                '            connection.execute("ROLLBACK")\n'
+                '            self._session.connection.execute("ROLLBACK")\n'
                 "            return count\n"
-                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+                "        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))\n",
             ),
         ),
         ("tests/guards",),

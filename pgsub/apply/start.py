@@ -6,13 +6,17 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
 from pgsub import failpoints
+from pgsub.apply.applier import TargetSession
 from pgsub.apply.loop import Streams
+from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
+from pgsub.apply.standby import StandbyNames, named
 from pgsub.apply.transactions import Assembler
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
@@ -27,8 +31,16 @@ from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
 
+#: Transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription).
+PARALLEL_WORKERS = 2
+
 _IN_USE = "55006"
-_NAMES = ("synchronous_standby_names", "application_name")
+_RECEIVER = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
+       max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
+  FROM pg_catalog.pg_settings WHERE name IN ('wal_receiver_timeout', 'wal_receiver_status_interval')
+"""
+_SENDER = "SELECT setting::bigint / 1000.0 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +83,16 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
 
 def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sub, claim = spec.subscription, spec.claim
-    name = SessionName(sub.subid, spec.role, claim.epoch)
     spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
     stack.callback(spool.close)
-    session = stack.enter_context(
-        contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
-    )
-    progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
-    progress.claim()
-    progress.read()
+    own = _session(spec)
+    stack.callback(own.connection.close)
+    own.progress.claim()
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
     )
-    slot = _check(session, replication, spec, progress)
-    pending, prepares, position = _two_phase(session, replication, spec, slot)
+    slot = _check(own.connection, replication, spec, own.progress)
+    pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
     options = walsender.start_options(
         replication.info.server_version,
         sub.publications,
@@ -93,12 +101,36 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         origin=sub.origin,
         two_phase=prepares,
     )
-    waits = _waits(replication)
+    parallel = walsender.negotiated(options).parallel_streaming
+    standby = StandbyNames(sub.connection, spec.application_name, named(replication))
+    timing = _timing(own.connection, replication)
     sender = walsender.WalSender(replication)
-    sender.start(spec.slot_name, max(progress.remote_lsn, position), options)
-    assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
-    relations = RelationCache(session, replica=target.is_replica(session))
-    return Streams(session, sender, progress, relations, assembler, waits, pending=pending, two_phase=prepares)
+    sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
+    return Streams(
+        own,
+        sender,
+        Assembler(spool, parallel_streaming=parallel),
+        partial(_session, spec),
+        standby,
+        timing,
+        appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
+        pending=pending,
+    )
+
+
+def _session(spec: WorkerSpec) -> TargetSession:
+    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    sub, claim = spec.subscription, spec.claim
+    name = SessionName(sub.subid, spec.role, claim.epoch)
+    connection = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit)
+    try:
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
+        return TargetSession(
+            connection, progress, RelationCache(connection, sub, replica=target.is_replica(connection))
+        )
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _two_phase(
@@ -123,14 +155,23 @@ def _two_phase(
     return False, True, position
 
 
-def _waits(replication: publisher.Connection) -> bool:
-    """Whether commits on the publisher may wait for this subscription's flush position (synchronous_standby_names)."""
+def _timing(session: psycopg.Connection, replication: publisher.Connection) -> Timing:
+    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them.
+
+    The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
+    that takes its time, or behind what apply has not taken yet.
+    """
     try:
-        shown = [replication.execute(f"SHOW {name}".encode()).fetchone() for name in _NAMES]
+        row = session.execute(_RECEIVER.encode()).fetchone()
+    except psycopg.Error as error:
+        raise target.translate(error, "read the target's settings") from None
+    try:
+        sender = replication.execute(_SENDER.encode()).fetchone()
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
-    names, own = (row[0] if row else "" for row in shown)
-    return own in names or "*" in names
+    timeout, interval = row or (None, None)
+    patience = sender[0] if sender else None
+    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
 
 
 def _check(

@@ -34,8 +34,11 @@ AGAIN_SECONDS = 1.0
 
 # A new row version has another place or another xmin. Both are gone with the session when the target crashes.
 _FINGERPRINT = """
-SELECT count(*), sum(pg_catalog.hashtextextended(ctid::text || ' ' || xmin::text, 0))
-  FROM pgsub.subscription_rel WHERE subid = %s
+SELECT count(*), sum(pg_catalog.hashtextextended(
+       pg_catalog.concat_ws(' ', r.ctid, r.xmin, c.relnamespace, n.nspname, c.relname), 0))
+  FROM pgsub.subscription_rel r LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+  LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.subid = %s
 """
 _PROGRESS = """
 SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text

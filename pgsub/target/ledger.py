@@ -68,6 +68,7 @@ class RelationState:
     copy_mode: str | None = None
     spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
     copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
+    recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
 
 
 def lsn_or_none(text: str | None) -> int | None:
@@ -181,16 +182,24 @@ def unknown(subid: int) -> StateForbids:
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
-    """All tables of a subscription, in the order of their oids."""
+    """All tables of a subscription, in the order of their oids, by the names that they bear now.
+
+    One that was dropped has the name that it was subscribed by.
+    """
     rows = connection.execute(
-        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text, sync_slot,"
-        " attempt, copy_mode, spare_slot, copy_bytes FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid",
+        "SELECT r.srrelid::bigint, coalesce(n.nspname::text, r.schemaname), coalesce(c.relname::text, r.relname),"
+        " r.srsubstate::text, r.srsublsn::text, r.handover_lsn::text, r.sync_slot, r.attempt, r.copy_mode,"
+        " r.spare_slot, r.copy_bytes, r.schemaname, r.relname FROM pgsub.subscription_rel r"
+        " LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid"
+        " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.subid = %s ORDER BY r.srrelid",
         (subid,),
     )
-    return [
-        RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover), *rest)
-        for oid, schema, name, state, lsn, handover, *rest in rows
-    ]
+    found = []
+    for oid, schema, name, state, lsn, handover, slot, attempt, mode, spare, size, old_schema, old_name in rows:
+        recorded = None if (schema, name) == (old_schema, old_name) else (old_schema, old_name)
+        lsns = (lsn_or_none(lsn), lsn_or_none(handover))
+        found.append(RelationState(oid, schema, name, state, *lsns, slot, attempt, mode, spare, size, recorded))
+    return found
 
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
