@@ -16,7 +16,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
 
 #: Seconds between two looks: what the first commit waits at most after the setting was changed.
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 15.0
 _NAMES = ("synchronous_standby_names", "application_name")
 
 

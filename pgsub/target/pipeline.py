@@ -34,12 +34,14 @@ class StatementFailed(Exception):
 
     :ivar tag: what the sender named it by.
     :ivar error: psycopg's exception with SQLSTATE and diagnostics.
+    :ivar statement: what failed, None where it was no single-row statement.
     """
 
-    def __init__(self, tag: object, error: psycopg.Error) -> None:
+    def __init__(self, tag: object, error: psycopg.Error, statement: Statement | None) -> None:
         super().__init__(str(error))
         self.tag = tag
         self.error = error
+        self.statement = statement
 
 
 class Pipeline:
@@ -53,7 +55,7 @@ class Pipeline:
         self._pgconn = connection.pgconn
         self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
         self._names = self._cost = 0
-        self._waiting: deque[tuple[object, RowCount | None]] = deque()
+        self._waiting: deque[tuple[object, Statement | None, RowCount | None]] = deque()
         self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
@@ -79,7 +81,7 @@ class Pipeline:
             self._active = True
         name = self._name(statement, tag)
         self._pgconn.send_query_prepared(name, values, param_formats=formats)
-        self._waiting.append((tag, on_count))
+        self._waiting.append((tag, statement, on_count))
         self._unread += 1
         self._unread_bytes += sum([len(value) for value in values if value is not None])
         if self._unread >= WINDOW or self._unread_bytes >= WINDOW_BYTES:
@@ -96,7 +98,7 @@ class Pipeline:
         self._names += 1
         name = f"pgsub_{self._names}".encode()
         self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
-        self._waiting.append((tag, None))
+        self._waiting.append((tag, statement, None))
         self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
         return name
 
@@ -104,7 +106,7 @@ class Pipeline:
         name, statement = self._prepared.pop(key)
         self._cost -= _STATEMENT + len(statement.types)
         self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
-        self._waiting.append((tag, None))
+        self._waiting.append((tag, None, None))
 
     def sync(self) -> None:
         """Wait for every result.
@@ -181,13 +183,13 @@ class Pipeline:
         return False
 
     def _take(self, result: pq.abc.PGresult) -> None:
-        tag, on_count = self._waiting.popleft() if self._waiting else (None, None)
+        tag, statement, on_count = self._waiting.popleft() if self._waiting else (None, None, None)
         if result.status == pq.ExecStatus.FATAL_ERROR:
             if self._failure is None:
                 error = psycopg.errors.error_from_result(result)
                 if error.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
                     raise TargetUnavailable("connection to the target was lost", sqlstate=error.sqlstate)
-                self._failure = StatementFailed(tag, error)
+                self._failure = StatementFailed(tag, error, statement)
         elif on_count is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
             on_count(result.command_tuples or 0)
 

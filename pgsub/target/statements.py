@@ -27,6 +27,12 @@ class Statement:
     takes: tuple[tuple[str, int], ...]
 
 
+#: Savepoints of subtransactions all have one name: the newest hides the others until it is released.
+SAVEPOINT = Statement(sql.Composed([sql.SQL("SAVEPOINT pgsub_subxact")]), (), ())
+ROLLBACK_TO = Statement(sql.Composed([sql.SQL("ROLLBACK TO SAVEPOINT pgsub_subxact")]), (), ())
+RELEASE = Statement(sql.Composed([sql.SQL("RELEASE SAVEPOINT pgsub_subxact")]), (), ())
+
+
 def table_name(target: TargetRelation) -> sql.Identifier:
     """The table's qualified name."""
     return sql.Identifier(target.schema, target.name)
@@ -121,13 +127,15 @@ def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sq
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
 
 
-def unreplaced(target: TargetRelation) -> Statement:
-    """Gives a row if the table that was described still has its name."""
-    text = sql.SQL(
+#: Gives a row if a table (oid) still has its name (schema, name).
+UNREPLACED = Statement(
+    sql.SQL(
         "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = {} AND c.relname = {} AND n.nspname = {}"
-    ).format(sql.Literal(target.oid), sql.Literal(target.name), sql.Literal(target.schema))
-    return Statement(text, (), ())
+        " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
+    ).format(),
+    (26, 19, 19),
+    (),
+)
 
 
 def _only(target: TargetRelation) -> sql.Composed:
