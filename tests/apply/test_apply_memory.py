@@ -70,6 +70,17 @@ def test_a_transaction_larger_than_memory(pair: MakePair, tmp_path: Path, stream
     assert _count(p) == [(rows, 1, rows)]
 
 
+def test_very_many_rows_that_are_missing(pair: MakePair, tmp_path: Path) -> None:
+    p = pair(TABLES, streaming="on")
+    rows = STREAM_MB * 100
+    p.pubdb.execute(f"INSERT INTO u SELECT g, 0 FROM generate_series(1, {rows}) g")
+    p.apply()
+    p.subdb.execute("TRUNCATE u")
+    p.pubdb.execute("UPDATE u SET n = 1; DELETE FROM u")
+    assert _peak(p, tmp_path) < LIMIT
+    assert p.subdb.value("SELECT count(*) FROM pgsub.event") == 2 * rows
+
+
 def test_very_many_subtransactions(pair: MakePair, tmp_path: Path) -> None:
     p = pair(TABLES, streaming="parallel")
     p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET logical_decoding_work_mem = '64kB'")
