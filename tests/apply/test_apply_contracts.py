@@ -13,6 +13,7 @@ from contextlib import closing
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
+from psycopg import sql
 
 ACCOUNTS = 20
 TABLES = """
@@ -40,9 +41,12 @@ class Writer(threading.Thread):
     What it sees then, with the version's row locked, is what everybody sees after its commit.
     """
 
-    def __init__(self, session: psycopg.Connection, states: dict[int, str], number: int, transactions: int) -> None:
+    def __init__(
+        self, session: psycopg.Connection, states: dict[int, str], number: int, transactions: int, *, prepares: bool
+    ) -> None:
         super().__init__(daemon=True)
-        self._session, self._states = session, states
+        self._session, self._states, self._prepares = session, states, prepares
+        self._gid = f"{session.info.dbname} {number}"
         self._accounts = range(1 + number, ACCOUNTS + 1, 2)
         self._chance = random.Random(number)
         self._transactions = transactions
@@ -73,8 +77,16 @@ class Writer(threading.Thread):
         execute("INSERT INTO log SELECT %s FROM generate_series(1, %s)", (found[0], chance.choice([1, 2, 70])))
         state = execute(_STATE.encode()).fetchone()
         assert state is not None and state[1] == 200 * ACCOUNTS
-        self._states[found[0]] = state[2]
-        execute("COMMIT")
+        if self._prepares and chance.random() < 0.4:
+            execute(sql.SQL("PREPARE TRANSACTION {}").format(self._gid))
+            if chance.random() < 0.3:
+                execute(sql.SQL("ROLLBACK PREPARED {}").format(self._gid))
+                return
+            self._states[found[0]] = state[2]
+            execute(sql.SQL("COMMIT PREPARED {}").format(self._gid))
+        else:
+            self._states[found[0]] = state[2]
+            execute("COMMIT")
 
     def _transfer(self) -> None:
         one, two = self._chance.sample(self._accounts, 2)
@@ -110,7 +122,10 @@ def _watched(p: Pair, transactions: int) -> None:
     states = {0: first[2]}
     with closing(p.pubdb.connect()) as one, closing(p.pubdb.connect()) as two:
         with closing(p.subdb.connect()) as eye, closing(p.subdb.connect()) as other:
-            writers = [Writer(session, states, number, transactions) for number, session in enumerate((one, two))]
+            writers = [
+                Writer(session, states, number, transactions, prepares=p.sub.two_phase == "p")
+                for number, session in enumerate((one, two))
+            ]
             readers = [Reader(eye), Reader(other)]
             task = p.start()
             for thread in (*readers, *writers):
@@ -133,16 +148,32 @@ def _watched(p: Pair, transactions: int) -> None:
     p.same("version", "a", "b", "log")
 
 
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
-@pytest.mark.parametrize("mode", ["batched", "transactional"])
-def test_a_reader_sees_states_that_the_publisher_had_in_their_order(pair: MakePair, mode: str, streaming: str) -> None:
-    p = pair(TABLES, apply_mode=mode, streaming=streaming)
+@pytest.mark.parametrize(
+    ("mode", "streaming", "two_phase"),
+    [
+        ("batched", "off", "d"),
+        ("batched", "off", "p"),
+        ("batched", "on", "d"),
+        ("batched", "parallel", "d"),
+        ("batched", "parallel", "p"),
+        ("transactional", "off", "d"),
+        ("transactional", "on", "p"),
+        ("transactional", "parallel", "d"),
+    ],
+)
+def test_a_reader_sees_states_that_the_publisher_had_in_their_order(
+    pair: MakePair, mode: str, streaming: str, two_phase: str
+) -> None:
+    p = pair(TABLES, apply_mode=mode, streaming=streaming, two_phase=two_phase)
     if streaming != "off":
         p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET debug_logical_replication_streaming = immediate")
     _watched(p, 60)
     p.pubdb.execute("SELECT pg_stat_clear_snapshot()")
     streamed = "SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = %s"
     p.pubdb.wait(streamed, p.sub.slot_name, value=streaming != "off")
+    assert p.pubdb.value("SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s", p.sub.slot_name) == (
+        two_phase == "p"
+    )
     if mode == "transactional":
         commits = p.subdb.value("SELECT count(DISTINCT xmin::text) FROM log")
         assert commits == p.subdb.value("SELECT v FROM version")
