@@ -107,7 +107,8 @@ class TargetUnavailable(PgsubError):
 class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
-    ``relation``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict type or None.
+    ``relation``, ``column``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict
+    type or None.
     """
 
     exit_code = 6
@@ -115,6 +116,7 @@ class ApplyError(PgsubError):
     directive = Directive.FAULT
 
     relation: str | None = None
+    column: str | None = None
     finish_lsn: str | None = None
     xid: int | None = None
     conflict: str | None = None

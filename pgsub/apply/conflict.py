@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import psycopg
 
+from pgsub.apply import unfit
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.target.connect import translate
 from pgsub.target.relation import RelationMap
+from pgsub.target.statements import Statement
 
 _SHOWN = 64  #: bytes of a value in a message, as the server truncates them
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Which change of which transaction: what a statement of the pipeline is tagged with."""
 
     transaction: RemoteTransaction
-    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT
+    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
     relation: RelationMap | None = None
     new: Tuple | None = None
     old: Tuple | None = None
@@ -30,6 +31,38 @@ class Place:
     def name(self) -> str:
         """schema.table of the target, as messages show it."""
         return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
+
+
+class MissingRow(NamedTuple):
+    """update_missing or delete_missing: the change is skipped. Of a transaction whose finish LSN may not be known yet.
+
+    The row itself is not kept: there may be a million of these in one transaction.
+    """
+
+    transaction: RemoteTransaction
+    place: Place  #: without its rows
+    key: str
+    remote_tuple: str | None
+    detail: str
+
+    def record(self, subid: int) -> ConflictRecord:
+        """The record, once the transaction's end is known."""
+        place, transaction = self.place, self.transaction
+        assert place.relation is not None
+        kind = f"{place.message_type.lower()}_missing"
+        return ConflictRecord(
+            kind,
+            place.relation.target.schema,
+            place.relation.target.name,
+            self.key,
+            self.remote_tuple,
+            transaction.xid,
+            format_lsn(transaction.finish_lsn),
+            transaction.commit_ts,
+            f'conflict detected on relation "{place.name()}": conflict={kind}',
+            self.detail,
+            context(subid, place),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +86,38 @@ class ConflictRecord:
         return {"kind": "conflict", **asdict(self)}
 
 
-def context(subid: int, place: Place) -> str:
-    """The server's apply_error_callback line."""
+def context(subid: int, place: Place, column: str | None = None) -> str:
+    """The server's apply_error_callback line.
+
+    :param column: of the publisher, which is to blame.
+    """
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
+        if column is not None:
+            text += f' column "{column}"'
     transaction = place.transaction
     return f"{text} in transaction {transaction.xid}, finished at {format_lsn(transaction.finish_lsn)}"
 
 
-def missing_row(subid: int, place: Place) -> ConflictRecord:
-    """update_missing or delete_missing: the change is skipped, logged and counted (apply_handle_*_internal)."""
+def missing_row(place: Place) -> MissingRow:
+    """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
     assert place.relation is not None
-    updating = place.message_type == "UPDATE"
-    kind = "update_missing" if updating else "delete_missing"
     key = _key(place)
     full = "" if place.relation.by_identity else " full"
     remote = _row(place.relation, place.new) if place.new is not None else None
-    if updating:
+    if place.message_type == "UPDATE":
         detail = f"Could not find the row to be updated: remote row {remote}, replica identity{full} {key}."
     else:
         detail = f"Could not find the row to be deleted: replica identity{full} {key}."
-    return ConflictRecord(
-        kind,
-        place.relation.target.schema,
-        place.relation.target.name,
-        key,
-        remote,
-        place.transaction.xid,
-        format_lsn(place.transaction.finish_lsn),
-        place.transaction.commit_ts,
-        f'conflict detected on relation "{place.name()}": conflict={kind}',
-        detail,
-        context(subid, place),
-    )
+    return MissingRow(place.transaction, place._replace(new=None, old=None), key, remote, detail)
 
 
-def fault(subid: int, error: psycopg.Error, place: Place | None) -> PgsubError:
+def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
     """What a failed statement becomes: a conflict of the server's types where it is one, else a fault with place.
 
     :param place: the change that failed, None where none is to blame.
+    :param statement: what failed, where it was a single-row statement.
     """
     diag = error.diag
     if place is None:
@@ -103,13 +128,15 @@ def fault(subid: int, error: psycopg.Error, place: Place | None) -> PgsubError:
         where = f'relation "{place.name()}"' if place.relation else "the target"
         raised = translate(error, f"apply remote transaction to {where}")
         raised.detail = diag.message_detail or raised.detail
+        if place.relation is not None and isinstance(raised, ApplyError):
+            raised = unfit.explained(raised, error, place.relation, place.new, statement)
     located(raised, subid, place)
     return raised
 
 
 def located(error: PgsubError, subid: int, place: Place) -> None:
     """Add the place to an error: relation, transaction, finish LSN."""
-    error.context = context(subid, place)
+    error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
     if isinstance(error, ApplyError):
         error.relation = place.name() or error.relation
         error.finish_lsn = format_lsn(place.transaction.finish_lsn)
@@ -158,8 +185,3 @@ def _value(values: Tuple, position: int) -> str:
         return "\\x" + raw[:_SHOWN].hex()
     text = raw.decode("utf-8", "replace")
     return text if len(raw) <= _SHOWN else raw[:_SHOWN].decode("utf-8", "ignore") + "..."
-
-
-def events(records: Sequence[ConflictRecord], subid: int) -> list[tuple[int, dict[str, object]]]:
-    """Rows for the ledger's event table."""
-    return [(subid, record.body()) for record in records]

@@ -1,35 +1,61 @@
-"""Which target table a remote relation's rows go to, remembered for the connection. Mirrors relation.c's hash."""
+"""Which target table a remote relation's rows go to, remembered for the connection. Mirrors relation.c's hash.
+
+As in logicalrep_rel_open a remote name is looked up on the target each time it is met anew; the table that bears it
+there, by its oid, has the state that decides. So a table that was renamed on both sides stays the table it was.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import psycopg
 
 from pgsub.errors import ProtocolViolation, SchemaFault
-from pgsub.protocol.messages import Relation
-from pgsub.target.relation import RelationMap, describe, map_relation, missing
+from pgsub.protocol.messages import Relation, TypeName
+from pgsub.subscription import Subscription
+from pgsub.target import remedy
+from pgsub.target.relation import RelationMap, describe, find_oids, map_relation, missing, name_of, renamed
 from pgsub.target.statements import Statement
+
+Name = tuple[str, str]
+_LEDGER = "pgsub"  #: schema that is never subscribed
+NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
 
 
 class RelationCache:
     """Remote relations as the stream described them, and their maps to target tables.
 
     :param connection: a target session; used only between statements of the pipeline.
+    :param sub: the subscription whose changes are applied there.
     :param replica: whether session_replication_role = replica is in effect there.
     """
 
-    def __init__(self, connection: psycopg.Connection, *, replica: bool) -> None:
+    def __init__(self, connection: psycopg.Connection, sub: Subscription, *, replica: bool) -> None:
         self._connection = connection
+        self._sub = sub
         self._replica = replica
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
+        self._oids: dict[Name, int] = {}
+        self._types: dict[int, TypeName] = {}
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
+
+    @property
+    def subid(self) -> int:
+        """The subscription."""
+        return self._sub.subid
 
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""
+        self._oids.pop(local_name(relation), None)
         if self._remote.get(relation.relid) == relation:
             return
         self._remote[relation.relid] = relation
         self._forget(relation.relid)
+
+    def learn_type(self, name: TypeName) -> None:
+        """A Type message: what the publisher calls a type of its own; only hints need it."""
+        self._types[name.oid] = name
 
     def _forget(self, relid: int) -> None:
         self._maps.pop(relid, None)
@@ -47,6 +73,51 @@ class RelationCache:
         """What the stream said of it so far."""
         return self._remote.get(relid)
 
+    def oid(self, relid: int) -> int | None:
+        """Oid of the target table, if it was looked up before: looking up needs the session."""
+        known = self._maps.get(relid)
+        return known.target.oid if known is not None else self._oids.get(local_name(self.remote(relid)))
+
+    def find(self, relid: int) -> int:
+        """Look up the oid of the target table, subscribed or not.
+
+        :raises SchemaFault: there is no table of that name.
+        """
+        remote = self.remote(relid)
+        name = local_name(remote)
+        if not self.oids([name]):
+            raise self._missing(remote)
+        return self._oids[name]
+
+    def _missing(self, remote: Relation) -> SchemaFault:
+        schema, name = local_name(remote)
+        now = renamed(self._connection, self._sub.subid, schema, name)
+        if now is not None:
+            statements = [statement.as_string(None) for statement in remedy.rename(now, (schema, name))]
+            return missing(
+                schema,
+                name,
+                f'The subscribed table of that name is "{now[0]}.{now[1]}" now. Give it back the name until apply has'
+                f" passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+            )
+        types = remedy.column_types(self._connection, remote.columns, self._types)
+        table = remedy.create_table(remote, schema, types)
+        return missing(schema, name, remedy.hint(table, f"pgsub refresh {self._sub.name}"))
+
+    def oids(self, names: Collection[Name]) -> set[int]:
+        """Oids of the target tables that bear these names, looked up where they are not known yet."""
+        for name in names:
+            if name[0] == _LEDGER:
+                self._oids[name] = NEVER
+        wanted = [name for name in names if name not in self._oids]
+        if wanted:
+            self._oids.update(find_oids(self._connection, wanted))
+        return {self._oids[name] for name in names if name in self._oids}
+
+    def look_again(self) -> None:
+        """Forget which table bears which name: something changed in the subscription or on the target."""
+        self._oids.clear()
+
     def known(self, relid: int) -> RelationMap | None:
         """The map, if it was made before: making one needs the session."""
         return self._maps.get(relid)
@@ -58,17 +129,27 @@ class RelationCache:
         :raises SchemaFault: missing, replaced, or unfit.
         """
         remote = self.remote(relid)
-        target = describe(self._connection, remote.namespace, remote.name, replica=self._replica)
+        schema, name = local_name(remote)
+        target = describe(self._connection, schema, name, replica=self._replica)
         if target is None:
-            raise missing(remote.namespace, remote.name)
+            raise self._missing(remote)
         if target.oid != target_oid:
-            raise SchemaFault(
-                f'logical replication target relation "{remote.namespace}.{remote.name}" was dropped and created again',
-                detail=f"The subscription knows OID {target_oid}, the table now has OID {target.oid}.",
-                hint="Refresh the subscription: the new table is copied then.\npgsub refresh NAME",
-            )
-        made = self._maps[relid] = map_relation(remote, target)
+            raise self._replaced(schema, name, target_oid, target.oid)
+        types = remedy.column_types(self._connection, remote.columns, self._types)
+        made = self._maps[relid] = map_relation(remote, target, types)
         return made
+
+    def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
+        """The table of that name is not the one that the subscription knows by it."""
+        now = name_of(self._connection, known)
+        what, where = "was dropped and created again", ""
+        if now is not None:
+            what, where = "is another table than the one subscribed", f' which is "{now[0]}.{now[1]}" now,'
+        return SchemaFault(
+            f'logical replication target relation "{schema}.{name}" {what}',
+            detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
+            hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {self._sub.name}",
+        )
 
     def snapshot(self) -> dict[int, Relation]:
         """Remote relations as of now: a batch that is replayed starts from these."""
@@ -78,4 +159,10 @@ class RelationCache:
         """Back to a snapshot, with everything about the target looked up anew (any error may come from its DDL)."""
         self._remote = dict(snapshot)
         self._maps.clear()
+        self._oids.clear()
         self.statements.clear()
+
+
+def local_name(relation: Relation) -> Name:
+    """Schema and name by which its table is found on the target; the protocol leaves out pg_catalog."""
+    return relation.namespace or "pg_catalog", relation.name

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.relations import NEVER, local_name
+from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import covered
@@ -21,7 +24,6 @@ from pgsub.target.progress import Control, table_states
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0
-_OWN_SCHEMA = "pgsub"
 #: Somebody holds the rows of the tables; and how long nothing is asked of them then, for asking holds apply's own row.
 _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _PAUSE = 1.0
@@ -61,17 +63,20 @@ class ApplyRole:
     def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
         self._streams = opened
         self._subid = spec.subscription.subid
-        self._states: dict[tuple[str, str], RelationState] = {}
+        self._states: dict[int, RelationState] = {}
+        self._names: dict[tuple[str, str], RelationState] = {}  #: by the names that the tables were subscribed by
         self._version = -1
         self._claims: list[RelationState] = []
         self._next_ready = 0.0
+        self._flips = False  #: two_phase is pending and nothing is in its way
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
 
-    def attach(self, loop: ApplyLoop) -> None:
-        """See :class:`~pgsub.apply.loop.Role`."""
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.role.Role`."""
         self._loop = loop
+        self._take(self._streams.progress.states_version)
 
     def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
@@ -84,34 +89,48 @@ class ApplyRole:
         described: dict[int, set[tuple[str, str]]] = {}
         for number, transaction in enumerate(transactions):
             for relation in transaction.described():
-                described.setdefault(relation.relid, set()).add((relation.namespace, relation.name))
-            names = self._names(transaction, described)
-            self._waiting_for = [s.srrelid for s in claims if _beyond(transaction, names, s)]
+                described.setdefault(relation.relid, set()).add(local_name(relation))
+            oids = self._tables(transaction, described)
+            self._waiting_for = [s.srrelid for s in claims if s.srrelid in oids and _beyond(transaction, s)]
             if self._waiting_for:
                 return number
         self._refused_since = None
         return len(transactions)
 
-    def _names(
-        self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]
-    ) -> set[tuple[str, str]]:
-        """Tables that a transaction changes, by what this batch or an earlier one says of them."""
+    def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
+        """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
         names: set[tuple[str, str]] = set()
+        relations = self._streams.relations
         for relid in transaction.relids():
             names |= described.get(relid, set())
-            known = self._streams.relations.described(relid)
+            known = relations.described(relid)
             if known is not None:
-                names.add((known.namespace, known.name))
-        return names
+                names.add(local_name(known))
+        return relations.oids(names)
 
-    def admits(self, relation: Relation, finish_lsn: int) -> int | None:
-        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker."""
-        state = self._states.get((relation.namespace, relation.name))
-        if state is None or state.srsubstate not in "rs" or relation.namespace == _OWN_SCHEMA:
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
+
+        A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
+        """
+        state = self._states.get(oid) or self._names.get(local_name(relation))
+        if state is None or state.srsubstate not in "rs" or oid == NEVER:
             return None
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
         return state.srrelid
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Only once every table is ready (pa_can_start): then it takes no LSN to decide."""
+        states, names = self._states, self._names
+        if any(state.srsubstate != "r" for state in states.values()):
+            return None
+
+        def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
+            state = states.get(oid) or names.get(local_name(relation))
+            return None if state is None or oid == NEVER else state.srrelid
+
+        return self._version, admits
 
     def refused(self) -> bool:
         """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
@@ -130,6 +149,8 @@ class ApplyRole:
         """Tables whose srsublsn apply has passed become ``r``."""
         if control is not None and control.states_version != self._version:
             self._take(control.states_version)
+        if self._flips:
+            return True  # the next start asks for two_phase
         position = self._loop.position
         if self._first_done is not None and self._first_done <= position:
             if time.monotonic() < self._next_ready:
@@ -146,16 +167,17 @@ class ApplyRole:
         """Read the states; what is asked of them at every batch is found out once."""
         self._states = table_states(self._streams.connection, self._subid)
         self._version = version
+        self._streams.relations.look_again()
         rows = self._states.values()
+        self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
+        self._names = {(s.schemaname, s.relname): s for s in rows}
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
         self._first_done = min(
             (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
         )
 
 
-def _beyond(transaction: RemoteTransaction, names: set[tuple[str, str]], state: RelationState) -> bool:
-    """Whether a transaction changes a claimed table behind where it changes hands."""
+def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
+    """Whether a transaction lies behind where a claimed table changes hands."""
     assert state.handover_lsn is not None
-    if covered(transaction.finish_lsn, state.handover_lsn):
-        return False
-    return (state.schemaname, state.relname) in names
+    return not covered(transaction.decided_by, state.handover_lsn)

@@ -141,10 +141,14 @@ def plan(
             for t in found.tables
         ),
         drop,
-        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != (present[oid].schemaname, present[oid].relname)),
+        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != _recorded(present[oid])),
         again,
         tuple(_emptied(session, sub, again)),
     )
+
+
+def _recorded(one: RelationState) -> tuple[str, str]:
+    return one.recorded or (one.schemaname, one.relname)
 
 
 def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[Emptied]:

@@ -97,7 +97,7 @@ class TableSync:
     # copy
 
     def _copy(self, session: psycopg.Connection, rows: Sequence[RelationState]) -> None:
-        found, self._errors = preparation.find_targets(session, rows)
+        found, self._errors = preparation.find_targets(session, self._sub, rows)
         self._raise_alone()
         for row in rows:
             if row.srrelid in found:

@@ -34,7 +34,7 @@ class Prepared:
 
 
 def find_targets(
-    session: psycopg.Connection, rows: Sequence[RelationState]
+    session: psycopg.Connection, sub: Subscription, rows: Sequence[RelationState]
 ) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
     """Describe the target tables; errors for those that are gone, were made anew, or filter rows."""
     found, errors = {}, dict[int, PgsubError]()
@@ -43,7 +43,8 @@ def find_targets(
     for row in rows:
         relation = described.get((row.schemaname, row.relname))
         if relation is None or relation.oid != row.srrelid:
-            errors[row.srrelid] = missing(row.schemaname, row.relname)
+            hint = "Create the table on the target, then refresh the subscription: the new table is copied then.\n"
+            errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
         elif relation.row_security:
             errors[row.srrelid] = StateForbids(
                 f'role cannot replicate into relation with row-level security enabled: "{row.relname}"'

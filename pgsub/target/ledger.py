@@ -20,6 +20,10 @@ from psycopg import sql
 from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
+_TABLES = (
+    *("event", "prepared_pending", "prepared_xact", "copy_chunk"),
+    *("subscription_rel", "progress", "control", "subscription"),
+)
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
 
 
@@ -64,6 +68,7 @@ class RelationState:
     copy_mode: str | None = None
     spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
     copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
+    recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
 
 
 def lsn_or_none(text: str | None) -> int | None:
@@ -88,17 +93,19 @@ def register(
     relations: Sequence[RelationState],
     *,
     slot_intent: bool,
+    two_phase: str = "d",
 ) -> None:
     """Write a new subscription's rows; ``slot_intent`` is set when a slot is about to be created.
 
+    :param two_phase: ``e`` where that slot will be two-phase from its creation on.
     :raises SubscriptionExists: another state store has one of this number.
     """
     try:
         with durable(connection):
             connection.execute(
-                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
-                " VALUES (%s, %s, %s, %s, %s)",
-                (subid, name, state_store, slot_name, slot_intent),
+                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent, two_phase)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                (subid, name, state_store, slot_name, slot_intent, two_phase),
             )
             connection.execute(
                 "INSERT INTO pgsub.control (subid, worker, token) VALUES (%s, 0, %s)", (subid, uuid.uuid4())
@@ -175,23 +182,30 @@ def unknown(subid: int) -> StateForbids:
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
-    """All tables of a subscription, in the order of their oids."""
+    """All tables of a subscription, in the order of their oids, by the names that they bear now.
+
+    One that was dropped has the name that it was subscribed by.
+    """
     rows = connection.execute(
-        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text, sync_slot,"
-        " attempt, copy_mode, spare_slot, copy_bytes FROM pgsub.subscription_rel WHERE subid = %s ORDER BY srrelid",
+        "SELECT r.srrelid::bigint, coalesce(n.nspname::text, r.schemaname), coalesce(c.relname::text, r.relname),"
+        " r.srsubstate::text, r.srsublsn::text, r.handover_lsn::text, r.sync_slot, r.attempt, r.copy_mode,"
+        " r.spare_slot, r.copy_bytes, r.schemaname, r.relname FROM pgsub.subscription_rel r"
+        " LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid"
+        " LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.subid = %s ORDER BY r.srrelid",
         (subid,),
     )
-    return [
-        RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover), *rest)
-        for oid, schema, name, state, lsn, handover, *rest in rows
-    ]
+    found = []
+    for oid, schema, name, state, lsn, handover, slot, attempt, mode, spare, size, old_schema, old_name in rows:
+        recorded = None if (schema, name) == (old_schema, old_name) else (old_schema, old_name)
+        lsns = (lsn_or_none(lsn), lsn_or_none(handover))
+        found.append(RelationState(oid, schema, name, state, *lsns, slot, attempt, mode, spare, size, recorded))
+    return found
 
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything the ledger has about a subscription."""
-    tables = ("event", "prepared_xact", "copy_chunk", "subscription_rel", "progress", "control", "subscription")
     with durable(connection):
-        for table in tables:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
+        for table in _TABLES:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
             )

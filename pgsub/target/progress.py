@@ -40,6 +40,7 @@ class Progress:
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
         self._advanced = "ctid::text"
+        self._tagged = tagged
         if tagged:
             self._advanced += ", pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts)"
         self._claim = claim
@@ -118,6 +119,18 @@ class Progress:
             raise StreamsMustRestart("compare-and-set of the progress row failed")
         self._ctid = row[0]
 
+    def tag(self, end_lsn: int, commit_ts: int) -> None:
+        """Give a commit that does not :meth:`advance` in its own transaction the publisher's position and time.
+
+        Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
+        """
+        if self._tagged:
+            self._connection.execute(
+                "SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn,"
+                " '2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval)",
+                (format_lsn(end_lsn), commit_ts),
+            )
+
     def report(self, position: int) -> None:
         """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.
 
@@ -160,14 +173,14 @@ class Progress:
         )
 
 
-def table_states(connection: psycopg.Connection, subid: int) -> dict[tuple[str, str], RelationState]:
-    """Table states by name, as of this statement: what apply's filter decides with."""
+def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
+    """Table states by oid, as of this statement: what apply's filter decides with; names are the recorded ones."""
     rows = connection.execute(
         "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
         " FROM pgsub.subscription_rel WHERE subid = %s",
         (subid,),
     )
     return {
-        (schema, name): RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
+        oid: RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
         for oid, schema, name, state, lsn, handover in rows
     }

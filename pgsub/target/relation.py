@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
+from psycopg import sql
 
 from pgsub.errors import SchemaFault
 from pgsub.protocol.messages import Relation
+from pgsub.target import remedy
 
 _RELKINDS = ("r", "p")
 _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
@@ -82,7 +84,8 @@ kind AS MATERIALIZED (
                       AND c.castmethod = 'b' AND c.castcontext = 'i')
              ORDER BY k.opcintype = t.oid DESC, k.amname, k.oid LIMIT 1) AS eq ON true)
 SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
-       a.attgenerated <> '', a.attidentity::text, k.operator
+       a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
+       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v'
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -103,6 +106,43 @@ SELECT i.indrelid::bigint, a.attname::text, i.indimmediate
 """
 
 
+_OIDS = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint
+  FROM unnest(%s::text[], %s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+"""
+
+
+def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Oids of whatever bears these names now, tables or not; without those that nothing bears.
+
+    :param names: schema and name of each.
+    """
+    wanted = list(names)
+    rows = connection.execute(_OIDS.encode(), ([schema for schema, _ in wanted], [name for _, name in wanted]))
+    return {(schema, name): oid for schema, name, oid in rows}
+
+
+def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
+    """Schema and name that a table bears now, None where it was dropped."""
+    row = connection.execute(
+        "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s::oid",
+        (oid,),
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
+    """The present name of the table that a subscription knows by this one; None where there is no such table."""
+    row = connection.execute(
+        "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s",
+        (subid, schema, name),
+    ).fetchone()
+    return None if row is None else name_of(connection, row[0])
+
+
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
     """A live column of a target table."""
@@ -113,6 +153,9 @@ class TargetColumn:
     generated: bool
     identity: str  #: '' no, 'a' ALWAYS, 'd' BY DEFAULT
     equality: str | None  #: schema-qualified operator, None for a type without equality
+    typmod: int = -1
+    full_type: str = ""  #: with the modifier, as SQL
+    virtual: bool = False  #: generated, and not stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,30 +231,51 @@ def describe_many(
     return found
 
 
-def missing(schema: str, name: str) -> SchemaFault:
-    """The server's error for a target table that does not exist."""
+def missing(schema: str, name: str, hint: str) -> SchemaFault:
+    """The server's error for a target table that does not exist.
+
+    :param hint: what helps.
+    """
     fault = SchemaFault(
-        f'logical replication target relation "{schema}.{name}" does not exist',
-        hint=f"Create the table on the target; apply goes on by itself. Relation: {schema}.{name}",
-        sqlstate="55000",
+        f'logical replication target relation "{schema}.{name}" does not exist', hint=hint, sqlstate="55000"
     )
     fault.relation = f"{schema}.{name}"
     return fault
 
 
-def column_faults(columns: Sequence[str], target: TargetRelation) -> list[str]:
-    """What the server's check_relation (relation.c) would refuse: missing and generated columns, in its words."""
+def column_faults(columns: Mapping[str, str | None], target: TargetRelation) -> list[SchemaFault]:
+    """What the server's check_relation (relation.c) would refuse: missing and generated columns, in its words.
+
+    :param columns: what the publisher sends: names and types as SQL; None for a type that nobody asked for.
+    """
     names = {c.name: c for c in target.columns}
-    absent = [f'"{c}"' for c in columns if c not in names]
-    generated = [f'"{c}"' for c in columns if c in names and names[c].generated]
-    where = f'logical replication target relation "{target.schema}.{target.name}"'
+    absent = [c for c in columns if c not in names]
+    generated = [c for c in columns if c in names and names[c].generated]
     faults = []
     if absent:
-        faults.append(f"{where} is missing replicated column{'s' if len(absent) > 1 else ''}: {', '.join(absent)}")
+        added = [(c, text) for c in absent if (text := columns[c]) is not None]
+        ddl = remedy.add_columns(target.schema, target.name, added) if len(added) == len(absent) else None
+        faults.append(_unfit(target, "is missing replicated column", absent, ddl))
     if generated:
-        plural = "s" if len(generated) > 1 else ""
-        faults.append(f"{where} has incompatible generated column{plural}: {', '.join(generated)}")
+        name, text = generated[0], columns[generated[0]]
+        virtual = names[name].virtual
+        ddl = None
+        if text is not None:
+            ddl = remedy.ordinary(target.schema, target.name, name, text, virtual=virtual)
+        faults.append(_unfit(target, "has incompatible generated column", generated, ddl))
     return faults
+
+
+def _unfit(target: TargetRelation, what: str, columns: Sequence[str], ddl: sql.Composable | None) -> SchemaFault:
+    plural = "s" if len(columns) > 1 else ""
+    named = ", ".join(f'"{column}"' for column in columns)
+    fault = SchemaFault(
+        f'logical replication target relation "{target.schema}.{target.name}" {what}{plural}: {named}',
+        hint="Change the target table; apply goes on by itself." if ddl is None else remedy.hint(ddl),
+        sqlstate="55000",
+    )
+    fault.relation, fault.column = f"{target.schema}.{target.name}", columns[0]
+    return fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +288,7 @@ class RelationMap:
     lookup: tuple[int, ...]  #: remote positions of the columns that find a row
     local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
     always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
+    types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where somebody asked
 
     @property
     def by_identity(self) -> bool:
@@ -231,9 +296,10 @@ class RelationMap:
         return bool(self.target.identity)
 
 
-def map_relation(remote: Relation, target: TargetRelation) -> RelationMap:
+def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...] = ()) -> RelationMap:
     """Pair columns by name and decide how rows are found (FindReplTupleInLocalRel, worker.c).
 
+    :param types: of the remote columns, as SQL of the target: for hints.
     :raises SchemaFault: missing or generated target columns; a view or foreign table.
     """
     if target.relkind not in _RELKINDS:
@@ -242,9 +308,9 @@ def map_relation(remote: Relation, target: TargetRelation) -> RelationMap:
             detail="Only tables and partitioned tables can be.",
             sqlstate="42809",
         )
-    faults = column_faults([c.name for c in remote.columns], target)
-    if faults:
-        raise SchemaFault(faults[0], hint="Change the target table; apply goes on by itself.", sqlstate="55000")
+    sent = {c.name: types[i] if types else None for i, c in enumerate(remote.columns)}
+    for fault in column_faults(sent, target):
+        raise fault
     names = {c.name: c for c in target.columns}
     positions = {c.name: i for i, c in enumerate(remote.columns)}
     local_only: tuple[TargetColumn, ...] = ()
@@ -259,7 +325,7 @@ def map_relation(remote: Relation, target: TargetRelation) -> RelationMap:
         local_only = tuple(c for c in target.columns if c.name not in positions and not c.generated)
     columns = tuple(names[c.name] for c in remote.columns)
     always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
-    return RelationMap(remote, target, columns, lookup, local_only, always)
+    return RelationMap(remote, target, columns, lookup, local_only, always, types)
 
 
 def check_updatable(relation: RelationMap) -> None:
@@ -274,6 +340,8 @@ def check_updatable(relation: RelationMap) -> None:
     if target.relkind == "p" and not target.identity and relation.lookup:
         return
     where = f'relation "{target.schema}.{target.name}"'
+    help_ = remedy.identify if target.identity else remedy.add_primary_key
+    sent = remedy.published_key(remote)
     if target.identity:
         text = f"publisher did not send replica identity column expected by the logical replication target {where}"
     else:
@@ -281,4 +349,5 @@ def check_updatable(relation: RelationMap) -> None:
             f"logical replication target {where} has neither REPLICA IDENTITY index nor PRIMARY KEY"
             " and published relation does not have REPLICA IDENTITY FULL"
         )
-    raise SchemaFault(text, sqlstate="55000")
+    hint = remedy.hint(help_(target.schema, target.name, sent)) if sent else None
+    raise SchemaFault(text, hint=hint, sqlstate="55000")

@@ -27,6 +27,12 @@ class Statement:
     takes: tuple[tuple[str, int], ...]
 
 
+#: Savepoints of subtransactions all have one name: the newest hides the others until it is released.
+SAVEPOINT = Statement(sql.Composed([sql.SQL("SAVEPOINT pgsub_subxact")]), (), ())
+ROLLBACK_TO = Statement(sql.Composed([sql.SQL("ROLLBACK TO SAVEPOINT pgsub_subxact")]), (), ())
+RELEASE = Statement(sql.Composed([sql.SQL("RELEASE SAVEPOINT pgsub_subxact")]), (), ())
+
+
 def table_name(target: TargetRelation) -> sql.Identifier:
     """The table's qualified name."""
     return sql.Identifier(target.schema, target.name)
@@ -71,7 +77,7 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
         first = relation.target.columns[0].name if relation.target.columns else "ctid"
         assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(first))]
     text = sql.SQL("UPDATE {} SET {} WHERE {}").format(_only(relation.target), sql.SQL(", ").join(assignments), where)
-    return build.done(text)
+    return build.done(_found(relation.target, where, text))
 
 
 def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
@@ -104,7 +110,15 @@ def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     """DELETE of one row."""
     build = _Builder()
     where = _condition(relation, build, "o", old_kinds)
-    return build.done(sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where))
+    text = sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where)
+    return build.done(_found(relation.target, where, text))
+
+
+def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> sql.Composed:
+    """Make a statement count the rows it found: a row that a trigger keeps as it is was not missing (worker.c)."""
+    if not target.fires:
+        return text
+    return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, _only(target), where)
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
@@ -113,13 +127,15 @@ def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sq
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
 
 
-def unreplaced(target: TargetRelation) -> Statement:
-    """Gives a row if the table that was described still has its name."""
-    text = sql.SQL(
+#: Gives a row if a table (oid) still has its name (schema, name).
+UNREPLACED = Statement(
+    sql.SQL(
         "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = {} AND c.relname = {} AND n.nspname = {}"
-    ).format(sql.Literal(target.oid), sql.Literal(target.name), sql.Literal(target.schema))
-    return Statement(text, (), ())
+        " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
+    ).format(),
+    (26, 19, 19),
+    (),
+)
 
 
 def _only(target: TargetRelation) -> sql.Composed:

@@ -82,6 +82,20 @@ def test_every_change_of_a_table_is_shown_by_the_next_refresh(mirrored, monkeypa
     assert _states(mirrored) == {"a": ("r", 2)}
 
 
+def test_a_renamed_table_is_shown_by_the_name_that_it_bears_now(mirrored, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 1e9)
+    _refresh(mirrored)
+    for statement, name in (("TABLE a RENAME TO c", "c"), ("TABLE c SET SCHEMA s", "c"), ("SCHEMA s RENAME TO z", "c")):
+        mirrored.subdb.execute(f"CREATE SCHEMA IF NOT EXISTS s; ALTER {statement}")
+        _refresh(mirrored)
+        assert _states(mirrored) == {name: ("i", None), "b": ("i", None)}
+    schemas = {row.relname: row.schemaname for row in mirrored.store.relations(mirrored.subid)}
+    assert schemas == {"c": "z", "b": "public"}
+    mirrored.subdb.execute("DROP TABLE z.c")  # the name that it was subscribed by is the last one known
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+
+
 def test_where_nothing_changes_nothing_is_read_again_and_nothing_is_written(mirrored, state_dir, monkeypatch):
     monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 0.0)
     _refresh(mirrored)

@@ -59,9 +59,9 @@ def misfits(
 
     :param binary: whether values come in the binary format.
     """
-    faults = column_faults(pair.sent, pair.table.target)
+    faults = column_faults(dict.fromkeys(pair.sent), pair.table.target)
     for fault in faults:
-        yield _about(pair, fault, hint=_STOPS)
+        yield _about(pair, fault.message, hint=_STOPS)
     yield from _types(pair, source_types, target_types, binary=binary)
     yield from _nulls(pair)
     yield from _generated(pair)
