@@ -40,6 +40,7 @@ class Sides:
 def stray(sides: Sides, chance: random.Random) -> str:
     """Rows of the targets change or go, so that changes of the publisher miss them."""
     for table in sides.tables:
+        table.alike = False
         column = chance.choice([*table.columns, None])
         rest = Literal(chance.randrange(5))
         if column is not None and table.identity != "nothing":
