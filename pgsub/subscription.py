@@ -25,6 +25,7 @@ class Subscription:
     two_phase: str = "d"  #: d disabled, p pending, e enabled
     disable_on_error: bool = False
     password_required: bool = True
+    password_enforced: bool = False  #: --password-required was given: binds every role but superusers of the target
     run_as_owner: bool = False
     origin: str = "any"  #: any, none
     failover: bool = False

@@ -21,6 +21,9 @@ With another list of publications the tables follow as with pgsub refresh, unles
 enabled subscription. A new --connection must lead to the same publisher, or to the standby that took its place, and a
 new --target to the same database. The replication slot is not renamed with the subscription.
 
+With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To take it
+back nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 looked at here.
 """,
@@ -108,7 +111,10 @@ def alter(
     ] = None,
     two_phase: Annotated[
         bool | None,
-        typer.Option("--two-phase/--no-two-phase", help="Apply PREPARE TRANSACTION as such, not at its commit."),
+        typer.Option(
+            "--two-phase/--no-two-phase",
+            help="Apply PREPARE TRANSACTION as such, not at its commit; the subscription is disabled meanwhile.",
+        ),
     ] = None,
     disable_on_error: Annotated[
         bool | None,

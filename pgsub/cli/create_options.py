@@ -77,7 +77,11 @@ SynchronousCommit = Annotated[
     ),
 ]
 TwoPhase = Annotated[
-    bool, typer.Option("--two-phase/--no-two-phase", help="Apply PREPARE TRANSACTION as such, not at its commit.")
+    bool,
+    typer.Option(
+        "--two-phase/--no-two-phase",
+        help="Apply PREPARE TRANSACTION as such, not at its commit, once every table is synchronized.",
+    ),
 ]
 DisableOnError = Annotated[
     bool,
