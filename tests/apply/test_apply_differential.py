@@ -101,7 +101,7 @@ class Subscribers:
         work = self.workload
         self.native.execute(
             f"CREATE SUBSCRIPTION {self.name} CONNECTION '{self.pubdb.conninfo}' PUBLICATION {self.name}"
-            f" WITH (slot_name = {self.name}_native, copy_data = false, streaming = on, two_phase = {work.two_phase},"
+            f" WITH (slot_name = {self.name}_native, copy_data = false, streaming = off, two_phase = {work.two_phase},"
             f" binary = {not work.binary and not self._differs()})"
         )
         options: dict[str, Any] = {
