@@ -36,4 +36,6 @@ class Subscription:
     dboid: int = 0  #: oid of the target database
     max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize at once
     copy_workers: int = 2  #: chunks of one table that copy at once
+    #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
+    max_parallel_apply_workers: int = 2
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py

@@ -228,4 +228,5 @@ CREATE TABLE pgsub_prepared_pending (
 );
 ALTER TABLE pg_subscription ADD COLUMN pgsub_password_enforced INTEGER NOT NULL DEFAULT 0
     CHECK (pgsub_password_enforced IN (0, 1));
+ALTER TABLE pg_subscription ADD COLUMN pgsub_max_parallel_apply_workers INTEGER NOT NULL DEFAULT 2;
 """

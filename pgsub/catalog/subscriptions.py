@@ -44,6 +44,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "dboid": ("subdbid", INT),
     "max_sync_workers": ("pgsub_max_sync_workers", INT),
     "copy_workers": ("pgsub_copy_workers", INT),
+    "max_parallel_apply_workers": ("pgsub_max_parallel_apply_workers", INT),
     "unavailable": ("pgsub_unavailable", NAMES),
     "password_enforced": ("pgsub_password_enforced", BOOL),
 }

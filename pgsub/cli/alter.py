@@ -169,6 +169,12 @@ def alter(
     copy_workers: Annotated[
         int | None, typer.Option("--copy-workers", metavar="N", min=1, help="Chunks of a table copied at once.")
     ] = None,
+    max_parallel_apply_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--max-parallel-apply-workers", metavar="N", min=0, help="Transactions in progress applied at once."
+        ),
+    ] = None,
     strict: given.Strict = False,
     wait: given.Wait = True,
     timeout: Timeout = None,
@@ -191,6 +197,7 @@ def alter(
         "copy_atomic": copy_atomic,
         "max_sync_workers": max_sync_workers,
         "copy_workers": copy_workers,
+        "max_parallel_apply_workers": max_parallel_apply_workers,
     }
     environment = take_environment()
     from pgsub.cli.reporting import ConsoleReporter

@@ -133,6 +133,16 @@ MaxSyncWorkers = Annotated[
 CopyWorkers = Annotated[
     int, typer.Option("--copy-workers", metavar="N", min=1, show_default=True, help="Chunks of a table copied at once.")
 ]
+MaxParallelApplyWorkers = Annotated[
+    int,
+    typer.Option(
+        "--max-parallel-apply-workers",
+        metavar="N",
+        min=0,
+        show_default=True,
+        help="Transactions in progress applied at once with --streaming parallel.",
+    ),
+]
 IfNotExists = Annotated[
     bool, typer.Option("--if-not-exists", help="Do nothing, with a notice, if the subscription exists.")
 ]

@@ -51,6 +51,7 @@ class CreateOptions:
     timeout: float | None = None
     max_sync_workers: int = 2
     copy_workers: int = 2
+    max_parallel_apply_workers: int = 2
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,6 +110,7 @@ def resolve(options: CreateOptions) -> Definition:
         copy_atomic=options.copy_atomic,
         max_sync_workers=options.max_sync_workers,
         copy_workers=options.copy_workers,
+        max_parallel_apply_workers=options.max_parallel_apply_workers,
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data

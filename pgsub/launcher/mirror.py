@@ -126,7 +126,11 @@ class Mirror:
             alive = apply_alive if pulse.worker == ledger.APPLY else pulse.worker in syncing
             if alive and (pulse.worker not in rows or pulse.chunk < 0):
                 rows[pulse.worker] = _worker(pulse)
-        return [rows[worker] for worker in sorted(rows)]
+        shown = [rows[worker] for worker in sorted(rows)]
+        apply = self.apply_pulse() if apply_alive else None
+        if apply is not None and ledger.APPLY in rows:  # threads of the leader's process
+            shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
+        return shown
 
     def _copying(self, pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
         relations = [one for one in self.relations if one.srrelid in syncing]
