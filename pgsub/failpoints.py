@@ -20,12 +20,18 @@ from pgsub.errors import InternalError, TargetUnavailable
 
 #: Every point, so that a test can ask whether each was reached.
 POINTS = (
+    "apply.after_two_phase",
     "apply.before_target_commit",
     "apply.after_target_commit",
     "apply.after_reported_lsn",
     "apply.after_feedback",
     "apply.batch_open",
     "apply.commit_reply_lost",
+    "apply.stream_open",
+    "apply.before_prepare",
+    "apply.after_prepare",
+    "apply.before_finish_prepared",
+    "apply.after_finish_prepared",
     "mirror.before_state_db",
     "copy.middle",
     "copy.before_commit",
@@ -47,6 +53,7 @@ POINTS = (
     "refresh.after_commit",
     "alter.after_ledger",
     "alter.after_definition",
+    "alter.after_slot",
 )
 
 _counts: dict[str, int] = {}

@@ -83,7 +83,7 @@ class Subscriber:
             found = describe(self.session, "public", name)
             assert found is not None, name
             rows.append(RelationState(found.oid, "public", name, state))
-        ledger.register(self.session, self.subid, self.sub.name, "test", self.sub.slot_name, rows, slot_intent=True)
+        self.register_in_ledger(rows)
         with contextlib.closing(
             publisher.connect(self.sub.connection, application_name=self.sub.name, replication=True)
         ) as replication:
@@ -100,6 +100,13 @@ class Subscriber:
                 position=position,
             )
         return self
+
+    def register_in_ledger(self, rows: Sequence[RelationState]) -> None:
+        """The subscription's rows of the ledger, before its slot exists."""
+        sub = self.sub
+        ledger.register(
+            self.session, sub.subid, sub.name, "test", sub.slot_name, rows, slot_intent=True, two_phase=sub.two_phase
+        )
 
     def relid(self, name: str) -> int:
         """The target table's oid."""

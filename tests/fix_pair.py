@@ -38,7 +38,7 @@ class Pair(Subscriber):
             rows.append(RelationState(found.oid, schema, name, state))
         slot = self.sub.slot_name
         assert slot is not None
-        ledger.register(self.session, self.subid, self.sub.name, "test", slot, rows, slot_intent=True)
+        self.register_in_ledger(rows)
         with closing(publisher.connect(self.pubdb.conninfo, application_name=slot, replication=True)) as replication:
             position = slots.create_slot(replication, slot)
             who = identity.identify(replication)

@@ -44,14 +44,14 @@ GUARDS = (
     ),
     Guard(
         "a filtered transaction moves the ledger",
-        "pgsub/apply/loop.py",
+        "pgsub/apply/committer.py",
         (
             (
-                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+                "        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))\n",
                 "        if self._executor.changes == 0:\n"
-                '            connection.execute("ROLLBACK")\n'
+                '            self._session.connection.execute("ROLLBACK")\n'
                 "            return count\n"
-                "        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)\n",
+                "        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))\n",
             ),
         ),
         ("tests/guards",),
@@ -167,6 +167,24 @@ GUARDS = (
         "pgsub/tablesync/coordinator.py",
         (("                leftover.abandon(session, self._sub, slot, list(found))\n", ""),),
         ("tests/faults/test_kill_refresh.py",),
+    ),
+    Guard(
+        "two_phase is enabled once every table is ready",
+        "pgsub/target/two_phase.py",
+        (("if now == PENDING and row is not None and row[0]:", "if now == PENDING:"),),
+        ("tests/target/test_target_two_phase.py",),
+    ),
+    Guard(
+        "a slot becomes two-phase behind every table",
+        "pgsub/target/two_phase.py",
+        (("(SELECT max(r.srsublsn) FROM", "(SELECT min(r.srsublsn) FROM"),),
+        ("tests/apply/test_apply_two_phase_start.py",),
+    ),
+    Guard(
+        "a table to copy comes before two_phase or not at all",
+        "pgsub/target/membership.py",
+        (("    if wanted.copies:\n        two_phase.refuse_copy(connection, subid)\n", ""),),
+        ("tests/target/test_target_two_phase.py",),
     ),
     Guard(
         "chunks of a rewritten table are not mixed",

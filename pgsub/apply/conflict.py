@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import psycopg
 
@@ -19,12 +19,11 @@ from pgsub.target.statements import Statement
 _SHOWN = 64  #: bytes of a value in a message, as the server truncates them
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Which change of which transaction: what a statement of the pipeline is tagged with."""
 
     transaction: RemoteTransaction
-    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT
+    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
     relation: RelationMap | None = None
     new: Tuple | None = None
     old: Tuple | None = None
@@ -32,6 +31,38 @@ class Place:
     def name(self) -> str:
         """schema.table of the target, as messages show it."""
         return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
+
+
+class MissingRow(NamedTuple):
+    """update_missing or delete_missing: the change is skipped. Of a transaction whose finish LSN may not be known yet.
+
+    The row itself is not kept: there may be a million of these in one transaction.
+    """
+
+    transaction: RemoteTransaction
+    place: Place  #: without its rows
+    key: str
+    remote_tuple: str | None
+    detail: str
+
+    def record(self, subid: int) -> ConflictRecord:
+        """The record, once the transaction's end is known."""
+        place, transaction = self.place, self.transaction
+        assert place.relation is not None
+        kind = f"{place.message_type.lower()}_missing"
+        return ConflictRecord(
+            kind,
+            place.relation.target.schema,
+            place.relation.target.name,
+            self.key,
+            self.remote_tuple,
+            transaction.xid,
+            format_lsn(transaction.finish_lsn),
+            transaction.commit_ts,
+            f'conflict detected on relation "{place.name()}": conflict={kind}',
+            self.detail,
+            context(subid, place),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +100,17 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
     return f"{text} in transaction {transaction.xid}, finished at {format_lsn(transaction.finish_lsn)}"
 
 
-def missing_row(subid: int, place: Place) -> ConflictRecord:
-    """update_missing or delete_missing: the change is skipped, logged and counted (apply_handle_*_internal)."""
+def missing_row(place: Place) -> MissingRow:
+    """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
     assert place.relation is not None
-    updating = place.message_type == "UPDATE"
-    kind = "update_missing" if updating else "delete_missing"
     key = _key(place)
     full = "" if place.relation.by_identity else " full"
     remote = _row(place.relation, place.new) if place.new is not None else None
-    if updating:
+    if place.message_type == "UPDATE":
         detail = f"Could not find the row to be updated: remote row {remote}, replica identity{full} {key}."
     else:
         detail = f"Could not find the row to be deleted: replica identity{full} {key}."
-    return ConflictRecord(
-        kind,
-        place.relation.target.schema,
-        place.relation.target.name,
-        key,
-        remote,
-        place.transaction.xid,
-        format_lsn(place.transaction.finish_lsn),
-        place.transaction.commit_ts,
-        f'conflict detected on relation "{place.name()}": conflict={kind}',
-        detail,
-        context(subid, place),
-    )
+    return MissingRow(place.transaction, place._replace(new=None, old=None), key, remote, detail)
 
 
 def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
@@ -168,8 +185,3 @@ def _value(values: Tuple, position: int) -> str:
         return "\\x" + raw[:_SHOWN].hex()
     text = raw.decode("utf-8", "replace")
     return text if len(raw) <= _SHOWN else raw[:_SHOWN].decode("utf-8", "ignore") + "..."
-
-
-def events(records: Sequence[ConflictRecord], subid: int) -> list[tuple[int, dict[str, object]]]:
-    """Rows for the ledger's event table."""
-    return [(subid, record.body()) for record in records]

@@ -1,32 +1,30 @@
 """The loop that both kinds of workers run: receive, assemble, apply in batches, report. Mirrors LogicalRepApplyLoop.
 
-What differs between the apply worker and a tablesync worker is asked of a :class:`Role`. Everything that carries the
-promise is here once: the lock before the decision, the compare-and-set with the data, record before report.
+What differs between the apply worker and a tablesync worker is asked of a :class:`~pgsub.apply.role.Role`; how
+transactions get into the target is :mod:`pgsub.apply.committer`'s. Here is what was received and what is reported:
+record before report.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
-from pgsub.apply import conflict
-from pgsub.apply.conflict import ConflictRecord, Place
-from pgsub.apply.executor import Executor
+from pgsub.apply.applier import Applier, TargetSession
+from pgsub.apply.committer import Committer
+from pgsub.apply.parallel import ParallelApply
 from pgsub.apply.receiver import Receiver
 from pgsub.apply.relations import RelationCache
-from pgsub.apply.transactions import Assembler, RemoteTransaction
-from pgsub.errors import Directive, PgsubError
+from pgsub.apply.role import Role
+from pgsub.apply.transactions import Assembler, Kind, RemoteTransaction
 from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.lsn import covered
-from pgsub.protocol.messages import Relation
 from pgsub.publisher.walsender import WalSender
 from pgsub.pulse import Pulse, PulseSender
 from pgsub.target.connect import translate
@@ -42,45 +40,36 @@ PING_SECONDS = 1.0
 IDLE_REPORT_BYTES = 16 << 20
 #: At the end of a run the launcher gets this long to record what feedback must not pass.
 MIRROR_SECONDS = 2.0
-#: invalid_sql_statement_name: psycopg deallocates every prepared statement of the session after a rollback that it
-#: sees, the pipeline's too; they are prepared again.
-_DEALLOCATED = "26000"
 _KEEPALIVE = ord("k")
 _HEADER = 25
-
-
-class Role(Protocol):
-    """What an apply worker and a tablesync worker do differently."""
-
-    def attach(self, loop: ApplyLoop) -> None:
-        """Called once, before anything else: the loop whose positions the role looks at."""
-
-    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
-        """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
-
-        :param oid: of the target's table that bears the relation's name.
-        """
-
-    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
-        """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
-
-    def refused(self) -> bool:
-        """Called without the lock after :meth:`admit` gave 0; True: what waits is not this worker's any more."""
-
-    def boundary(self, control: Control | None) -> bool:
-        """Called between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
 
 
 @dataclass(slots=True)
 class Streams:
     """Both ends of one worker: restarted together, never one alone."""
 
-    connection: psycopg.Connection
+    session: TargetSession
     walsender: WalSender
-    progress: Progress
-    relations: RelationCache
     assembler: Assembler
+    open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
+    appliers: int = 0  #: transactions that may be applied while they arrive
     waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
+    pending: bool = False  #: two_phase waits for every table to be r
+
+    @property
+    def connection(self) -> psycopg.Connection:
+        """Of the worker's own target session."""
+        return self.session.connection
+
+    @property
+    def progress(self) -> Progress:
+        """Of the worker's own target session."""
+        return self.session.progress
+
+    @property
+    def relations(self) -> RelationCache:
+        """Of the worker's own target session."""
+        return self.session.relations
 
 
 class ApplyLoop:
@@ -110,19 +99,33 @@ class ApplyLoop:
         self._transactional = transactional
         self._until = until_lsn
         self._progress = streams.progress
-        self._executor = Executor(streams.connection, pulse.subid, streams.relations)
+        self._parallel = streams.assembler.watch = ParallelApply(
+            streams.appliers,
+            streams.open_session,
+            pulse.subid,
+            streams.connection.info.backend_pid,
+            admits=role.admits_early,
+            before_block=self._apply_batch,
+        )
+        self._committer = Committer(
+            streams.session, role, pulse.subid, give_way=self._parallel.give_way, beat=self._beat
+        )
         self._receiver = Receiver(streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn)
         self._batch: list[RemoteTransaction] = []
         self._batch_bytes = 0
         self._batch_since = 0.0
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
-        self._events = True  #: an earlier worker may have left some
         self._next_report = self._next_control = self._next_ping = 0.0
-        self.remote_lsn = self._progress.remote_lsn  #: end LSN of the last committed transaction
+        self._committer.recorded = True  # an earlier worker may have left something
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
         role.attach(self)
+
+    @property
+    def remote_lsn(self) -> int:
+        """End LSN of the last committed transaction."""
+        return self._committer.remote_lsn
 
     def run(self) -> str:
         """Until asked to stop or the role is done.
@@ -144,6 +147,8 @@ class ApplyLoop:
             raise translate(error, "apply changes to the target") from None
         finally:
             with contextlib.suppress(Exception):
+                self._parallel.close()
+            with contextlib.suppress(Exception):
                 self._receiver.close()
 
     # receiving
@@ -160,6 +165,7 @@ class ApplyLoop:
             transaction = self._streams.assembler.feed(frame[_HEADER:])
             if transaction is not None:
                 self._take(transaction)
+        self._streams.assembler.pause()
 
     def _keepalive(self, frame: bytes) -> None:
         keepalive = envelope.parse(frame)
@@ -174,22 +180,28 @@ class ApplyLoop:
         self._receiver.progress(applied=self.position)
 
     def _take(self, transaction: RemoteTransaction) -> None:
+        applier = self._parallel.take(transaction.xid) if transaction.in_stream else None
         if self._until and not covered(transaction.finish_lsn, self._until):
             self._done = True
-            return
-        if covered(transaction.finish_lsn, self.remote_lsn):
+        elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
-            if self._batch:
-                self._apply_batch()
-            self._executor.skim(transaction)
-            transaction.release()
-            return
-        if not self._batch:
-            self._batch_since = time.monotonic()
-        self._batch.append(transaction)
-        self._batch_bytes += transaction.size
-        if self._full():
             self._apply_batch()
+            self._committer.skim(transaction)
+            transaction.release()
+        elif applier is not None or transaction.kind is not Kind.COMMIT:
+            self._apply_batch()
+            if not self._ending:
+                self._batch = [transaction]
+                self._apply_batch(applier)
+        else:
+            if not self._batch:
+                self._batch_since = time.monotonic()
+            self._batch.append(transaction)
+            self._batch_bytes += transaction.size
+            if self._full():
+                self._apply_batch()
+        if applier is not None:
+            applier.release()
 
     def _full(self) -> bool:
         return (
@@ -201,92 +213,26 @@ class ApplyLoop:
 
     # applying
 
-    def _apply_batch(self) -> None:
+    def _apply_batch(self, applier: Applier | None = None) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         while batch:
-            done = self._apply(batch)
-            for transaction in batch[:done]:
-                transaction.release()
+            done = self._committer.apply(batch, applier)
+            if done:
+                self._applied(batch[:done])
             batch = batch[done:]
             if not done and (self._role.refused() or self._look().stop):
                 batch, self._ending = [], True  # not begun here: whoever is next gets it sent again
             self._beat()
 
-    def _apply(self, batch: Sequence[RemoteTransaction]) -> int:
-        """One target transaction for as many as the role admits; on a fault one by one, naming the culprit."""
-        relations = self._streams.relations
-        before = relations.snapshot()
-        for first in (True, False):
-            try:
-                return self._commit(batch)
-            except PgsubError as error:
-                if not self._rolled_back() or error.directive is not Directive.FAULT:
-                    raise
-                relations.restore(before)
-                if not first or error.sqlstate != _DEALLOCATED:
-                    break
-        return self._serially(batch)
-
-    def _serially(self, batch: Sequence[RemoteTransaction]) -> int:
-        for number, transaction in enumerate(batch):
-            self._executor.copies = False
-            try:
-                if not self._commit([transaction]):
-                    return number
-            except PgsubError:
-                self._rolled_back()
-                raise
-            finally:
-                self._executor.copies = True
-            transaction.release()
-        return len(batch)
-
-    def _commit(self, batch: Sequence[RemoteTransaction]) -> int:
-        connection, progress = self._streams.connection, self._progress
-        connection.execute("BEGIN")
-        progress.lock(self.remote_lsn)
-        count = self._role.admit(batch)
-        if count == 0:
-            connection.execute("ROLLBACK")
-            return 0
-        failpoints.point("apply.batch_open")
-        conflicts = self._executor.run(batch[:count], self._role.admits)
-        last = batch[count - 1]
-        self._record(conflicts)
-        progress.advance(self.remote_lsn, last.end_lsn, last.commit_ts)
-        failpoints.point("apply.before_target_commit")
-        self._end_commit(last)
-        self.remote_lsn = last.end_lsn
+    def _applied(self, transactions: Sequence[RemoteTransaction]) -> None:
+        last = transactions[-1]
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
-        self._pulse.transactions += count
+        self._pulse.transactions += len(transactions)
         self._receiver.progress(applied=self.position)
         failpoints.point("apply.after_target_commit")
-        return count
-
-    def _end_commit(self, last: RemoteTransaction) -> None:
-        try:
-            self._streams.connection.execute("COMMIT")
-            failpoints.point("apply.commit_reply_lost")
-        except psycopg.Error as error:  # a deferred constraint, or the reply is lost and only the ledger knows
-            place = Place(last, "COMMIT") if error.sqlstate else None
-            raise conflict.fault(self._pulse.subid, error, place) from None
-
-    def _record(self, conflicts: Sequence[ConflictRecord]) -> None:
-        if not conflicts:
-            return
-        self._events = True
-        rows = [(subid, Jsonb(body)) for subid, body in conflict.events(conflicts, self._pulse.subid)]
-        with self._streams.connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
-
-    def _rolled_back(self) -> bool:
-        """Whether the session is there and out of its transaction; if not, what broke it is known already."""
-        try:
-            self._streams.connection.execute("ROLLBACK")
-        except psycopg.Error:
-            return False
-        return True
+        for transaction in transactions:
+            transaction.release()
 
     # between batches
 
@@ -320,9 +266,9 @@ class ApplyLoop:
     def _report(self) -> None:
         """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
         self._next_report = time.monotonic() + REPORT_SECONDS
-        if self._events and self._progress.unmirrored_events():
+        if self._committer.recorded and self._progress.unmirrored_events():
             return
-        self._events = False
+        self._committer.recorded = False
         position = self.position
         self._progress.report(position)
         failpoints.point("apply.after_reported_lsn")
@@ -330,7 +276,7 @@ class ApplyLoop:
 
     def _finish(self) -> None:
         deadline = time.monotonic() + MIRROR_SECONDS
-        while self._events and self._progress.unmirrored_events() and time.monotonic() < deadline:
+        while self._committer.recorded and self._progress.unmirrored_events() and time.monotonic() < deadline:
             time.sleep(0.05)
         if self.position > self._progress.reported_lsn:
             self._report()
@@ -341,5 +287,5 @@ class ApplyLoop:
         pulse.received_lsn = receiver.received
         pulse.last_msg_send_time, pulse.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
-        pulse.position, pulse.changes = self.position, self._executor.changes
+        pulse.position, pulse.changes = self.position, self._committer.changes
         self._sender.send(pulse, now=now)

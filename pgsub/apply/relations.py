@@ -33,6 +33,7 @@ class RelationCache:
     def __init__(self, connection: psycopg.Connection, sub: Subscription, *, replica: bool) -> None:
         self._connection = connection
         self._sub = sub
+        self.subid = sub.subid
         self._replica = replica
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}

@@ -7,6 +7,7 @@ gives the same rows and needs no assumption about the order of aborts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
@@ -18,7 +19,7 @@ from typing import BinaryIO
 from pgsub.errors import Directive, PgsubError
 
 _RECORD = struct.Struct(">II")
-_READ = 1 << 20
+_BUFFER = 1 << 20
 
 
 class SpoolFailed(PgsubError):
@@ -54,13 +55,16 @@ class SpooledTransaction:
     """Messages of one transaction in a file.
 
     :ivar size: bytes of messages written, aborted ones included.
+    :ivar end: bytes of the file that :meth:`records` may read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: BinaryIO | None = None
+        self._written = 0
         self._aborted: set[int] = set()
         self.size = 0
+        self.end = 0
 
     def append(self, subxid: int, payload: bytes) -> None:
         """Add one message.
@@ -68,30 +72,40 @@ class SpooledTransaction:
         :raises PgsubError: the disk is full or fails; the publisher sends the transaction again.
         """
         try:
-            self._append(subxid, payload)
+            if self._writer is None:
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
+            self._writer.write(_RECORD.pack(subxid, len(payload)))
+            self._writer.write(payload)
         except OSError as error:
             raise self._failed(error) from None
-
-    def _append(self, subxid: int, payload: bytes) -> None:
-        if self._writer is None:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._writer = os.fdopen(descriptor, "ab", buffering=_READ)
-        self._writer.write(_RECORD.pack(subxid, len(payload)))
-        self._writer.write(payload)
         self.size += len(payload)
+        self._written += _RECORD.size + len(payload)
+
+    def publish(self) -> None:
+        """Let who follows the file read everything so far.
+
+        :raises PgsubError: what was buffered does not fit on the disk.
+        """
+        try:
+            if self._writer is not None:
+                self._writer.flush()
+        except OSError as error:
+            raise self._failed(error) from None
+        self.end = self._written
 
     def pause(self) -> None:
         """End of a stream block: no descriptor stays open for a transaction that may last for hours.
 
         :raises PgsubError: what was buffered does not fit on the disk.
         """
-        if self._writer is None:
-            return
         writer, self._writer = self._writer, None
         try:
-            writer.close()
+            if writer is not None:
+                writer.close()
         except OSError as error:
             raise self._failed(error) from None
+        self.end = self._written
 
     def _failed(self, error: OSError) -> SpoolFailed:
         return SpoolFailed(
@@ -103,19 +117,32 @@ class SpooledTransaction:
         """Discard exactly the changes of one subtransaction."""
         self._aborted.add(subxid)
 
+    def records(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Pairs of subtransaction and message as they came, aborted ones included.
+
+        :param start: 0, or the ``end`` of an earlier call.
+        :param end: a value that :attr:`end` had.
+        """
+        left = end - start
+        if left <= 0:
+            return
+        with open(self._path, "rb", buffering=_BUFFER) as file:
+            file.seek(start)
+            while left > 0:
+                subxid, length = _RECORD.unpack(file.read(_RECORD.size))
+                left -= _RECORD.size + length
+                yield subxid, file.read(length)
+
     def payloads(self) -> Iterator[bytes]:
         """The messages in order, without those of aborted subtransactions."""
         self.pause()
-        if not self._path.exists():
-            return
-        with open(self._path, "rb", buffering=_READ) as file:
-            while header := file.read(_RECORD.size):
-                subxid, length = _RECORD.unpack(header)
-                payload = file.read(length)
-                if subxid not in self._aborted:
-                    yield payload
+        aborted = self._aborted
+        for subxid, payload in self.records(0, self.end):
+            if subxid not in aborted:
+                yield payload
 
     def remove(self) -> None:
-        """Delete the file."""
-        self.pause()
+        """Delete the file; what is not written yet is lost with it."""
+        with contextlib.suppress(SpoolFailed):
+            self.pause()
         self._path.unlink(missing_ok=True)

@@ -6,9 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
+from pgsub import failpoints
+from pgsub.apply.applier import TargetSession
 from pgsub.apply.loop import Streams
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
@@ -21,10 +24,13 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, membership, origins
+from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
+
+#: Transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription).
+PARALLEL_WORKERS = 2
 
 _IN_USE = "55006"
 _NAMES = ("synchronous_standby_names", "application_name")
@@ -70,32 +76,74 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
 
 def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sub, claim = spec.subscription, spec.claim
-    name = SessionName(sub.subid, spec.role, claim.epoch)
     spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
     stack.callback(spool.close)
-    session = stack.enter_context(
-        contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
-    )
-    progress = Progress(session, claim, tagged=origins.attach(session, sub.subid) is not None)
-    progress.claim()
-    progress.read()
+    own = _session(spec)
+    stack.callback(own.connection.close)
+    own.progress.claim()
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
     )
-    _check(session, replication, spec, progress)
+    slot = _check(own.connection, replication, spec, own.progress)
+    pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
     options = walsender.start_options(
         replication.info.server_version,
         sub.publications,
         binary=sub.binary,
         streaming=sub.streaming,
         origin=sub.origin,
+        two_phase=prepares,
     )
+    parallel = walsender.negotiated(options).parallel_streaming
     waits = _waits(replication)
     sender = walsender.WalSender(replication)
-    sender.start(spec.slot_name, progress.remote_lsn, options)
-    assembler = Assembler(spool, parallel_streaming=walsender.negotiated(options).parallel_streaming)
-    relations = RelationCache(session, sub, replica=target.is_replica(session))
-    return Streams(session, sender, progress, relations, assembler, waits)
+    sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
+    return Streams(
+        own,
+        sender,
+        Assembler(spool, parallel_streaming=parallel),
+        partial(_session, spec),
+        appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
+        waits=waits,
+        pending=pending,
+    )
+
+
+def _session(spec: WorkerSpec) -> TargetSession:
+    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    sub, claim = spec.subscription, spec.claim
+    name = SessionName(sub.subid, spec.role, claim.epoch)
+    connection = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit)
+    try:
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
+        return TargetSession(
+            connection, progress, RelationCache(connection, sub, replica=target.is_replica(connection))
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _two_phase(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
+) -> tuple[bool, bool, int]:
+    """Whether two_phase is pending, whether the stream asks for it, and from where at least.
+
+    :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
+    """
+    if spec.claim.worker != ledger.APPLY:
+        return False, False, 0
+    state = two_phase.state(session, spec.claim.subid)
+    if state == two_phase.DISABLED:
+        identity.check_not_two_phase(slot, spec.subscription.name)
+        return False, False, 0
+    slots.check_two_phase(replication)
+    enabled, position = two_phase.enable_if_ready(session, spec.claim)
+    if not enabled:
+        identity.check_not_two_phase(slot, spec.subscription.name, pending=True)
+        return True, False, 0
+    failpoints.point("apply.after_two_phase")
+    return False, True, position
 
 
 def _waits(replication: publisher.Connection) -> bool:
@@ -110,7 +158,7 @@ def _waits(replication: publisher.Connection) -> bool:
 
 def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
-) -> None:
+) -> slots.SlotState | None:
     known = ledger.identity(session, spec.subscription.subid)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
@@ -124,6 +172,7 @@ def _check(
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
         ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
+    return state
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:

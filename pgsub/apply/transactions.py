@@ -5,21 +5,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
 
+from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool, SpooledTransaction
 from pgsub.errors import ProtocolViolation
-from pgsub.protocol.decoder import Decoder, decode_change, message_xid
+from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change, message_xid
+from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import (
     Begin,
+    BeginPrepare,
     Commit,
     CommitPrepared,
     LogicalMessage,
     Message,
     Origin,
+    Prepare,
     Relation,
     RollbackPrepared,
     StreamAbort,
     StreamCommit,
+    StreamPrepare,
     StreamStart,
     StreamStop,
     Truncate,
@@ -34,22 +41,45 @@ _RELATION = ord("R")
 MEMORY_LIMIT = 16 << 20
 
 
+class Kind(Enum):
+    """How a remote transaction ended, or what became of one that was prepared."""
+
+    COMMIT = "COMMIT"
+    PREPARE = "PREPARE"
+    COMMIT_PREPARED = "COMMIT PREPARED"
+    ROLLBACK_PREPARED = "ROLLBACK PREPARED"
+
+
 @dataclass(slots=True)
 class RemoteTransaction:
-    """A committed transaction of the publisher, whole.
+    """A transaction of the publisher that was committed or prepared, whole; or the end of a prepared one.
 
-    ``finish_lsn`` is its commit_lsn (what decides coverage and what skip takes), ``end_lsn`` the progress after it.
+    ``finish_lsn`` is its commit_lsn or prepare_lsn (what decides coverage and what skip takes), ``end_lsn`` the
+    progress after it.
     """
 
     xid: int
     finish_lsn: int
     end_lsn: int = 0
     commit_ts: int = 0
+    kind: Kind = Kind.COMMIT
     origin: str | None = None
     in_stream: bool = False  #: messages carry an xid
     size: int = 0
     messages: list[bytes] = field(default_factory=list)
     spooled: SpooledTransaction | None = None
+    #: what the publisher takes for known of the relations that a streamed transaction described: it may have
+    #: described them anew, in other transactions, since
+    leaves: tuple[Relation, ...] = ()
+
+    @property
+    def decided_by(self) -> int:
+        """The LSN that says which side of a table's hand-over it lies on.
+
+        A transaction is only sent as prepared once every table is ready (the slot's two_phase_at lies beyond every
+        srsublsn), and one that was prepared before that is sent late, with its old LSN: neither is covered.
+        """
+        return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN
 
     def payloads(self) -> Iterator[bytes]:
         """Its messages in order; may be asked for again."""
@@ -74,10 +104,31 @@ class RemoteTransaction:
         messages = (decode_change(p, self.in_stream) for p in self.payloads() if p[0] == _RELATION)
         return [message for message in messages if isinstance(message, Relation)]
 
+    def applied(self, relations: RelationCache) -> None:
+        """Its changes are done: what holds of relations for what follows."""
+        for relation in self.leaves:
+            relations.learn(relation)
+
     def release(self) -> None:
         """It is done: nothing of it is needed again."""
         if self.spooled is not None:
             self.spooled.remove()
+
+
+class StreamWatch(Protocol):
+    """Hears of transactions in progress as their stream blocks come in."""
+
+    def started(self, xid: int, spooled: SpooledTransaction) -> None:
+        """A stream block begins."""
+
+    def grown(self, xid: int, spooled: SpooledTransaction) -> None:
+        """More of the open block came in."""
+
+    def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
+        """A stream block ended: everything of it is in the file."""
+
+    def aborted(self, xid: int, subxid: int) -> None:
+        """A subtransaction was rolled back, or with ``subxid == xid`` all of it."""
 
 
 class Assembler:
@@ -85,19 +136,27 @@ class Assembler:
 
     :param spool: where unfinished and large ones wait.
     :param parallel_streaming: streaming = parallel was negotiated.
+    :ivar watch: told of transactions in progress, if anybody wants to know.
     """
 
     def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:
         self._spool = spool
         self._decoder = Decoder(parallel_streaming)
         self._current: RemoteTransaction | None = None
-        self._streams: dict[int, SpooledTransaction] = {}
-        self._stream: SpooledTransaction | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._stream: _Stream | None = None
+        self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
+        self.watch: StreamWatch | None = None
 
     @property
     def in_transaction(self) -> bool:
         """Whether a plain transaction is half received; a spooled one does not count (it is sent again whole)."""
         return self._current is not None
+
+    def pause(self) -> None:
+        """Nothing more has come in for now: what is buffered of an open stream block can be read."""
+        if self._stream is not None and self.watch is not None:
+            self.watch.grown(self._stream.xid, self._stream.spooled)
 
     def feed(self, payload: bytes) -> RemoteTransaction | None:
         """Take one message.
@@ -107,17 +166,22 @@ class Assembler:
         """
         kind = payload[0] if payload else 0
         if kind in _CHANGES or (kind == _MESSAGE and self._stream is not None):
-            self._change(payload)
+            self._change(payload, kind)
             return None
         return self._control(self._decoder.decode(payload))
 
-    def _change(self, payload: bytes) -> None:
-        if self._stream is not None:
-            self._stream.append(message_xid(payload), payload)
+    def _change(self, payload: bytes, kind: int) -> None:
+        stream = self._stream
+        if stream is not None:
+            if kind == _RELATION:
+                stream.described.add(self._describe(payload, 5))
+            stream.spooled.append(message_xid(payload), payload)
             return
         current = self._current
         if current is None:
             raise ProtocolViolation(f"message type 0x{payload[0]:02X} outside of a transaction")
+        if kind == _RELATION:
+            self._describe(payload, 1)
         current.size += len(payload)
         if current.spooled is not None:
             current.spooled.append(current.xid, payload)
@@ -125,6 +189,15 @@ class Assembler:
         current.messages.append(payload)
         if current.size > MEMORY_LIMIT:
             self._spill(current)
+
+    def _describe(self, payload: bytes, start: int) -> int:
+        if len(payload) < start + 4:
+            raise ProtocolViolation("insufficient data left in message")
+        relid: int = struct.unpack_from(">I", payload, start)[0]
+        self._described[relid] = (payload, start == 5)
+        if len(self._described) > MAX_RELATIONS:
+            raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
+        return relid
 
     def _spill(self, current: RemoteTransaction) -> None:
         current.spooled = self._spool.open(current.xid)
@@ -136,51 +209,92 @@ class Assembler:
         match message:
             case Begin():
                 self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
+            case BeginPrepare():
+                self._current = RemoteTransaction(message.xid, message.prepare_lsn, kind=Kind.PREPARE)
             case Commit():
-                return self._committed(message)
+                return self._ended(message.end_lsn, message.commit_ts)
+            case Prepare():
+                return self._ended(message.end_lsn, message.prepare_ts)
             case Origin():
                 if self._current is not None:
                     self._current.origin = message.name
             case StreamStart():
-                self._stream = self._streams.setdefault(message.xid, self._spool.open(message.xid))
+                self._started(message.xid)
             case StreamStop():
-                if self._stream is not None:
-                    self._stream.pause()
-                self._stream = None
+                self._stopped()
             case StreamAbort():
                 self._aborted(message)
             case StreamCommit():
-                return self._stream_committed(message)
-            case CommitPrepared() | RollbackPrepared():
-                pass  # known publisher bug: sent for lock-only transactions without a PREPARE; nothing to do
+                return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
+            case StreamPrepare():
+                return self._streamed(
+                    message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
+                )
+            case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid):
+                return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED)
+            case RollbackPrepared():
+                # the message has no start of its record, only the end: any LSN inside the record covers alike
+                end = message.rollback_end_lsn
+                return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
             case LogicalMessage():
                 pass  # carries no row; worker.c ignores it as well
             case _:
-                raise ProtocolViolation(f"unexpected {type(message).__name__} message: two_phase was not requested")
+                raise ProtocolViolation(f"unexpected {type(message).__name__} message")
         return None
 
-    def _committed(self, message: Commit) -> RemoteTransaction | None:
+    def _ended(self, end_lsn: int, at: int) -> RemoteTransaction | None:
         done, self._current = self._current, None
         if done is not None:
-            done.end_lsn, done.commit_ts = message.end_lsn, message.commit_ts
+            done.end_lsn, done.commit_ts = end_lsn, at
         return done
 
-    def _aborted(self, message: StreamAbort) -> None:
-        if message.xid == message.subxid:
-            stream = self._streams.pop(message.xid, None)
-            if stream is not None:
-                stream.remove()
-        elif message.xid in self._streams:
-            self._streams[message.xid].abort(message.subxid)
+    def _started(self, xid: int) -> None:
+        known = self._streams.get(xid)
+        if known is None:
+            known = self._streams[xid] = _Stream(xid, self._spool.open(xid))
+        self._stream = known
+        if self.watch is not None:
+            self.watch.started(xid, known.spooled)
 
-    def _stream_committed(self, message: StreamCommit) -> RemoteTransaction:
-        spooled = self._streams.pop(message.xid, None) or self._spool.open(message.xid)
+    def _stopped(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.spooled.pause()
+            if self.watch is not None:
+                self.watch.stopped(stream.xid, stream.spooled)
+
+    def _aborted(self, message: StreamAbort) -> None:
+        stream = self._streams.get(message.xid)
+        if stream is None:
+            return
+        if self.watch is not None:
+            self.watch.aborted(message.xid, message.subxid)
+        if message.xid == message.subxid:
+            del self._streams[message.xid]
+            stream.spooled.remove()
+        else:
+            stream.spooled.abort(message.subxid)
+
+    def _streamed(self, xid: int, finish_lsn: int, end_lsn: int, at: int, kind: Kind) -> RemoteTransaction:
+        stream = self._streams.pop(xid, None) or _Stream(xid, self._spool.open(xid))
+        newest = [decode_change(*self._described[relid]) for relid in sorted(stream.described)]
         return RemoteTransaction(
-            message.xid,
-            message.commit_lsn,
-            message.end_lsn,
-            message.commit_ts,
+            xid,
+            finish_lsn,
+            end_lsn,
+            at,
+            kind,
             in_stream=True,
-            size=spooled.size,
-            spooled=spooled,
+            size=stream.spooled.size,
+            spooled=stream.spooled,
+            leaves=tuple(one for one in newest if isinstance(one, Relation)),
         )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A transaction in progress."""
+
+    xid: int
+    spooled: SpooledTransaction
+    described: set[int] = field(default_factory=set)  #: relations of which it said something

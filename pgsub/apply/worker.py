@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
 from pgsub.apply.relations import NEVER, local_name
+from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import covered
@@ -66,13 +68,15 @@ class ApplyRole:
         self._version = -1
         self._claims: list[RelationState] = []
         self._next_ready = 0.0
+        self._flips = False  #: two_phase is pending and nothing is in its way
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
 
-    def attach(self, loop: ApplyLoop) -> None:
-        """See :class:`~pgsub.apply.loop.Role`."""
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.role.Role`."""
         self._loop = loop
+        self._take(self._streams.progress.states_version)
 
     def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
@@ -105,16 +109,25 @@ class ApplyRole:
         return relations.oids(names)
 
     def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
-        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
-
-        A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
-        """
-        state = self._states.get(oid) or self._names.get(local_name(relation))
-        if state is None or state.srsubstate not in "rs" or oid == NEVER:
+        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker."""
+        state = _subscribed(self._states, self._names, relation, oid)
+        if state is None or state.srsubstate not in "rs":
             return None
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
         return state.srrelid
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Only once every table is ready (pa_can_start): then it takes no LSN to decide."""
+        states, names = self._states, self._names
+        if any(state.srsubstate != "r" for state in states.values()):
+            return None
+
+        def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
+            state = _subscribed(states, names, relation, oid)
+            return None if state is None else state.srrelid
+
+        return self._version, admits
 
     def refused(self) -> bool:
         """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
@@ -133,6 +146,8 @@ class ApplyRole:
         """Tables whose srsublsn apply has passed become ``r``."""
         if control is not None and control.states_version != self._version:
             self._take(control.states_version)
+        if self._flips:
+            return True  # the next start asks for two_phase
         position = self._loop.position
         if self._first_done is not None and self._first_done <= position:
             if time.monotonic() < self._next_ready:
@@ -152,13 +167,27 @@ class ApplyRole:
         self._streams.relations.look_again()
         rows = self._states.values()
         self._names = {(s.schemaname, s.relname): s for s in rows}
+        self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
         self._first_done = min(
             (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
         )
 
 
+def _subscribed(
+    states: Mapping[int, RelationState],
+    names: Mapping[tuple[str, str], RelationState],
+    relation: Relation,
+    oid: int,
+) -> RelationState | None:
+    """The subscribed table that a change is meant for.
+
+    If a table that is not subscribed has got the name of one that is: that one, and the change will be refused.
+    """
+    return states.get(oid) or (names.get(local_name(relation)) if oid != NEVER else None)
+
+
 def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
     """Whether a transaction lies behind where a claimed table changes hands."""
     assert state.handover_lsn is not None
-    return not covered(transaction.finish_lsn, state.handover_lsn)
+    return not covered(transaction.decided_by, state.handover_lsn)

@@ -21,7 +21,7 @@ from pgsub.launcher.copies import Copies
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.target import ledger
+from pgsub.target import ledger, two_phase
 from pgsub.target.ledger import RelationState
 
 Log = Callable[[str, str], None]
@@ -41,7 +41,8 @@ SELECT count(*), sum(pg_catalog.hashtextextended(
  WHERE r.subid = %s
 """
 _PROGRESS = """
-SELECT least(remote_lsn, reported_lsn)::text, remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0
+SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text
+  FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) WHERE subid = %s AND worker = 0
 """
 
 
@@ -49,6 +50,7 @@ class Mirror:
     """Keeps one subscription's rows of the state store.
 
     :param session: the launcher's own target session.
+    :ivar relations: the ledger's table states; ``two_phase`` and ``remote_lsn`` likewise.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Mirror:
         self._copies = Copies()
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
+        self._shown_two_phase = sub.two_phase  #: in the state store
+        self.two_phase = sub.two_phase
         self.relations: list[RelationState] = []
         self.remote_lsn = 0
 
@@ -82,8 +86,17 @@ class Mirror:
             if row is not None:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
+                self._two_phase(row[2])
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
+
+    def _two_phase(self, state: str) -> None:
+        self.two_phase = state
+        if state != self._shown_two_phase:
+            self._store.alter(self._sub.subid, two_phase=state)
+            self._shown_two_phase = state
+            if state == two_phase.ENABLED:
+                self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
 
     def _read_relations(self) -> None:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""

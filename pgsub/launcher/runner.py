@@ -29,7 +29,7 @@ from pgsub.subscription import Subscription
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema
+from pgsub.target import ledger, ledger_schema, two_phase
 from pgsub.target.connect import SessionName
 
 Log = Callable[[str, str], None]
@@ -48,7 +48,8 @@ ASK_SECONDS = 0.5
 class Goal:
     """When a subscription is served enough: for ``create`` and bounded runs.
 
-    :ivar caught_up: end when every table is ``r`` and apply has reached the publisher's position of that moment.
+    :ivar caught_up: end when every table is ``r``, a pending two_phase is enabled and apply has reached the publisher's
+        position of that moment.
     :ivar until_lsn: apply nothing beyond.
     """
 
@@ -207,6 +208,8 @@ class Runner(threading.Thread):
         error = serving.sync.hopeless(relations)
         if error is None and any(r.srsubstate != "r" or order.unfinished(r) for r in relations):
             return
+        if error is None and relations and serving.mirror.two_phase == two_phase.PENDING:
+            return  # the worker starts again for it within a moment
         if not self._goal_position:
             self._goal_position = flush_position(self.sub.connection, self.sub.name)
         pulse = serving.mirror.apply_pulse()
@@ -237,5 +240,5 @@ class Runner(threading.Thread):
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = ("disable_on_error", "skip_lsn")
+    fields = ("disable_on_error", "skip_lsn", "two_phase")  # the last changes while nobody serves, and by the mirror
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

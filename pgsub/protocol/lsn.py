@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+MAX_LSN = 2**64 - 1  #: no record begins here: what "finishes" at it is covered by no position
+
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 
 

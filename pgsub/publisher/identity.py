@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from pgsub.errors import ReplicationBroken, SlotLost, WrongSystem
+from pgsub.errors import ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import RECREATE_HINT, translate
@@ -209,6 +209,30 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
             detail=f'It belongs to database "{slot.database}", the subscription to "{database}".',
         )
     _check_gap(slot, reported_lsn)
+
+
+def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = False) -> None:
+    """A two-phase slot sends PREPARE TRANSACTION as such, whatever its stream asks for.
+
+    :param name: the subscription's.
+    :param pending: two_phase is asked for, but a table is not ready for it.
+    :raises StateForbids: it is one.
+    """
+    if slot is None or not slot.two_phase:
+        return
+    if pending:
+        raise StateForbids(
+            f'replication slot "{slot.name}" is two-phase before every table is ready',
+            detail="Tables that are still copied would lose transactions that are prepared before and committed after.",
+            hint="Drop the subscription, and create it with a slot that pgsub makes, or with --no-copy-data.",
+            sqlstate="55000",
+        )
+    raise StateForbids(
+        f'replication slot "{slot.name}" is two-phase, but the subscription is not',
+        detail="Somebody else made or changed the slot; it sends prepared transactions as such.",
+        hint=f"Disable the subscription, and let it have two_phase:\npgsub alter {name} --two-phase",
+        sqlstate="55000",
+    )
 
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.rows import dict_row
 
-from pgsub.errors import PgsubError, SlotLost, UsageError
+from pgsub.errors import PgsubError, SlotLost, StateForbids, UsageError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
 from pgsub.publisher.faults import translate
@@ -25,6 +25,8 @@ _NAME_LENGTH = 63  # NAMEDATALEN - 1
 _RESERVED = "pg_conflict_detection"
 #: The first version whose standbys synchronize slots.
 FAILOVER_VERSION = 170000
+#: The first version that sends PREPARE TRANSACTION as such, and the first where that can be ended for a slot.
+TWO_PHASE_VERSION, ALTER_TWO_PHASE_VERSION = 150000, 180000
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +211,32 @@ def copy_slot(connection: Connection, name: str, new: str) -> None:
         raise translate(error, f'copy replication slot "{name}"', user=connection.info.user) from None
 
 
-def alter_slot(connection: Connection, name: str, *, failover: bool) -> None:
-    """ALTER_REPLICATION_SLOT, from :data:`FAILOVER_VERSION` on; the slot is not in use.
+def check_two_phase(connection: Connection) -> None:
+    """:raises StateForbids: the publisher is too old to send prepared transactions."""
+    version = connection.info.server_version
+    if version < TWO_PHASE_VERSION:
+        raise StateForbids(
+            "two_phase is not available with this publisher",
+            detail=f"It runs PostgreSQL {version // 10000}; prepared transactions are replicated from 15 on.",
+            hint="Leave out --two-phase. To take it back from a subscription that is disabled:\n"
+            "pgsub alter NAME --no-two-phase",
+            sqlstate="0A000",
+        )
+
+
+def alter_slot(
+    connection: Connection, name: str, *, failover: bool | None = None, two_phase: bool | None = None
+) -> None:
+    """ALTER_REPLICATION_SLOT; the slot is not in use.
 
     :param connection: a replication connection.
+    :param failover: None leaves it; from :data:`FAILOVER_VERSION` on.
+    :param two_phase: None leaves it; from :data:`ALTER_TWO_PHASE_VERSION` on.
     :raises PgsubError: translated; PublisherUnavailable while a walsender still has the slot.
     """
-    command = f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER {'true' if failover else 'false'})"
+    given = {"FAILOVER": failover, "TWO_PHASE": two_phase}
+    words = ", ".join(f"{word} {'true' if value else 'false'}" for word, value in given.items() if value is not None)
+    command = f"ALTER_REPLICATION_SLOT {quote_identifier(name)} ({words})"
     try:
         connection.execute(command.encode())
     except psycopg.Error as error:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsub import failpoints
+from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop, Streams
 from pgsub.apply.relations import local_name
+from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import WorkerResult
@@ -64,8 +66,8 @@ class SyncRole:
         self._next_look = 0.0
         self._done = False
 
-    def attach(self, loop: ApplyLoop) -> None:
-        """See :class:`~pgsub.apply.loop.Role`; an older attempt's claim still stands and is kept."""
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.role.Role`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
         rows = ledger.relations(self._streams.connection, self._claim.subid)
@@ -85,6 +87,10 @@ class SyncRole:
         """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
         ours = oid == self._claim.worker or local_name(relation) == self._relation
         return self._claim.worker if ours else None
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
+        return None
 
     def refused(self) -> bool:
         """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""

@@ -20,6 +20,10 @@ from psycopg import sql
 from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
+_TABLES = (
+    *("event", "prepared_pending", "prepared_xact", "copy_chunk"),
+    *("subscription_rel", "progress", "control", "subscription"),
+)
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
 
 
@@ -89,17 +93,19 @@ def register(
     relations: Sequence[RelationState],
     *,
     slot_intent: bool,
+    two_phase: str = "d",
 ) -> None:
     """Write a new subscription's rows; ``slot_intent`` is set when a slot is about to be created.
 
+    :param two_phase: ``e`` where that slot will be two-phase from its creation on.
     :raises SubscriptionExists: another state store has one of this number.
     """
     try:
         with durable(connection):
             connection.execute(
-                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
-                " VALUES (%s, %s, %s, %s, %s)",
-                (subid, name, state_store, slot_name, slot_intent),
+                "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent, two_phase)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                (subid, name, state_store, slot_name, slot_intent, two_phase),
             )
             connection.execute(
                 "INSERT INTO pgsub.control (subid, worker, token) VALUES (%s, 0, %s)", (subid, uuid.uuid4())
@@ -198,9 +204,8 @@ def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]
 
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything the ledger has about a subscription."""
-    tables = ("event", "prepared_xact", "copy_chunk", "subscription_rel", "progress", "control", "subscription")
     with durable(connection):
-        for table in tables:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
+        for table in _TABLES:  # one by one: session_replication_role = replica silences ON DELETE CASCADE
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
             )

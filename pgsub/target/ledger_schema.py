@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 2
+VERSION = 3
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -109,7 +109,35 @@ ALTER TABLE pgsub.subscription ADD COLUMN sync_groups integer NOT NULL DEFAULT 0
 ALTER TABLE pgsub.subscription_rel ADD COLUMN spare_slot text, ADD COLUMN copy_bytes bigint;
 """
 
-_MIGRATIONS = {1: _V1, 2: _V2}
+# two_phase: d disabled, p pending, e the slot may be two-phase. What is prepared and not decided is one row each,
+# written after the PREPARE by a commit of its own. Roles that were granted the older tables get the new one too.
+_V3 = """
+ALTER TABLE pgsub.subscription
+    ADD COLUMN two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e'));
+CREATE TABLE pgsub.prepared_pending (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    gid text NOT NULL,
+    prepare_lsn pg_lsn NOT NULL,
+    xid bigint NOT NULL,
+    prepared_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (subid, gid));
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT a.grantee::regrole AS role, pg_catalog.string_agg(a.privilege_type, ', ') AS privileges
+          FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
+         WHERE c.oid = 'pgsub.prepared_xact'::regclass AND a.grantee NOT IN (0, c.relowner)
+           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+         GROUP BY a.grantee
+    LOOP
+        EXECUTE pg_catalog.format('GRANT %s ON pgsub.prepared_pending TO %s', granted.privileges, granted.role);
+    END LOOP;
+END $$;
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.errors import Fenced, LockHeld
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target import ledger, states
+from pgsub.target import ledger, states, two_phase
 from pgsub.target.ledger import APPLY, Claim, RelationState
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
@@ -44,6 +44,11 @@ class Change:
     rename: Sequence[Renamed] = ()
     again: Sequence[int] = ()  #: emptied in the same transaction, and copied again
     claims: Sequence[Claim] = ()
+
+    @property
+    def copies(self) -> bool:
+        """Whether a table is to be copied."""
+        return bool(self.again) or any(relation.srsubstate == "i" for relation in self.add)
 
 
 @contextlib.contextmanager
@@ -93,7 +98,10 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     """Make the change inside the caller's transaction, which holds apply's row (:func:`states.deciding`).
 
     :raises Fenced: a sync worker started again meanwhile, or made a slot that nobody would drop; do it all again.
+    :raises StateForbids: a table would be copied, and two_phase was enabled meanwhile.
     """
+    if wanted.copies:
+        two_phase.refuse_copy(connection, subid)
     for claim in wanted.claims:
         states.fence(connection, claim)
     rows = connection.execute(

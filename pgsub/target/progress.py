@@ -40,6 +40,7 @@ class Progress:
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
         self._advanced = "ctid::text"
+        self._tagged = tagged
         if tagged:
             self._advanced += ", pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts)"
         self._claim = claim
@@ -117,6 +118,18 @@ class Progress:
         if row is None:
             raise StreamsMustRestart("compare-and-set of the progress row failed")
         self._ctid = row[0]
+
+    def tag(self, end_lsn: int, commit_ts: int) -> None:
+        """Give a commit that does not :meth:`advance` in its own transaction the publisher's position and time.
+
+        Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
+        """
+        if self._tagged:
+            self._connection.execute(
+                "SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn,"
+                " '2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval)",
+                (format_lsn(end_lsn), commit_ts),
+            )
 
     def report(self, position: int) -> None:
         """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.

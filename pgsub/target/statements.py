@@ -27,6 +27,12 @@ class Statement:
     takes: tuple[tuple[str, int], ...]
 
 
+#: Savepoints of subtransactions all have one name: the newest hides the others until it is released.
+SAVEPOINT = Statement(sql.Composed([sql.SQL("SAVEPOINT pgsub_subxact")]), (), ())
+ROLLBACK_TO = Statement(sql.Composed([sql.SQL("ROLLBACK TO SAVEPOINT pgsub_subxact")]), (), ())
+RELEASE = Statement(sql.Composed([sql.SQL("RELEASE SAVEPOINT pgsub_subxact")]), (), ())
+
+
 def table_name(target: TargetRelation) -> sql.Identifier:
     """The table's qualified name."""
     return sql.Identifier(target.schema, target.name)

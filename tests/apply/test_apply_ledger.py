@@ -10,7 +10,7 @@ import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Pair as Servers
 
-from pgsub.apply import loop, worker
+from pgsub.apply import committer, loop, worker
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import parse_lsn
@@ -275,7 +275,7 @@ def test_apply_takes_a_claim_back_that_nobody_redeems(pair: MakePair, monkeypatc
 def test_a_batch_that_waited_for_a_claim_still_goes_as_a_batch(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     # each look at the claim ends in a ROLLBACK, after which psycopg deallocates what the pipeline had prepared
     serial: list[object] = []
-    monkeypatch.setattr(loop.ApplyLoop, "_serially", lambda self, batch: serial.append(batch) or len(batch))
+    monkeypatch.setattr(committer.Committer, "_serially", lambda self, batch: serial.append(batch) or len(batch))
     p = pair(TABLES)
     p.pubdb.execute("INSERT INTO other VALUES (0)")
     task = p.start()

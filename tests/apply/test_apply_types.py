@@ -8,7 +8,7 @@ import struct
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply import executor
+from pgsub.apply import rows
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'it''s', 'a,"b\\c');
@@ -119,7 +119,7 @@ def _fill(p: Pair, kinds: dict[str, list[str]], copies: int) -> None:
         )
 
 
-@pytest.mark.parametrize("copies", [1, executor.COPY_FROM], ids=["insert", "copy"])
+@pytest.mark.parametrize("copies", [1, rows.COPY_FROM], ids=["insert", "copy"])
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_every_value_arrives_as_it_was(pair: MakePair, binary: bool, copies: int) -> None:
     kinds = {**VALUES, **NO_KEY}

@@ -250,14 +250,17 @@ def test_a_missing_column_fails_the_copy_and_names_it(pair: MakePair) -> None:
 def test_a_missing_table_fails_the_copy(pair: MakePair) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     relid = p.relid("t")
-    p.subdb.execute("ALTER TABLE t RENAME TO u")
+    p.pubdb.execute("ALTER TABLE t RENAME TO v")
+    with pytest.raises(SchemaFault, match=r'"public\.t" not found on publisher'):
+        p.sync_oid(relid)
+    p.subdb.execute("ALTER TABLE t RENAME TO u")  # it is looked for by the name that it bears now
+    with pytest.raises(SchemaFault, match=r'"public\.u" not found on publisher'):
+        p.sync_oid(relid)
+    p.subdb.execute("DROP TABLE u")
     with pytest.raises(SchemaFault, match=r'"public\.t" does not exist') as caught:
         p.sync_oid(relid)
     assert caught.value.relation == "public.t"
-    p.subdb.execute("ALTER TABLE u RENAME TO t")
-    p.pubdb.execute("ALTER TABLE t RENAME TO v")
-    with pytest.raises(SchemaFault, match="not found on publisher"):
-        p.sync("t")
+    assert (caught.value.hint or "").splitlines()[-1] == f"pgsub refresh {p.sub.name}"
 
 
 def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakePair) -> None:

@@ -79,9 +79,15 @@ def test_forgetting_leaves_nothing(session: psycopg.Connection, connect: Connect
     claim = _copied(session, 10)
     session.execute("INSERT INTO pgsub.copy_chunk VALUES (%s, %s, 1, 0)", (SUBID, claim.worker))
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, '{}')", (SUBID,))
+    session.execute("INSERT INTO pgsub.prepared_xact VALUES (%s, 'g')", (SUBID,))
+    session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
     ledger.register(session, 8, "another", "test", "slot8", [], slot_intent=False)
     ledger.forget(connect(replica=replica), SUBID)
-    for table in ("subscription", "control", "progress", "subscription_rel", "copy_chunk", "event"):
+    query = "SELECT relname FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid WHERE attname = 'subid'"
+    query += " AND relkind = 'r' AND relnamespace = 'pgsub'::regnamespace"
+    tables = [name for (name,) in session.execute(query.encode())]
+    assert {"prepared_pending", "prepared_xact", "copy_chunk", "event"} < set(tables)
+    for table in tables:
         rows = session.execute(f"SELECT subid FROM pgsub.{table}".encode()).fetchall()
         assert rows == ([(8,)] if table in ("subscription", "control", "progress") else []), table
 
@@ -110,6 +116,30 @@ def test_a_ledger_of_a_newer_program_is_left_alone(session: psycopg.Connection) 
     session.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (ledger_schema.VERSION + 1,))
     with pytest.raises(StateForbids, match="the ledger on the target has version"):
         ledger_schema.install(session)
+
+
+def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_were_granted_it(subdb: Database) -> None:
+    role = f"granted {subdb.name}"
+    subdb.execute(f'CREATE ROLE "{role}" LOGIN')
+    try:
+        subdb.execute("CREATE SCHEMA pgsub")
+        for number in (1, 2):
+            subdb.execute(ledger_schema._MIGRATIONS[number])
+            subdb.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", number)
+        subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{role}"')
+        subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
+        subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
+        with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
+            with pytest.raises(PermissionMissing, match="could not upgrade the ledger"):
+                ledger_schema.install(session)
+            with target.connect(subdb.conninfo, "test") as owner:
+                ledger_schema.install(owner)
+            ledger_schema.check(session)
+            ledger_schema.install(session)
+            session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
+        assert subdb.value("SELECT two_phase::text FROM pgsub.subscription") == "d"
+    finally:
+        subdb.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
 def test_every_table_of_the_ledger_has_a_primary_key(session: psycopg.Connection) -> None:

@@ -1,0 +1,286 @@
+"""A transaction applied while it arrives, inside one open target transaction. Mirrors applyparallelworker.c.
+
+The changes go to the transaction's spool file whatever happens; an applier follows that file. So nothing that befalls
+it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
+deadlocks with the subscription's other sessions too: whoever waits for more of its file and finds that it blocks one
+of them gives way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import psycopg
+
+from pgsub import failpoints
+from pgsub.apply.conflict import MissingRow
+from pgsub.apply.executor import Executor, Filter
+from pgsub.apply.relations import RelationCache
+from pgsub.apply.spool import SpooledTransaction
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.target.progress import Progress
+
+#: Seconds without more to apply after which an applier asks whether it stands in the way.
+IDLE_SECONDS = 0.5
+#: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
+SAVEPOINTS = 1000
+#: Seconds for an applier to end with its worker.
+CLOSE_SECONDS = 10.0
+
+_BLOCKING = (
+    "SELECT coalesce(bool_or(pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(pid))), false)"
+    " FROM pg_catalog.unnest(%s::int[]) AS pid"
+)
+
+
+@dataclass(slots=True)
+class TargetSession:
+    """A writing session under the worker's claim."""
+
+    connection: psycopg.Connection
+    progress: Progress
+    relations: RelationCache
+
+
+class _GivesUp(Exception):
+    """The transaction is better replayed from its file."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """What was applied since one savepoint: of which subtransaction it is, and whose changes came since."""
+
+    subxid: int
+    changed: set[int] = field(default_factory=set)
+
+
+class Applier(threading.Thread):
+    """One further target session, and the thread that applies one transaction at a time through it.
+
+    The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
+    until :meth:`release`.
+
+    :param number: among the worker's appliers, from 1.
+    :param open_session: opens the session when it is first needed.
+    :param subid: the subscription, for contexts of errors.
+    :param sessions: backend pids of all of the worker's target sessions; this one adds its own.
+    :ivar xid: the transaction it is busy with, 0 if it is free.
+    :ivar reason: why it gave the transaction up, None while it did not.
+    """
+
+    def __init__(
+        self, number: int, open_session: Callable[[], TargetSession], subid: int, sessions: dict[int, int]
+    ) -> None:
+        super().__init__(name=f"parallel apply {number}", daemon=True)
+        self.number = number
+        self._open_session = open_session
+        self._subid = subid
+        self._sessions = sessions
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ready = threading.Event()
+        self._executor: Executor | None = None
+        self._open = False  #: a target transaction is open and this thread's
+        self._levels: list[_Level] = []
+        self._aborted: set[int] = set()
+        self._read = 0
+        self._missing: list[MissingRow] = []
+        self.session: TargetSession | None = None
+        self._closing = False
+        self._wanted: object = None  #: what the worker's thread wants done,
+        self._token: object = None  #: and what this thread is at: files are long
+        self.xid = 0
+        self.version = -1
+        self.reason: str | None = None
+
+    # called by the worker's thread
+
+    @property
+    def changes(self) -> int:
+        """Rows of this transaction applied so far, for statistics."""
+        return 0 if self._executor is None else self._executor.changes
+
+    @property
+    def free(self) -> bool:
+        """Whether it can begin another transaction at once."""
+        return self.xid == 0 and not self._open and self._commands.empty()
+
+    def assign(self, xid: int, spooled: SpooledTransaction, version: int, admits: Filter) -> None:
+        """Apply this transaction from now on.
+
+        :param version: the states_version that ``admits`` decides by.
+        """
+        self.xid, self.version = xid, version
+        self._ready.clear()
+        self._wanted = token = object()
+        transaction = RemoteTransaction(xid, 0, in_stream=True)
+        self._commands.put(partial(self._begin, token, transaction, spooled, admits))
+
+    def grown(self, end: int) -> None:
+        """The file holds more."""
+        self._commands.put(partial(self._apply_to, end))
+
+    def aborted(self, subxid: int) -> None:
+        """A subtransaction was rolled back."""
+        self._commands.put(partial(self._abort, subxid))
+
+    def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[MissingRow] | None:
+        """The transaction ended: wait until all of it is applied.
+
+        :param beat: called now and then meanwhile.
+        :return: changes whose row is missing; None where it was given up. The target transaction is still open.
+        """
+        self._commands.put(partial(self._drain, transaction))
+        while not self._ready.wait(0.2):
+            beat()
+        return None if self.reason is not None else self._missing
+
+    def release(self) -> None:
+        """The transaction is over, one way or another; what is still open is rolled back."""
+        self.xid, self._wanted = 0, None
+        self._commands.put(self._rollback)
+
+    def close(self) -> None:
+        """End the thread and the session; what is open is rolled back."""
+        self._closing, self._wanted = True, None
+        self._commands.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self.join(0.5)
+        while self.is_alive() and time.monotonic() < deadline:
+            session = self.session
+            if session is not None:
+                with contextlib.suppress(psycopg.Error):
+                    session.connection.cancel_safe(timeout=1)  # it may wait for a lock
+            self.join(0.5)
+
+    # the thread
+
+    def run(self) -> None:
+        """Thread body."""
+        while True:
+            try:
+                command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)
+            except queue.Empty:
+                command = self._look_around
+            if command is None:
+                break
+            try:
+                if not self._closing:
+                    command()
+            except Exception as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+        if self.session is not None:
+            self.session.connection.close()
+
+    def _begin(
+        self, token: object, transaction: RemoteTransaction, spooled: SpooledTransaction, admits: Filter
+    ) -> None:
+        self._rollback()
+        self._token = token
+        self._transaction, self._spooled, self._admits = transaction, spooled, admits
+        self._levels, self._aborted, self._read, self._missing, self.reason = [], set(), 0, [], None
+        if self.session is None:
+            self.session = self._open_session()
+            self._sessions[self.number] = self.session.connection.info.backend_pid
+        self.session.relations.restore({})
+        self._executor = Executor(self.session.connection, self._subid, self.session.relations, self._too_many)
+        self.session.connection.execute("BEGIN")
+        self._executor.begin()
+        self._open = True
+
+    def _apply_to(self, end: int) -> None:
+        if not self._open or self._executor is None or end <= self._read:
+            return
+        self._executor.feed(self._transaction, self._payloads(end), self._admits)
+        failpoints.point("apply.stream_open")
+
+    def _payloads(self, end: int) -> Iterator[bytes]:
+        self._take_back()
+        for subxid, payload in self._spooled.records(self._read, end):
+            if self._token is not self._wanted:
+                raise _GivesUp("it is not wanted any more")
+            self._enter(subxid)
+            yield payload
+        self._read = end
+
+    def _enter(self, subxid: int) -> None:
+        """A savepoint before the first change of each subtransaction (pa_start_subtrans)."""
+        levels = self._levels
+        if subxid != self._transaction.xid and all(level.subxid != subxid for level in reversed(levels)):
+            if len(levels) >= SAVEPOINTS:
+                raise _GivesUp("too many subtransactions")
+            assert self._executor is not None
+            self._executor.savepoint()
+            levels.append(_Level(subxid))
+        if levels:
+            levels[-1].changed.add(subxid)
+
+    def _abort(self, subxid: int) -> None:
+        self._aborted.add(subxid)
+
+    def _take_back(self) -> None:
+        """Roll back what was aborted since the last change; aborts of a whole subtree come one by one, inner first."""
+        first = next((i for i, level in enumerate(self._levels) if level.subxid in self._aborted), None)
+        if first is None:
+            return
+        for level in self._levels[first:]:
+            if not level.changed <= self._aborted:
+                raise _GivesUp("subtransactions were rolled back in an order that savepoints do not allow")
+        assert self._executor is not None
+        self._executor.rollback_to(first)
+        del self._levels[first:]
+
+    def _drain(self, transaction: RemoteTransaction) -> None:
+        try:
+            if not self._open or self._executor is None:
+                raise _GivesUp("it was given up before")
+            own = self._transaction
+            own.finish_lsn, own.end_lsn, own.commit_ts = (
+                transaction.finish_lsn,
+                transaction.end_lsn,
+                transaction.commit_ts,
+            )
+            self._apply_to(self._spooled.end)
+            self._take_back()
+            self._missing = self._executor.finish()
+            self._open = False
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+        finally:
+            self._ready.set()
+
+    def _look_around(self) -> None:
+        """Nothing more to apply: does this open transaction keep another session of the subscription waiting?"""
+        if self._executor is None or self.session is None:
+            return
+        self._executor.wait()
+        others = [pid for number, pid in list(self._sessions.items()) if number != self.number]
+        row = self.session.connection.execute(_BLOCKING.encode(), (others,)).fetchone()
+        if row is not None and row[0]:
+            self._give_up("another session of the subscription waited for it")
+
+    def _too_many(self, missing: Sequence[MissingRow]) -> None:
+        raise _GivesUp("too many rows are missing")
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._rollback()
+
+    def _rollback(self) -> None:
+        self._open = False
+        session = self.session
+        if session is None:
+            return
+        try:
+            if self._executor is not None:
+                self._executor.abandon()
+            session.connection.execute("ROLLBACK")
+        except Exception:
+            session.connection.close()
+            self.session = None
+            self._sessions.pop(self.number, None)

@@ -1,0 +1,74 @@
+"""How a target transaction with remote transactions in it ends: recorded, compared and set, committed.
+
+Mirrors apply_handle_commit_internal (worker.c), where the origin's progress is part of the commit record. It is the
+same for the session that applies whole transactions and for those that apply them while they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from pgsub import failpoints
+from pgsub.apply import conflict
+from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.target.progress import Progress
+
+
+class LedgerCommit:
+    """Ends the open transaction of one target session together with the ledger.
+
+    :ivar recorded: something was recorded that the launcher must have seen before feedback passes it.
+    """
+
+    def __init__(self, connection: psycopg.Connection, progress: Progress, subid: int) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._subid = subid
+        self.recorded = False
+
+    def record(self, missing: Sequence[MissingRow]) -> None:
+        """Changes that were skipped, in the same commit as the rest of their transaction."""
+        if not missing:
+            return
+        self.recorded = True
+        rows = [(self._subid, Jsonb(one.record(self._subid).body())) for one in missing]
+        with self._connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+
+    def commit(self, old: int, last: RemoteTransaction) -> int:
+        """Move the ledger behind ``last`` and commit.
+
+        :param old: where the ledger was when this began, and must still be.
+        :return: where it is now; it never moves backwards (a transaction sent late as prepared has an old LSN).
+        :raises PgsubError: located; without a SQLSTATE nobody knows whether it was committed but the ledger.
+        """
+        new = max(old, last.end_lsn)
+        self._progress.advance(old, new, last.commit_ts)
+        failpoints.point("apply.before_target_commit")
+        self.end(last, sql.SQL("COMMIT"))
+        failpoints.point("apply.commit_reply_lost")
+        return new
+
+    def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
+        """Run the statement that ends a transaction: COMMIT, or one of those of two-phase commit.
+
+        :raises PgsubError: as of :meth:`commit`.
+        """
+        try:
+            self._connection.execute(command)
+        except psycopg.Error as error:  # a deferred constraint, or the reply is lost and only the ledger knows
+            place = Place(last, last.kind.value) if error.sqlstate else None
+            raise conflict.fault(self._subid, error, place) from None
+
+    def rolled_back(self) -> bool:
+        """Whether the session is there and out of its transaction; if not, what broke it is known already."""
+        try:
+            self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            return False
+        return True

@@ -1,0 +1,225 @@
+"""Remote transactions into the target, each whole, in order, together with the ledger.
+
+Everything that carries the promise is here once: the lock before the decision, the compare-and-set with the data.
+Mirrors apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare (worker.c).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pgsub import failpoints
+from pgsub.apply.applier import Applier, TargetSession
+from pgsub.apply.commit import LedgerCommit
+from pgsub.apply.conflict import MissingRow
+from pgsub.apply.executor import Executor
+from pgsub.apply.role import Role
+from pgsub.apply.transactions import Kind, RemoteTransaction
+from pgsub.apply.two_phase import TwoPhase
+from pgsub.errors import Directive, PgsubError, StreamsMustRestart
+
+_log = logging.getLogger(__name__)
+
+#: invalid_sql_statement_name: psycopg deallocates every prepared statement of the session after a rollback that it
+#: sees, the pipeline's too; they are prepared again.
+_DEALLOCATED = "26000"
+_DEADLOCK = "40P01"
+_TRIES = 5
+
+
+class Committer:
+    """Applies transactions through the worker's own session, or has what an applier did committed.
+
+    :param role: decides what is taken.
+    :param give_way: ends the appliers where the worker's own session is in a deadlock; False if there are none.
+    :param beat: called now and then while an applier is waited for.
+    :ivar remote_lsn: end LSN of the last committed transaction.
+    :ivar recorded: something waits for the launcher that feedback must not pass.
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        role: Role,
+        subid: int,
+        *,
+        give_way: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._role = role
+        self._subid = subid
+        self._give_way = give_way
+        self._beat = beat
+        self._ending = LedgerCommit(session.connection, session.progress, subid)
+        self._executor = Executor(session.connection, subid, session.relations, self._ending.record)
+        self._two_phase = TwoPhase(session, self._ending, subid)
+        self.remote_lsn = session.progress.remote_lsn
+        self.applied_in_parallel = 0
+
+    @property
+    def recorded(self) -> bool:
+        """See the class."""
+        return self._ending.recorded
+
+    @recorded.setter
+    def recorded(self, value: bool) -> None:
+        self._ending.recorded = value
+
+    @property
+    def changes(self) -> int:
+        """Rows applied, for statistics."""
+        return self._executor.changes + self.applied_in_parallel
+
+    def skim(self, transaction: RemoteTransaction) -> None:
+        """Nothing of it is applied; what it says of relations is learnt."""
+        self._executor.skim(transaction)
+
+    def apply(self, batch: Sequence[RemoteTransaction], applier: Applier | None = None) -> int:
+        """Apply the first ones of a batch: as many as the role admits, in one target transaction if all is well.
+
+        :param batch: of kind COMMIT, or a single one of any kind.
+        :param applier: has applied the single one while it arrived.
+        :return: how many are committed; 0 if the role wants to be asked again.
+        :raises PgsubError: located; the session is out of its transaction, or lost.
+        """
+        first = batch[0]
+        if first.kind is Kind.PREPARE:
+            return self._prepare(first, applier)
+        if first.kind is not Kind.COMMIT:
+            return self._moved(self._two_phase.finish(self.remote_lsn, first))
+        if applier is not None and self._commit_applied(first, applier):
+            return 1
+        return self._attempt(batch)
+
+    # whole transactions, through the worker's own session
+
+    def _attempt(self, batch: Sequence[RemoteTransaction]) -> int:
+        done = self._trying(lambda: self._commit(batch))
+        return self._serially(batch) if done is None else done
+
+    def _trying(self, apply: Callable[[], int]) -> int | None:
+        """Again after what another try mends; None for a fault whose row is still to be named."""
+        relations = self._session.relations
+        before = relations.snapshot()
+        for _ in range(_TRIES):
+            try:
+                return apply()
+            except PgsubError as error:
+                if not self._ending.rolled_back():
+                    raise
+                relations.restore(before)
+                if error.sqlstate == _DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
+                    continue
+                if error.directive is not Directive.FAULT:
+                    raise
+                return None
+        return None
+
+    def _serially(self, batch: Sequence[RemoteTransaction]) -> int:
+        """One by one, row by row: everything before the fault is committed, and the fault is named."""
+        with self._executor.naming_rows():
+            for number, transaction in enumerate(batch):
+                try:
+                    if not self._commit([transaction]):
+                        return number
+                except PgsubError:
+                    self._ending.rolled_back()
+                    raise
+                transaction.release()
+        return len(batch)
+
+    def _commit(self, batch: Sequence[RemoteTransaction]) -> int:
+        self._session.connection.execute("BEGIN")
+        self._session.progress.lock(self.remote_lsn)
+        count = self._role.admit(batch)
+        if count == 0:
+            self._session.connection.execute("ROLLBACK")
+            return 0
+        failpoints.point("apply.batch_open")
+        self._ending.record(self._executor.run(batch[:count], self._role.admits))
+        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))
+        return count
+
+    def _moved(self, remote_lsn: int) -> int:
+        self.remote_lsn = remote_lsn
+        return 1
+
+    # a transaction that was applied while it arrived
+
+    def _commit_applied(self, transaction: RemoteTransaction, applier: Applier) -> bool:
+        """Commit what the applier holds; False where it is to be replayed from its file."""
+        missing = applier.complete(transaction, self._beat)
+        session = applier.session
+        if missing is None or session is None:
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            return False
+        ending = LedgerCommit(session.connection, session.progress, self._subid)
+        try:
+            session.progress.lock(self.remote_lsn)
+            if session.progress.states_version != applier.version:
+                _log.debug("transaction %s is replayed: the states of tables changed meanwhile", transaction.xid)
+                ending.rolled_back()  # its locks would stand in the way
+                return False
+            ending.record(missing)
+            self._moved(ending.commit(self.remote_lsn, transaction))
+        except PgsubError as error:
+            if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ending.rolled_back():
+                raise  # perhaps it is committed: the ledger knows
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)
+            return False
+        self._done_in_parallel(transaction, applier, ending.recorded)
+        return True
+
+    def _done_in_parallel(self, transaction: RemoteTransaction, applier: Applier, recorded: bool) -> None:
+        self.recorded |= recorded
+        self.applied_in_parallel += applier.changes
+        transaction.applied(self._session.relations)
+
+    # prepared transactions
+
+    def _prepare(self, transaction: RemoteTransaction, applier: Applier | None) -> int:
+        def with_applier(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+            return self._applied(transaction, applier) or self._open(transaction)
+
+        def attempt() -> int:
+            moved = self._two_phase.prepare(self.remote_lsn, transaction, with_applier, lambda: self.skim(transaction))
+            return 0 if moved is None else self._moved(moved)
+
+        done = self._trying(attempt)
+        if done is not None:
+            return done
+        with self._executor.naming_rows():
+            try:
+                return attempt()
+            except PgsubError:
+                self._ending.rolled_back()
+                raise
+
+    def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+        """Its changes in a transaction that never touches the progress row: a prepared one would keep the lock."""
+        progress = self._session.progress
+        progress.read()
+        if progress.remote_lsn != self.remote_lsn:
+            raise StreamsMustRestart("the ledger is not where this worker left it")
+        if not self._role.admit([transaction]):
+            return None
+        self._session.connection.execute("BEGIN")
+        return self._session, self._executor.run([transaction], self._role.admits)
+
+    def _applied(
+        self, transaction: RemoteTransaction, applier: Applier | None
+    ) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+        if applier is None:
+            return None
+        missing, session = applier.complete(transaction, self._beat), applier.session
+        if missing is None or session is None:
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            return None
+        self._session.progress.read()
+        if self._session.progress.states_version != applier.version:
+            LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
+            return None
+        self._done_in_parallel(transaction, applier, recorded=False)
+        return session, missing

@@ -1,0 +1,218 @@
+"""Single rows into target tables: a statement a row, many to a round trip; runs of inserts go as COPY.
+
+Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row operations of execReplication.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from pgsub.apply import conflict
+from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.relations import RelationCache
+from pgsub.errors import PgsubError, ProtocolViolation
+from pgsub.protocol.messages import Tuple
+from pgsub.target import copyin, statements
+from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
+from pgsub.target.relation import RelationMap, TargetRelation, check_updatable
+from pgsub.target.statements import Statement
+
+#: Inserts in a row from which COPY pays for its two extra round trips.
+COPY_FROM = 50
+#: Rows and bytes of one COPY: bounds memory.
+COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
+
+_UNCHANGED = ord("u")
+
+
+class RowWriter:
+    """Writes rows through one target session, in the order given.
+
+    :param connection: autocommit; the caller opens and ends transactions.
+    :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
+    :ivar changes: rows applied, for statistics.
+    :ivar missing: rows that were not there, each with the depth of savepoints it was met at.
+    """
+
+    def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
+        self._connection = connection
+        self._relations = relations
+        self._pipeline = Pipeline(connection)
+        self._inserts: list[Tuple] = []
+        self._insert_bytes = 0
+        self._insert_place: Place | None = None
+        self.copies = True
+        self.changes = 0
+        self.missing: list[tuple[int, MissingRow]] = []
+        self.depth = 0
+
+    def begin(self) -> None:
+        """A new target transaction: nothing of an earlier one is waiting."""
+        self._inserts, self._insert_place, self._insert_bytes = [], None, 0
+        self.missing, self.depth = [], 0
+
+    def insert(self, place: Place) -> None:
+        """Insert ``place.new``, perhaps together with the inserts that follow."""
+        relation, row = place.relation, place.new
+        assert relation is not None and row is not None
+        _check_width(relation, row)
+        if not self.copies:
+            self.changes += 1
+            self._send(self._insert_statement(place, relation), place, None)
+            return
+        if self._insert_place is not None and self._insert_place.relation is not relation:
+            self.flush()
+        if self._insert_place is None:
+            self._insert_place = place
+        self._inserts.append(row)
+        self._insert_bytes += sum([len(v) for v in row.values if v is not None])
+        if len(self._inserts) >= COPY_ROWS or self._insert_bytes >= COPY_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the inserts that wait: whatever comes next may depend on them."""
+        place, rows = self._insert_place, self._inserts
+        if place is None or place.relation is None:
+            return
+        self._insert_place, self._inserts, self._insert_bytes = None, [], 0
+        self.changes += len(rows)
+        # COPY without a column list means all columns of the target, not none
+        form = copyin.format_of(rows) if len(rows) >= COPY_FROM and place.relation.columns else None
+        if form is not None:
+            self._copy(place, rows, binary=form == "binary")
+            return
+        statement = self._insert_statement(place, place.relation)
+        for row in rows:
+            self._send(statement, Place(place.transaction, "INSERT", place.relation, row), None)
+
+    def _insert_statement(self, place: Place, relation: RelationMap) -> Statement:
+        return self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
+
+    def _copy(self, place: Place, rows: list[Tuple], *, binary: bool) -> None:
+        relation = place.relation
+        assert relation is not None
+        self._pipeline.sync()
+        statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
+        try:
+            copyin.run(self._connection, statement, rows, binary=binary)
+        except psycopg.Error as error:
+            raise StatementFailed(place, error, None) from None
+
+    def update(self, place: Place) -> None:
+        """Update the row that ``place.old`` or the key of ``place.new`` finds."""
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        self.flush()
+        _check_width(relation, new)
+        old_kinds = None
+        if old is not None:
+            _check_width(relation, old)
+            old_kinds = old.kinds
+        build = statements.move if _moves(relation, new, old) else statements.update
+        statement = self._statement(
+            place,
+            relation,
+            (b"M" if build is statements.move else b"U") + new.kinds,
+            old_kinds or b"",
+            lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
+        )
+        self._send(statement, place, self._if_missing(place))
+        self.changes += 1
+
+    def delete(self, place: Place) -> None:
+        """Delete the row that ``place.old`` finds."""
+        relation, old = place.relation, place.old
+        assert relation is not None and old is not None
+        self.flush()
+        _check_width(relation, old)
+        statement = self._statement(
+            place, relation, b"D", old.kinds, lambda: _checked(relation, statements.delete(relation, old.kinds))
+        )
+        self._send(statement, place, self._if_missing(place))
+        self.changes += 1
+
+    def _if_missing(self, place: Place) -> RowCount:
+        depth = self.depth
+
+        def on_count(count: int) -> None:
+            if count == 0:
+                self.missing.append((depth, conflict.missing_row(place)))
+
+        return on_count
+
+    def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
+        """Empty the tables together."""
+        text = statements.truncate(targets, restart_identity=restart_identity)
+        self.sync()
+        try:
+            self._connection.execute(text)  # not prepared: what is prepared stays with the session
+        except psycopg.Error as error:
+            raise StatementFailed(place, error, None) from None
+        self.changes += 1
+
+    def command(self, statement: Statement, on_count: RowCount | None = None, values: Sequence[str] = ()) -> None:
+        """A statement that is no change of a row, in its order among them."""
+        self.flush()
+        self._pipeline.send(statement, [value.encode() for value in values], (0,) * len(values), None, on_count)
+
+    def sync(self) -> None:
+        """Wait until everything was run; the session is out of the pipeline then.
+
+        :raises StatementFailed: the first that failed.
+        """
+        self.flush()
+        self._pipeline.sync()
+
+    def leave(self) -> None:
+        """Out of the pipeline, whatever it says: the session is about to roll back."""
+        self._inserts, self._insert_place, self._insert_bytes = [], None, 0
+        self._pipeline.sync()
+
+    def _statement(
+        self, place: Place, relation: RelationMap, shape: bytes, old_shape: bytes, build: Callable[[], Statement]
+    ) -> Statement:
+        key = (relation.remote.relid, shape, old_shape)
+        known = self._relations.statements.get(key)
+        if known is None:
+            try:
+                known = self._relations.statements[key] = build()
+            except PgsubError as error:
+                conflict.located(error, self._relations.subid, place)
+                raise
+        return known
+
+    def _send(self, statement: Statement, place: Place, on_count: RowCount | None) -> None:
+        new, old = place.new, place.old
+        values: list[bytes | None] = []
+        formats: list[int] = []
+        for source, position in statement.takes:
+            row = new if source == "n" else old
+            assert row is not None
+            values.append(row.values[position])
+            formats.append(row.kinds[position] == 0x62)
+        self._pipeline.send(statement, values, formats, place, on_count)
+
+
+def _checked(relation: RelationMap, statement: Statement) -> Statement:
+    check_updatable(relation)
+    return statement
+
+
+def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
+    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    for i in relation.always:
+        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
+            continue
+        if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
+            return True
+    return False
+
+
+def _check_width(relation: RelationMap, row: Tuple) -> None:
+    if len(row.kinds) != len(relation.columns):
+        raise ProtocolViolation(
+            f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
+            f" but its relation message had {len(relation.columns)}"
+        )

@@ -1,0 +1,110 @@
+"""Prepared transactions of a subscription on the target, and what the ledger knows of them.
+
+COMMIT PREPARED cannot share a transaction with the ledger, and a prepared transaction that held a lock on the progress
+row would block apply for ever. So it holds the data and one marker row of its own; the ledger follows in a commit of
+its own, and what is found of gid, marker and ledger row tells at which step an earlier attempt ended:
+
+====================  ======  ==========  =====================================================
+in pg_prepared_xacts  marker  ledger row  what happened
+====================  ======  ==========  =====================================================
+yes                   (no)    no          prepared, and the ledger's commit was lost
+yes                   (no)    yes         prepared
+no                    yes     yes         committed, and the ledger's commit was lost
+no                    no      yes         somebody else rolled it back
+no                    no      no          never prepared here, or all done
+====================  ======  ==========  =====================================================
+
+Mirrors TwoPhaseTransactionGid and apply_handle_prepare_internal (worker.c).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.protocol.lsn import format_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of one prepared transaction: see the table above."""
+
+    prepared: bool
+    marker: bool
+    listed: bool
+
+
+class PreparedTransactions:
+    """One subscription's prepared transactions, through one target session.
+
+    :param connection: autocommit; :meth:`mark`, :meth:`list_` and :meth:`unlist` belong into the caller's transaction.
+    """
+
+    def __init__(self, connection: psycopg.Connection, subid: int) -> None:
+        self._connection = connection
+        self._subid = subid
+
+    def gid(self, xid: int, prepare_lsn: int) -> str:
+        """Name on the target: of this subscription and no other, and never used twice although xids come again."""
+        return f"pgsub_{self._subid}_{xid}_{prepare_lsn:X}"
+
+    def listed(self, xid: int) -> str | None:
+        """The gid under which the ledger has the publisher's prepared transaction; its xid is not used again before
+        it ends.
+        """
+        row = self._connection.execute(
+            "SELECT gid FROM pgsub.prepared_pending WHERE subid = %s AND xid = %s", (self._subid, xid)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def find(self, gid: str) -> Found:
+        """What there is of it."""
+        row = self._connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(gid)s"
+            "   AND database = pg_catalog.current_database()),"
+            " EXISTS (SELECT FROM pgsub.prepared_xact WHERE subid = %(subid)s AND gid = %(gid)s),"
+            " EXISTS (SELECT FROM pgsub.prepared_pending WHERE subid = %(subid)s AND gid = %(gid)s)",
+            {"gid": gid, "subid": self._subid},
+        ).fetchone()
+        assert row is not None
+        return Found(*row)
+
+    def mark(self, connection: psycopg.Connection, gid: str) -> None:
+        """The marker row, inside the transaction that is about to be prepared.
+
+        :param connection: the session that holds the data.
+        """
+        connection.execute("INSERT INTO pgsub.prepared_xact (subid, gid) VALUES (%s, %s)", (self._subid, gid))
+
+    def list_(self, gid: str, prepare_lsn: int, xid: int) -> None:
+        """The ledger's row: from now on the prepared transaction must not vanish."""
+        self._connection.execute(
+            "INSERT INTO pgsub.prepared_pending (subid, gid, prepare_lsn, xid) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT DO NOTHING",
+            (self._subid, gid, format_lsn(prepare_lsn), xid),
+        )
+
+    def unlist(self, gid: str) -> None:
+        """It has ended: with the ledger's progress behind its end, nothing of it is asked for again."""
+        for table in ("prepared_pending", "prepared_xact"):
+            self._connection.execute(
+                sql.SQL("DELETE FROM {} WHERE subid = %s AND gid = %s").format(sql.Identifier("pgsub", table)),
+                (self._subid, gid),
+            )
+
+
+def prepare(gid: str) -> sql.Composed:
+    """PREPARE TRANSACTION."""
+    return sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid))
+
+
+def commit(gid: str) -> sql.Composed:
+    """COMMIT PREPARED."""
+    return sql.SQL("COMMIT PREPARED {}").format(sql.Literal(gid))
+
+
+def rollback(gid: str) -> sql.Composed:
+    """ROLLBACK PREPARED."""
+    return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))

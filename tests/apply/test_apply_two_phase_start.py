@@ -1,0 +1,119 @@
+"""When apply asks the publisher for a two-phase slot: once every table is ``r``, never before, and never by halves.
+
+Mirrors t/021_twophase.pl's checks of subtwophasestate.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsub import failpoints
+from pgsub.errors import StateForbids, TargetUnavailable
+from pgsub.target import two_phase
+
+_TABLES = "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)"
+_SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s"
+
+
+def _slot(it) -> bool:
+    return bool(it.pubdb.value(_SLOT, it.sub.slot_name))
+
+
+def _state(it) -> str:
+    return two_phase.state(it.session, it.subid)
+
+
+def _result(task) -> str:
+    return str(task.result()[0].outcome)
+
+
+def test_the_worker_ends_when_the_last_table_is_ready_and_the_next_one_enables_it(pair) -> None:
+    it = pair(_TABLES, pub="INSERT INTO a VALUES (1, 'copied'), (2, 'copied')", state="i", two_phase="p")
+    it.sync("a")
+    first = it.start()
+    it.until("SELECT srsubstate = 'r' FROM pgsub.subscription_rel WHERE relname = 'a'", task=first)
+    assert not _slot(it) and _state(it) == "p" and not first.done()
+    it.sync("b")
+    assert _result(first) == "done"
+    assert not _slot(it) and _state(it) == "p"
+    second = it.start()
+    it.pubdb.wait(_SLOT, it.sub.slot_name)
+    assert _state(it) == "e"
+    it.pubdb.execute("UPDATE a SET v = 'streamed' WHERE id = 2")
+    it.until("SELECT v = 'streamed' FROM a WHERE id = 2", task=second)
+    assert it.stop(second).outcome == "stopped"
+    it.apply("INSERT INTO b VALUES (1, 'after')")
+    it.same("a", "b")
+    assert _slot(it)
+
+
+def test_a_bounded_run_gets_there_all_the_same(pair) -> None:
+    it = pair(_TABLES, state="i", two_phase="p")
+    it.sync("a", "b")
+    it.pubdb.execute("INSERT INTO a VALUES (1, 'x')")
+    outcomes = [it.catch_up().outcome]
+    while outcomes[-1] == "done":
+        outcomes.append(it.catch_up().outcome)
+    assert outcomes[-1] == "reached" and len(outcomes) <= 2
+    it.same("a")
+
+
+def test_the_slot_becomes_two_phase_behind_every_table(pair) -> None:
+    """Else what was prepared before a table's srsublsn would come with that prepare_lsn, as if covered by the copy."""
+    it = pair(_TABLES, two_phase="p")
+    it.pubdb.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 100000))")
+    behind = it.pubdb.value("SELECT pg_current_wal_insert_lsn()::text")
+    it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (behind,))
+    before = "SELECT confirmed_flush_lsn < %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    assert it.pubdb.value(before, behind, it.sub.slot_name) is True
+    task = it.start()
+    it.pubdb.wait(_SLOT, it.sub.slot_name)
+    at = "SELECT two_phase_at = %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    assert it.pubdb.value(at, behind, it.sub.slot_name) is True
+    it.stop(task)
+
+
+def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_makes_it_two_phase(
+    pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = pair(_TABLES, two_phase="p")
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.after_two_phase=error")
+    monkeypatch.setattr(failpoints, "_counts", {})
+    with pytest.raises(TargetUnavailable, match="failpoint"):
+        it.catch_up()
+    assert _state(it) == "e" and not _slot(it)
+    it.apply("INSERT INTO a VALUES (1, 'x')")
+    assert _slot(it)
+    it.same("a")
+
+
+def test_a_slot_that_is_two_phase_without_the_subscription_is_refused_with_the_remedy(pair) -> None:
+    it = pair(_TABLES)
+    with it.pubdb.connect() as other:
+        slot = it.sub.slot_name
+        other.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,))
+    it.session.execute(
+        "UPDATE pgsub.progress SET reported_lsn = %s WHERE worker = 0",
+        (it.pubdb.value("SELECT pg_current_wal_lsn()::text"),),
+    )
+    with pytest.raises(StateForbids, match="is two-phase, but the subscription is not") as caught:
+        it.catch_up()
+    assert f"pgsub alter {it.sub.name} --two-phase" in (caught.value.hint or "")
+    two_phase.ask_for(it.session, it.subid)
+    it.apply("INSERT INTO a VALUES (1, 'x')")
+    it.same("a")
+
+
+def test_a_slot_that_is_two_phase_too_early_is_refused(pair) -> None:
+    it = pair(_TABLES, state="i", two_phase="p")
+    with it.pubdb.connect() as other:
+        slot = it.sub.slot_name
+        other.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,))
+    it.session.execute(
+        "UPDATE pgsub.progress SET reported_lsn = %s WHERE worker = 0",
+        (it.pubdb.value("SELECT pg_current_wal_lsn()::text"),),
+    )
+    with pytest.raises(StateForbids, match="is two-phase before every table is ready"):
+        it.catch_up()
