@@ -16,7 +16,11 @@ from pgsub.catalog.folder import create_private
 APPLICATION_ID = 0x70677362
 
 #: (schema version, SQL that leads to it); kept in ``user_version`` of the file.
-MIGRATIONS: tuple[tuple[int, str], ...] = ((1, schema.VERSION_1), (2, schema.VERSION_2))
+MIGRATIONS: tuple[tuple[int, str], ...] = (
+    (1, schema.VERSION_1),
+    (2, schema.VERSION_2),
+    (3, schema.VERSION_3),
+)
 
 
 def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[int, str]] = MIGRATIONS) -> None:

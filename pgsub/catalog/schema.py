@@ -215,3 +215,8 @@ VERSION_2 = """
 ALTER TABLE pg_stat_progress_copy ADD COLUMN started_at TEXT;
 ALTER TABLE pg_stat_progress_copy ADD COLUMN bytes_per_second INTEGER;
 """
+
+# Which column of the relation is to blame.
+VERSION_3 = """
+ALTER TABLE pgsub_error ADD COLUMN "column" TEXT;
+"""

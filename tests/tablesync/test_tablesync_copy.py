@@ -12,6 +12,7 @@ pytestmark = pytest.mark.publishers
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"
+KINDS = "CREATE TYPE mood AS ENUM ('so-so')"
 
 
 @pytest.fixture
@@ -241,8 +242,26 @@ def test_a_missing_column_fails_the_copy_and_names_it(pair: MakePair) -> None:
     p = pair(pub=f"{TABLE};{ROWS}", sub="CREATE TABLE t (id int PRIMARY KEY, v text)", state="i")
     with pytest.raises(SchemaFault, match='"n"') as caught:
         p.sync("t")
-    assert caught.value.relation == "public.t"
-    p.subdb.execute("ALTER TABLE t ADD n int")
+    assert (caught.value.relation, caught.value.column) == ("public.t", "n")
+    p.subdb.execute((caught.value.hint or "").splitlines()[-1])
+    _synced(p, "t")
+    p.same("t")
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_a_narrower_type_fails_the_copy_and_names_it(pair: MakePair, binary: bool) -> None:
+    p = pair(
+        pub=f"{KINDS}; CREATE TABLE t (id int PRIMARY KEY, v text, vw mood); INSERT INTO t VALUES (1, 'v', 'so-so')",
+        sub="CREATE TABLE t (id int PRIMARY KEY, v varchar(3), vw varchar(3))",
+        state="i",
+        binary=binary,
+    )
+    with pytest.raises(ApplyError, match="value too long") as caught:
+        p.sync("t")
+    assert (caught.value.relation, caught.value.column) == ("public.t", "vw")
+    hint = (caught.value.hint or "").splitlines()[-1]
+    assert hint == 'ALTER TABLE "public"."t" ALTER COLUMN "vw" TYPE public.mood;'
+    p.subdb.execute(f"{KINDS}; {hint.replace('mood;', 'mood USING vw::public.mood;')}")
     _synced(p, "t")
     p.same("t")
 
