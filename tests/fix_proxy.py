@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -70,6 +71,9 @@ class Proxy:
         self.harm: Callable[[Link, bytes], Harm] = lambda link, data: "none"  #: asked for all bytes of clients
         self.replies: list[bytes] = []  #: those that were lost
         self.swallowed: list[bytes] = []
+        #: how many bytes of a server's answer go on at a time, and the seconds between
+        self.slice: Callable[[], int] = lambda: 65536
+        self.pause = 0.0
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def _accept(self) -> None:
@@ -110,12 +114,17 @@ class Proxy:
             server.sendall(data)
 
     def _answers(self, link: Link, client: socket.socket, server: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while data := server.recv(65536):
             self._open.wait()
             if link.losing:
                 self.replies.append(data)
                 return
-            client.sendall(data)
+            while data:
+                size = self.slice()
+                client.sendall(data[:size])
+                data = data[size:]
+                time.sleep(self.pause if data else 0)
 
     def cut(self) -> None:
         """Reset every connection; new ones are accepted."""

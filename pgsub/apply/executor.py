@@ -24,9 +24,9 @@ from pgsub.target import statements
 from pgsub.target.pipeline import StatementFailed
 from pgsub.target.relation import RelationMap
 
+_DESCRIBING = frozenset(b"RY")
 #: Missing rows that are kept in memory before they are handed on.
 MISSING_ROWS = 1000
-_DESCRIBING = frozenset(b"RY")
 
 #: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
 #: finish LSN: the oid of the subscribed table, or None to leave it.
@@ -182,7 +182,8 @@ class Executor:
                 if count == 0:
                     self._replaced.append(name)
 
-            self._rows.command(statements.UNREPLACED, on_count, (str(oid), *name))
+            values = (str(oid).encode(), name[0].encode(), name[1].encode())
+            self._rows.command(statements.UNREPLACED, values, on_count)
 
     def _refuse_replaced(self) -> None:
         for schema, name in self._replaced:

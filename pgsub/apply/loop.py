@@ -18,9 +18,10 @@ from pgsub import failpoints
 from pgsub.apply.applier import Applier, TargetSession
 from pgsub.apply.committer import Committer
 from pgsub.apply.parallel import ParallelApply
-from pgsub.apply.receiver import Receiver
+from pgsub.apply.receiver import Receiver, Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.role import Role
+from pgsub.apply.standby import StandbyNames
 from pgsub.apply.transactions import Assembler, Kind, RemoteTransaction
 from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive
@@ -52,8 +53,9 @@ class Streams:
     walsender: WalSender
     assembler: Assembler
     open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
+    standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
+    timing: Timing
     appliers: int = 0  #: transactions that may be applied while they arrive
-    waits: bool = False  #: commits on the publisher wait for the flush position, those that send nothing too
     pending: bool = False  #: two_phase waits for every table to be r
 
     @property
@@ -110,7 +112,9 @@ class ApplyLoop:
         self._committer = Committer(
             streams.session, role, pulse.subid, give_way=self._parallel.give_way, beat=self._beat
         )
-        self._receiver = Receiver(streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn)
+        self._receiver = Receiver(
+            streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn, streams.timing
+        )
         self._batch: list[RemoteTransaction] = []
         self._batch_bytes = 0
         self._batch_since = 0.0
@@ -259,7 +263,7 @@ class ApplyLoop:
     def _report_if_due(self, clock: float) -> None:
         behind = self.remote_lsn > self._progress.reported_lsn
         unreported = self.position - max(self._progress.reported_lsn, self.remote_lsn)
-        idle = unreported >= (1 if self._streams.waits else IDLE_REPORT_BYTES)
+        idle = unreported >= IDLE_REPORT_BYTES or (unreported > 0 and self._streams.standby.waits())
         if clock >= self._next_report and (behind or idle):
             self._report()
 

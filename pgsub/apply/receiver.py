@@ -6,11 +6,13 @@ the connection is the only one that sends feedback.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from pgsub import failpoints
 from pgsub.errors import ProtocolViolation, PublisherUnavailable
@@ -19,6 +21,8 @@ from pgsub.protocol.envelope import Keepalive, XLogData
 from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
+#: Status updates in the time in which the publisher wants to hear of us.
+_ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 _KEEPALIVE = ord("k")
 
@@ -28,23 +32,47 @@ def now() -> int:
     return time.time_ns() // 1000 - EPOCH_2000
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds.
+
+    :ivar status_interval: between unsolicited status updates.
+    :ivar timeout: of silence after which the publisher counts as lost; infinite where it never does.
+    """
+
+    status_interval: float = 10.0
+    timeout: float = 60.0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        wal_receiver_timeout: float | None = None,
+        status_interval: float | None = None,
+        wal_sender_timeout: float | None = None,
+    ) -> Timing:
+        """From settings of the two servers in seconds, where 0 means never and None that it is not known."""
+        intervals = [float(status_interval or 0), float(wal_sender_timeout or 0) / _ANSWERS]
+        if status_interval is None:
+            intervals.append(cls().status_interval)
+        timeout = cls().timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
+        return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf)
+
+
 class Receiver(threading.Thread):
     """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
 
     :param walsender: a started stream.
     :param position: where it started; the first write and apply positions.
     :param flushed: what the ledger says was reported before.
-    :param status_interval: seconds between unsolicited status updates (wal_receiver_status_interval).
-    :param timeout: seconds of silence after which the publisher counts as lost (wal_receiver_timeout).
+    :param timing: see :class:`Timing`.
     """
 
-    def __init__(
-        self, walsender: WalSender, position: int, flushed: int, *, status_interval: float = 10, timeout: float = 60
-    ) -> None:
+    def __init__(self, walsender: WalSender, position: int, flushed: int, timing: Timing) -> None:
         super().__init__(name="receiver", daemon=True)
         self._walsender = walsender
-        self._status_interval = status_interval
-        self._timeout = timeout
+        self._status_interval = timing.status_interval
+        self._timeout = timing.timeout
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ready = threading.Condition()
         self._queue: deque[list[bytes]] = deque()
@@ -129,14 +157,16 @@ class Receiver(threading.Thread):
         last_heard = last_status = time.monotonic()
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
-            if not more:  # what libpq holds already does not make the socket readable
-                self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
-            burst = self._walsender.receive() if self._queued < QUEUE_BYTES else []
+            # bytes of a large message count as well: it may take longer to come than the timeout is long
+            heard = not more and self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
+            full = self._queued >= QUEUE_BYTES
+            burst = [] if full else self._walsender.receive()
             clock, more = time.monotonic(), bool(burst)
-            if burst:
+            if burst or heard or full:
                 last_heard, pinged = clock, False
+            if burst:
                 self._deliver(burst)
-            elif self._queued < QUEUE_BYTES and clock - last_heard > self._timeout:
+            elif clock - last_heard > self._timeout:
                 raise PublisherUnavailable("terminating logical replication worker due to timeout")
             elif clock - last_heard > self._timeout / 2 and not pinged:
                 pinged = self._ping = True
@@ -145,14 +175,19 @@ class Receiver(threading.Thread):
                 last_status = clock
         self._feedback()
 
-    def _wait(self, timeout: float) -> None:
+    def _wait(self, timeout: float) -> bool:
+        """Until something comes or is to be said; whether it came from the publisher.
+
+        What libpq holds already does not make the socket readable.
+        """
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._queued < QUEUE_BYTES:
             poll.register(self._walsender.fileno, select.POLLIN)
-        ready = poll.poll(timeout * 1000)
-        if any(fd == self._wake_read for fd, _ in ready):
+        ready = {fd for fd, _ in poll.poll(timeout * 1000)}
+        if self._wake_read in ready:
             os.read(self._wake_read, 4096)
+        return self._walsender.fileno in ready
 
     def _deliver(self, burst: list[bytes]) -> None:
         last = envelope.parse(burst[-1])

@@ -33,13 +33,17 @@ class RelationCache:
     def __init__(self, connection: psycopg.Connection, sub: Subscription, *, replica: bool) -> None:
         self._connection = connection
         self._sub = sub
-        self.subid = sub.subid
         self._replica = replica
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
         self._types: dict[int, TypeName] = {}
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
+
+    @property
+    def subid(self) -> int:
+        """The subscription."""
+        return self._sub.subid
 
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""

@@ -152,10 +152,13 @@ class RowWriter:
             raise StatementFailed(place, error, None) from None
         self.changes += 1
 
-    def command(self, statement: Statement, on_count: RowCount | None = None, values: Sequence[str] = ()) -> None:
-        """A statement that is no change of a row, in its order among them."""
+    def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
+        """A statement that is no change of a row, in its order among them.
+
+        :param values: parameters as text.
+        """
         self.flush()
-        self._pipeline.send(statement, [value.encode() for value in values], (0,) * len(values), None, on_count)
+        self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def sync(self) -> None:
         """Wait until everything was run; the session is out of the pipeline then.

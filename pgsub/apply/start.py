@@ -13,8 +13,10 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.applier import TargetSession
 from pgsub.apply.loop import Streams
+from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
+from pgsub.apply.standby import StandbyNames, named
 from pgsub.apply.transactions import Assembler
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
@@ -33,7 +35,12 @@ from pgsub.target.progress import Progress
 PARALLEL_WORKERS = 2
 
 _IN_USE = "55006"
-_NAMES = ("synchronous_standby_names", "application_name")
+_RECEIVER = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
+       max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
+  FROM pg_catalog.pg_settings WHERE name IN ('wal_receiver_timeout', 'wal_receiver_status_interval')
+"""
+_SENDER = "SELECT setting::bigint / 1000.0 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,8 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         two_phase=prepares,
     )
     parallel = walsender.negotiated(options).parallel_streaming
-    waits = _waits(replication)
+    standby = StandbyNames(sub.connection, spec.application_name, named(replication))
+    timing = _timing(own.connection, replication)
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
     return Streams(
@@ -103,8 +111,9 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         sender,
         Assembler(spool, parallel_streaming=parallel),
         partial(_session, spec),
+        standby,
+        timing,
         appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
-        waits=waits,
         pending=pending,
     )
 
@@ -146,14 +155,23 @@ def _two_phase(
     return False, True, position
 
 
-def _waits(replication: publisher.Connection) -> bool:
-    """Whether commits on the publisher may wait for this subscription's flush position (synchronous_standby_names)."""
+def _timing(session: psycopg.Connection, replication: publisher.Connection) -> Timing:
+    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them.
+
+    The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
+    that takes its time, or behind what apply has not taken yet.
+    """
     try:
-        shown = [replication.execute(f"SHOW {name}".encode()).fetchone() for name in _NAMES]
+        row = session.execute(_RECEIVER.encode()).fetchone()
+    except psycopg.Error as error:
+        raise target.translate(error, "read the target's settings") from None
+    try:
+        sender = replication.execute(_SENDER.encode()).fetchone()
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
-    names, own = (row[0] if row else "" for row in shown)
-    return own in names or "*" in names
+    timeout, interval = row or (None, None)
+    patience = sender[0] if sender else None
+    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
 
 
 def _check(

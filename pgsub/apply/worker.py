@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -109,9 +109,12 @@ class ApplyRole:
         return relations.oids(names)
 
     def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
-        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker."""
-        state = _subscribed(self._states, self._names, relation, oid)
-        if state is None or state.srsubstate not in "rs":
+        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
+
+        A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
+        """
+        state = self._states.get(oid) or self._names.get(local_name(relation))
+        if state is None or state.srsubstate not in "rs" or oid == NEVER:
             return None
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
@@ -124,8 +127,8 @@ class ApplyRole:
             return None
 
         def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
-            state = _subscribed(states, names, relation, oid)
-            return None if state is None else state.srrelid
+            state = states.get(oid) or names.get(local_name(relation))
+            return None if state is None or oid == NEVER else state.srrelid
 
         return self._version, admits
 
@@ -166,25 +169,12 @@ class ApplyRole:
         self._version = version
         self._streams.relations.look_again()
         rows = self._states.values()
-        self._names = {(s.schemaname, s.relname): s for s in rows}
         self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
+        self._names = {(s.schemaname, s.relname): s for s in rows}
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
         self._first_done = min(
             (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
         )
-
-
-def _subscribed(
-    states: Mapping[int, RelationState],
-    names: Mapping[tuple[str, str], RelationState],
-    relation: Relation,
-    oid: int,
-) -> RelationState | None:
-    """The subscribed table that a change is meant for.
-
-    If a table that is not subscribed has got the name of one that is: that one, and the change will be refused.
-    """
-    return states.get(oid) or (names.get(local_name(relation)) if oid != NEVER else None)
 
 
 def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:

@@ -19,6 +19,12 @@ from pgsub.target.statements import Statement
 #: Results to leave unread before the sender looks for some: enough to fill a round trip, little enough that neither
 #: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).
 WINDOW = 256
+#: Bytes of values after which the sender waits as well: they are in libpq's buffer and held by the senders' tags.
+WINDOW_BYTES = 4 << 20
+#: What prepared statements may cost this session and the server together, in parameters. An update of a table with
+#: many columns has as many shapes as there are sets of columns that are NULL or not sent.
+PREPARED = 40_000
+_STATEMENT = 8  #: what a statement without parameters costs
 
 RowCount = Callable[[int], None]
 
@@ -47,9 +53,10 @@ class Pipeline:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._prepared: dict[int, tuple[bytes, Statement]] = {}
+        self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
+        self._names = self._cost = 0
         self._waiting: deque[tuple[object, Statement | None, RowCount | None]] = deque()
-        self._unread = 0
+        self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
 
@@ -76,7 +83,8 @@ class Pipeline:
         self._pgconn.send_query_prepared(name, values, param_formats=formats)
         self._waiting.append((tag, statement, on_count))
         self._unread += 1
-        if self._unread >= WINDOW:
+        self._unread_bytes += sum([len(value) for value in values if value is not None])
+        if self._unread >= WINDOW or self._unread_bytes >= WINDOW_BYTES:
             self._pgconn.send_flush_request()
             self._pump(until_sync=False)
 
@@ -84,11 +92,21 @@ class Pipeline:
         known = self._prepared.get(id(statement))
         if known is not None:
             return known[0]
-        name = f"pgsub_{len(self._prepared)}".encode()
+        self._cost += _STATEMENT + len(statement.types)
+        while self._cost > PREPARED and self._prepared:
+            self._deallocate(next(iter(self._prepared)), tag)
+        self._names += 1
+        name = f"pgsub_{self._names}".encode()
         self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
         self._waiting.append((tag, statement, None))
         self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
         return name
+
+    def _deallocate(self, key: int, tag: object) -> None:
+        name, statement = self._prepared.pop(key)
+        self._cost -= _STATEMENT + len(statement.types)
+        self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
+        self._waiting.append((tag, None, None))
 
     def sync(self) -> None:
         """Wait for every result.
@@ -103,7 +121,7 @@ class Pipeline:
         self._pgconn.exit_pipeline_mode()
         self._pgconn.nonblocking = 0
         self._active = False
-        self._unread = 0
+        self._unread = self._unread_bytes = 0
         failure, self._failure = self._failure, None
         if failure is not None:
             self.reset()
@@ -112,6 +130,7 @@ class Pipeline:
     def reset(self) -> None:
         """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed)."""
         self._prepared.clear()
+        self._cost = 0
         self._waiting.clear()
         with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
         if with_transaction:
@@ -159,7 +178,7 @@ class Pipeline:
                 return True
             self._take(result)
             if not until_sync and not self._waiting:
-                self._unread = 0
+                self._unread = self._unread_bytes = 0
                 return True
         return False
 

@@ -77,7 +77,7 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
         first = relation.target.columns[0].name if relation.target.columns else "ctid"
         assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(first))]
     text = sql.SQL("UPDATE {} SET {} WHERE {}").format(_only(relation.target), sql.SQL(", ").join(assignments), where)
-    return build.done(text)
+    return build.done(_found(relation.target, where, text))
 
 
 def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
@@ -110,7 +110,15 @@ def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     """DELETE of one row."""
     build = _Builder()
     where = _condition(relation, build, "o", old_kinds)
-    return build.done(sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where))
+    text = sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where)
+    return build.done(_found(relation.target, where, text))
+
+
+def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> sql.Composed:
+    """Make a statement count the rows it found: a row that a trigger keeps as it is was not missing (worker.c)."""
+    if not target.fires:
+        return text
+    return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, _only(target), where)
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:

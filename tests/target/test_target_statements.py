@@ -16,6 +16,7 @@ from pgsub.errors import TargetUnavailable
 from pgsub.protocol.messages import Tuple
 from pgsub.target import connect as target
 from pgsub.target import copyin
+from pgsub.target import pipeline as pipelines
 from pgsub.target.pipeline import WINDOW, Pipeline, StatementFailed
 from pgsub.target.relation import describe
 from pgsub.target.statements import Statement
@@ -50,6 +51,30 @@ def test_every_statement_gets_its_own_row_count(connect: Connect) -> None:
     pipeline.sync()
     assert counts == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (9, 0), (0, 5)]
     pipeline.sync()  # nothing to wait for
+
+
+def test_the_session_keeps_no_more_prepared_statements_than_it_may(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "PREPARED", 100)
+    session = _table(connect)
+    shapes = [
+        Statement(sql.SQL("INSERT INTO public.t VALUES ($1, {})").format(sql.Literal(f"v{n}")), (23,), ())
+        for n in range(40)
+    ]
+    pipeline, counts = Pipeline(session), []
+    for number in range(400):
+        pipeline.send(shapes[number % 40], (b"%d" % number,), (0,), number, counts.append)
+    pipeline.sync()
+    assert counts == [1] * 400
+    kept = session.execute("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pgsub%'").fetchone()
+    assert kept is not None and 5 < kept[0] <= 100 // 9
+    wide = Statement(sql.SQL("SELECT $1::text").format(), (25,) * 1000, ())
+    pipeline.send(wide, (b"x",) * 1000, (0,) * 1000, None)  # alone it costs more
+    pipeline.send(INSERT, (b"1000", None), (0, 0), None, counts.append)
+    pipeline.sync()
+    assert len(counts) == 401
+    assert session.execute("SELECT v FROM public.t WHERE id = 39").fetchone() == ("v39",)
 
 
 @pytest.mark.parametrize("size", [10, 200_000])

@@ -1,0 +1,138 @@
+"""A publisher or a target that is slow is waited for, one that is gone is not: timeouts of both ends of a stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+from fix_pair import Pair
+from fix_proxy import Proxy
+from fix_servers import Pair as Servers
+
+from pgsub.apply import loop, receiver, standby
+from pgsub.errors import PublisherUnavailable
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL"
+#: Both ends give up after a second of silence.
+PUBLISHER = {"wal_sender_timeout": "1s"}
+TARGET = {"wal_receiver_timeout": "1s"}
+OwnPair = Callable[..., Servers]
+
+
+@pytest.fixture
+def subscribed(own_pair: OwnPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
+    """A subscription between two servers of its own."""
+    made: list[Pair] = []
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+
+    def make(**options: object) -> Pair:
+        servers = own_pair(publisher=PUBLISHER, target=TARGET)
+        p = Pair(servers.pubdb, servers.subdb, **options)
+        p.ddl(TABLE)
+        p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
+        made.append(p.subscribe("r", None))
+        return p
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@contextmanager
+def _one_stream(p: Pair) -> Iterator[None]:
+    """One walsender streams the slot from begin to end."""
+    query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
+    p.pubdb.wait(f"{query} AND active", p.sub.slot_name, value=(pid := p.pubdb.value(query, p.sub.slot_name)))
+    assert pid is not None
+    yield
+    assert p.pubdb.value(query, p.sub.slot_name) == pid
+
+
+def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
+    subscribed: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # also when so much has come that the stream is left alone, and a request to answer with it
+    monkeypatch.setattr(receiver, "QUEUE_BYTES", 200_000)
+    p = subscribed()
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (0, 'first')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    with closing(p.subdb.connect()) as session, _one_stream(p):
+        session.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        for number in range(1, 16):
+            p.pubdb.execute(f"INSERT INTO t VALUES ({number}, repeat('x', 1000000))")
+        p.subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+        p.pubdb.execute("SELECT pg_sleep(3)")  # three times as long as it is patient
+        session.execute("COMMIT")
+        p.until("SELECT count(*) = 16 FROM t", task=task)
+    p.stop(task)
+    p.same("t")
+
+
+def test_a_value_that_takes_longer_than_every_timeout_arrives(
+    subscribed: Callable[..., Pair], proxy: Callable[[str], Proxy]
+) -> None:
+    p = subscribed()
+    between = proxy(p.sub.connection)
+    p.sub = replace(p.sub, connection=between.conninfo)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (0, 'first')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    with _one_stream(p):
+        between.slice, between.pause = lambda: 8000, 0.02
+        p.pubdb.execute("INSERT INTO t VALUES (1, repeat('x', 1000000))")  # two and a half seconds
+        p.until("SELECT count(*) = 2 FROM t", task=task)
+    p.stop(task)
+    p.same("t")
+
+
+def test_a_publisher_that_vanished_without_a_word_is_given_up(
+    subscribed: Callable[..., Pair], proxy: Callable[[str], Proxy]
+) -> None:
+    p = subscribed()
+    between = proxy(p.sub.connection)
+    p.sub = replace(p.sub, connection=between.conninfo)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (0, 'first')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.pubdb.execute("SELECT pg_sleep(2)")
+    assert not task.done()  # an idle publisher that answers is not silent
+    between.stall()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'on its way')")
+    with pytest.raises(PublisherUnavailable, match="due to timeout"):
+        task.result()
+    between.cut()
+    between.resume()
+    p.apply("INSERT INTO t VALUES (2, 'later')")
+    p.same("t")
+
+
+def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_says_so(
+    own_pair: OwnPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of an unpublished table nothing is sent, and its commit waits for a flush position all the same
+    monkeypatch.setattr(standby, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    servers = own_pair()
+    p = Pair(servers.pubdb, servers.subdb, synchronous_commit="off")
+    p.ddl(TABLE)
+    p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
+    p.subscribe("r", None)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    for named in (p.sub.name.upper(), "", f'ANY 1 (other, "{p.sub.name}")'):
+        servers.publisher.append_conf({"synchronous_standby_names": named})
+        servers.publisher.reload()
+        p.pubdb.wait("SELECT current_setting('synchronous_standby_names')", value=named)
+        statements = "INSERT INTO private VALUES (1)", "UPDATE t SET v = v || 'x'", "INSERT INTO private VALUES (2)"
+        for statement in statements:
+            commit = threading.Thread(target=p.pubdb.execute, args=(statement,), daemon=True)
+            commit.start()
+            commit.join(20)
+            assert not commit.is_alive(), (named, statement)
+    p.stop(task)
+    p.close()
