@@ -21,7 +21,7 @@ from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync import pump
-from pgsub.target import chunks, copyin, origins, remedy
+from pgsub.target import chunks, copyin, origins, remedy, roles
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.connect import SessionName
@@ -33,6 +33,7 @@ class Piece:
 
     :ivar atomic: it is a whole table: ``f`` commits with it.
     :ivar bytes: estimate.
+    :ivar acts_as: role that stores the rows, None: the session's own.
     :ivar types: what the publisher's columns are that are of other types on the target, for hints.
     :ivar rows: estimate, None where the table was never analyzed.
     :ivar leaf: of which it is a range of blocks, None for a whole table.
@@ -48,6 +49,7 @@ class Piece:
     rows: int | None
     leaf: Leaf | None = None
     types: tuple[tuple[str, str], ...] = ()
+    acts_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ class _Ends:
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot)
-        rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
+        with roles.acting(self._session, piece.acts_as):
+            rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
         check_not_rewritten(self._source, *_source_of(piece))
         leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):

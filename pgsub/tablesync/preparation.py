@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub.errors import PgsubError, SchemaFault, StateForbids
+from pgsub.errors import PermissionMissing, PgsubError, SchemaFault
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.subscription import Subscription
 from pgsub.tablesync import plan
 from pgsub.tablesync.copy import Piece
-from pgsub.target import chunks, states
+from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
@@ -38,7 +38,7 @@ class Prepared:
 def find_targets(
     session: psycopg.Connection, sub: Subscription, rows: Sequence[RelationState]
 ) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
-    """Describe the target tables; errors for those that are gone, were made anew, or filter rows."""
+    """Describe the target tables; errors for those that are gone, were made anew, or may not be written."""
     found, errors = {}, dict[int, PgsubError]()
     names = [(row.schemaname, row.relname) for row in rows]
     described = describe_many(session, names, replica=target.is_replica(session))
@@ -47,12 +47,11 @@ def find_targets(
         if relation is None or relation.oid != row.srrelid:
             hint = "Create the table on the target, then refresh the subscription: the new table is copied then.\n"
             errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
-        elif relation.row_security:
-            errors[row.srrelid] = StateForbids(
-                f'role cannot replicate into relation with row-level security enabled: "{row.relname}"'
-            )
-        else:
-            found[row.srrelid] = relation
+            continue
+        try:
+            found[row.srrelid] = roles.decided(relation, sub)
+        except PermissionMissing as error:
+            errors[row.srrelid] = error
     return found, errors
 
 
@@ -141,6 +140,7 @@ def _prepare(
             chunk.rows,
             chunk.leaf,
             types,
+            relation.acts_as,
         )
         for chunk in made.chunks
     ]

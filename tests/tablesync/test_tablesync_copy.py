@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.errors import ApplyError, SchemaFault, StateForbids
+from pgsub.errors import ApplyError, PermissionMissing, SchemaFault
 from pgsub.tablesync import plan
 
 pytestmark = pytest.mark.publishers
@@ -293,7 +293,7 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
     owner = p.sub.target
     try:
         p.set(target=p.subdb.server.conninfo(p.subdb.name, role))
-        with pytest.raises(StateForbids, match="row-level security"):
+        with pytest.raises(PermissionMissing, match="row-level security"):
             p.sync("t")
         p.set(target=owner)
         _synced(p, "t")
