@@ -194,7 +194,10 @@ GUARDS = (
                 '    failpoints.point("alter.after_slot")\n    two_phase.disable(session, sub.subid)\n',
                 '    failpoints.point("alter.after_slot")\n',
             ),
-            ("    if state == two_phase.ENABLED and", "    two_phase.disable(session, sub.subid)\n    if state == two_phase.ENABLED and"),
+            (
+                "    if state == two_phase.ENABLED and",
+                "    two_phase.disable(session, sub.subid)\n    if state == two_phase.ENABLED and",
+            ),
         ),
         ("tests/faults/test_kill_two_phase_commands.py",),
     ),
