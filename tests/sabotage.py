@@ -181,6 +181,45 @@ GUARDS = (
         ("tests/apply/test_apply_two_phase_start.py",),
     ),
     Guard(
+        "what was prepared before two_phase is not covered by a hand-over",
+        "pgsub/apply/transactions.py",
+        (("return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN", "return self.finish_lsn"),),
+        ("tests/apply/test_apply_two_phase_start.py",),
+    ),
+    Guard(
+        "a slot goes back to one phase before the ledger says so",
+        "pgsub/commands/two_phase_change.py",
+        (
+            (
+                '    failpoints.point("alter.after_slot")\n    two_phase.disable(session, sub.subid)\n',
+                '    failpoints.point("alter.after_slot")\n',
+            ),
+            (
+                "    if state == two_phase.ENABLED and",
+                "    two_phase.disable(session, sub.subid)\n    if state == two_phase.ENABLED and",
+            ),
+        ),
+        ("tests/faults/test_kill_two_phase_commands.py",),
+    ),
+    Guard(
+        "two_phase is not ended while something is prepared",
+        "pgsub/target/two_phase.py",
+        (("    if gids:\n", "    if False:\n"),),
+        ("tests/target/test_target_two_phase.py",),
+    ),
+    Guard(
+        "a dropped subscription leaves nothing prepared",
+        "pgsub/commands/drop.py",
+        (("    _roll_back(session, prepared, reporter)\n", ""),),
+        ("tests/commands/test_two_phase.py",),
+    ),
+    Guard(
+        "a worker's publisher asks for the password that is required",
+        "pgsub/publisher/connect.py",
+        (("    if must_use_password and not connection.pgconn.used_password:\n", "    if False:\n"),),
+        ("tests/commands/test_password_required.py",),
+    ),
+    Guard(
         "a table to copy comes before two_phase or not at all",
         "pgsub/target/membership.py",
         (("    if wanted.copies:\n        two_phase.refuse_copy(connection, subid)\n", ""),),

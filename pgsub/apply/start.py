@@ -29,6 +29,7 @@ from pgsub.target import connect as target
 from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
+from pgsub.target.owner import must_use_password
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
@@ -88,7 +89,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     stack.callback(own.connection.close)
     own.progress.claim()
     replication = stack.enter_context(
-        contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
+        contextlib.closing(
+            publisher.connect(
+                sub.connection,
+                application_name=spec.application_name,
+                replication=True,
+                must_use_password=must_use_password(own.connection, sub),
+            )
+        )
     )
     slot = _check(own.connection, replication, spec, own.progress)
     pending, prepares, position = _two_phase(own.connection, replication, spec, slot)

@@ -94,6 +94,11 @@ def is_replica(connection: psycopg.Connection) -> bool:
     return _scalar(connection, "SHOW session_replication_role") == "replica"
 
 
+def is_superuser(connection: psycopg.Connection) -> bool:
+    """Whether the session's user is one, whatever role it has assumed meanwhile."""
+    return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
+
+
 def through_pooler(connection: psycopg.Connection) -> bool:
     """Whether a pooler stands between: the key it handed out names another backend than the one that answers."""
     return _scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
