@@ -13,7 +13,7 @@ import psycopg
 from pgsub.errors import ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
-from pgsub.target import remedy
+from pgsub.target import remedy, roles
 from pgsub.target.relation import RelationMap, describe, find_oids, map_relation, missing, name_of, renamed
 from pgsub.target.statements import Statement
 
@@ -127,6 +127,7 @@ class RelationCache:
 
         :param target_oid: what the subscription recorded: a table dropped and made again is another table.
         :raises SchemaFault: missing, replaced, or unfit.
+        :raises PermissionMissing: nobody may make its changes: see roles.py.
         """
         remote = self.remote(relid)
         schema, name = local_name(remote)
@@ -135,6 +136,7 @@ class RelationCache:
             raise self._missing(remote)
         if target.oid != target_oid:
             raise self._replaced(schema, name, target_oid, target.oid)
+        target = roles.decided(target, self._sub)
         types = remedy.column_types(self._connection, remote.columns, self._types)
         made = self._maps[relid] = map_relation(remote, target, types)
         return made

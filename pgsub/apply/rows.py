@@ -14,7 +14,7 @@ from pgsub.apply.conflict import MissingRow, Place
 from pgsub.apply.relations import RelationCache
 from pgsub.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
-from pgsub.target import copyin, statements
+from pgsub.target import copyin, roles, statements
 from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
 from pgsub.target.relation import RelationMap, TargetRelation, check_updatable
 from pgsub.target.statements import Statement
@@ -54,11 +54,13 @@ class RowWriter:
         self.changes = 0
         self.missing: list[tuple[int, MissingRow]] = []
         self.depth = 0
+        self._role: str | None = None  #: that the session acts as, None: its own
+        self._becoming: dict[str | None, Statement] = {}
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is waiting."""
         self._inserts, self._insert_place, self._insert_bytes = [], None, 0
-        self.missing, self.depth = [], 0
+        self.missing, self.depth, self._role = [], 0, None
 
     def insert(self, place: Place) -> None:
         """Insert ``place.new``, perhaps together with the inserts that follow."""
@@ -100,6 +102,7 @@ class RowWriter:
     def _copy(self, place: Place, rows: list[Tuple], *, binary: bool) -> None:
         relation = place.relation
         assert relation is not None
+        self._become(relation.target.acts_as, place)
         self._pipeline.sync()
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
@@ -154,7 +157,7 @@ class RowWriter:
         return on_count
 
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
-        """Empty the tables together."""
+        """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
         text = statements.truncate(targets, restart_identity=restart_identity)
         self.sync()
         try:
@@ -164,25 +167,37 @@ class RowWriter:
         self.changes += 1
 
     def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
-        """A statement that is no change of a row, in its order among them.
+        """A statement that is no change of a row, in its order among them, as the session's own role.
 
         :param values: parameters as text.
         """
         self.flush()
+        self._become(None)
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def sync(self) -> None:
-        """Wait until everything was run; the session is out of the pipeline then.
+        """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
 
         :raises StatementFailed: the first that failed.
         """
         self.flush()
+        self._become(None)
         self._pipeline.sync()
 
     def leave(self) -> None:
         """Out of the pipeline, whatever it says: the session is about to roll back."""
         self._inserts, self._insert_place, self._insert_bytes = [], None, 0
         self._pipeline.sync()
+
+    def _become(self, role: str | None, place: Place | None = None) -> None:
+        """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
+        if role == self._role:
+            return
+        statement = self._becoming.get(role)
+        if statement is None:
+            statement = self._becoming[role] = Statement(roles.become(role), (), ())
+        self._pipeline.send(statement, (), (), place)
+        self._role = role
 
     def _statement(
         self, place: Place, relation: RelationMap, shape: bytes, old_shape: bytes, build: Callable[[], Statement]
@@ -208,6 +223,8 @@ class RowWriter:
             assert row is not None
             values.append(row.values[position])
             formats.append(row.kinds[position] == 0x62)
+        if place.relation is not None:
+            self._become(place.relation.target.acts_as, place)
         self._pipeline.send(statement, values, formats, place, on_count)
 
 

@@ -33,6 +33,8 @@ from pgsub.target.owner import must_use_password
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
+#: Seconds that a slot may still be streamed by somebody.
+BUSY_SECONDS = 3.0
 _RECEIVER = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
        max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
@@ -224,7 +226,7 @@ def _adopt_slot(
 
 def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
     """The slot's state, once nobody streams it: our own killed predecessor's walsender ends within moments."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         state = slots.slot_state(replication, slot_name)
         if state is None or not state.active:

@@ -155,6 +155,7 @@ class ErrorRow:
     at: Time | None = None
     attempts: int = 1
     first_at: Time | None = None
+    column: str | None = None
 
     @classmethod
     def of(cls, error: PgsubError, worker: str) -> ErrorRow:
@@ -176,6 +177,7 @@ class ErrorRow:
             conflict=place.conflict,
             finish_lsn=parse_lsn(place.finish_lsn) if place.finish_lsn else None,
             xid=place.xid,
+            column=place.column,
         )
 
 

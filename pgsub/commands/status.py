@@ -37,6 +37,7 @@ _ERROR_FIELDS = (
     "message",
     "detail",
     "relation",
+    "column",
     "conflict",
     "finish_lsn",
     "xid",

@@ -164,7 +164,7 @@ def _recorded(row: ErrorRow) -> Exception:
     """The recorded error as the exception that it was."""
     error = error_class(row)(row.message, detail=row.detail, hint=row.hint, context=row.context, sqlstate=row.sqlstate)
     if isinstance(error, ApplyError):
-        error.relation, error.xid, error.conflict = row.relation, row.xid, row.conflict
+        error.relation, error.column, error.xid, error.conflict = row.relation, row.column, row.xid, row.conflict
         error.finish_lsn = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
     return error
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.errors import ApplyError
-from pgsub.target import ledger, statements, states
+from pgsub.target import ledger, roles, statements, states
 from pgsub.target.ledger import Claim
 from pgsub.target.relation import TargetRelation
 
@@ -42,14 +42,15 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
         if chunks:
             # others queue behind a lock that is waited for
             connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
-            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
             xids = [str(row[0]) for row in chunks]
-            removed = connection.execute(
-                sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
-            ).rowcount
+            with roles.acting(connection, target.acts_as):
+                connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+                removed = connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
+                ).rowcount
             expected = sum(row[1] for row in chunks)
             streamed = _was_caught_up(connection, claim)
-            if (removed != expected or streamed) and not _is_empty(connection, table):
+            if (removed != expected or streamed) and not _is_empty(connection, target):
                 meanwhile = "by the catch-up that followed" if streamed else "locally meanwhile"
                 fault = ApplyError(
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
@@ -72,5 +73,7 @@ def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
     return bool(row and row[0])
 
 
-def _is_empty(connection: psycopg.Connection, table: sql.Identifier) -> bool:
-    return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None
+def _is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
+    table = statements.table_name(target)
+    with roles.acting(connection, target.acts_as):
+        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

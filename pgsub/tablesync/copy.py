@@ -21,7 +21,7 @@ from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync import pump
-from pgsub.target import chunks, origins
+from pgsub.target import chunks, copyin, origins, remedy, roles
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.connect import SessionName
@@ -34,6 +34,8 @@ class Piece:
 
     :ivar atomic: it is a whole table: ``f`` commits with it.
     :ivar bytes: estimate.
+    :ivar acts_as: role that stores the rows, None: the session's own.
+    :ivar types: what the publisher's columns are that are of other types on the target, for hints.
     :ivar rows: estimate, None where the table was never analyzed.
     :ivar leaf: of which it is a range of blocks, None for a whole table.
     """
@@ -47,6 +49,8 @@ class Piece:
     bytes: int
     rows: int | None
     leaf: Leaf | None = None
+    types: tuple[tuple[str, str], ...] = ()
+    acts_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class _Ends:
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
             raised.context = error.diag.context
-            raise raised from None
+            raise _explained(raised, error, piece) from None
 
     def _copy(self, piece: Piece) -> tuple[int, int]:
         key = piece.key
@@ -152,7 +156,8 @@ class _Ends:
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot)
-        rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
+        with roles.acting(self._session, piece.acts_as):
+            rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
         check_not_rewritten(self._source, *_source_of(piece))
         leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
@@ -167,6 +172,18 @@ class _Ends:
 
 def _source_of(piece: Piece) -> tuple[str, str]:
     return (piece.leaf.schema, piece.leaf.name) if piece.leaf else (piece.schema, piece.name)
+
+
+def _explained(raised: PgsubError, error: psycopg.Error, piece: Piece) -> PgsubError:
+    """With the column that the server's CONTEXT names, and the DDL that makes it fit."""
+    if not isinstance(raised, ApplyError):
+        return raised
+    column = error.diag.column_name or copyin.column_of(error.diag.context or "", [name for name, _ in piece.types])
+    raised.column = column
+    wanted = dict(piece.types).get(column or "")
+    if wanted is not None and (error.sqlstate or "")[:2] == "22":
+        raised.hint = remedy.hint(remedy.retype(piece.schema, piece.name, column or "", wanted))
+    return raised
 
 
 def _located(error: PgsubError, piece: Piece) -> PgsubError:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
 from pgsub.subscription import Subscription
-from pgsub.target import statements
+from pgsub.target import roles, statements
 from pgsub.target.relation import TargetRelation
 
 #: Size of a chunk at most; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
@@ -133,5 +133,6 @@ def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> 
     """Whether nobody's row is in the table, seen inside the caller's transaction under SHARE ROW EXCLUSIVE."""
     table = statements.table_name(target)
     connection.execute("SET LOCAL lock_timeout = '5s'")
-    connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
-    return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None
+    with roles.acting(connection, target.acts_as):
+        connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

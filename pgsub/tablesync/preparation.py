@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub.errors import PgsubError, StateForbids
+from pgsub.errors import PermissionMissing, PgsubError, SchemaFault
+from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.subscription import Subscription
 from pgsub.tablesync import plan
 from pgsub.tablesync.copy import Piece
-from pgsub.target import chunks, states
+from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
 from pgsub.target.owner import must_use_password
-from pgsub.target.relation import TargetRelation, describe_many, missing
+from pgsub.target.relation import TargetRelation, column_faults, describe_many, missing
+from pgsub.target.remedy import column_types
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Prepared:
 def find_targets(
     session: psycopg.Connection, sub: Subscription, rows: Sequence[RelationState]
 ) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
-    """Describe the target tables; errors for those that are gone, were made anew, or filter rows."""
+    """Describe the target tables; errors for those that are gone, were made anew, or may not be written."""
     found, errors = {}, dict[int, PgsubError]()
     names = [(row.schemaname, row.relname) for row in rows]
     described = describe_many(session, names, replica=target.is_replica(session))
@@ -46,12 +48,11 @@ def find_targets(
         if relation is None or relation.oid != row.srrelid:
             hint = "Create the table on the target, then refresh the subscription: the new table is copied then.\n"
             errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
-        elif relation.row_security:
-            errors[row.srrelid] = StateForbids(
-                f'role cannot replicate into relation with row-level security enabled: "{row.relname}"'
-            )
-        else:
-            found[row.srrelid] = relation
+            continue
+        try:
+            found[row.srrelid] = roles.decided(relation, sub)
+        except PermissionMissing as error:
+            errors[row.srrelid] = error
     return found, errors
 
 
@@ -82,7 +83,10 @@ def prepare(
                 prepared.errors[relid] = described.faults[name]
                 continue
             table = Table(described.tables[name], relation, claims[relid], attempts[relid])
-            _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
+            try:
+                _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
+            except SchemaFault as fault:
+                prepared.errors[relid] = fault
     return prepared
 
 
@@ -96,10 +100,31 @@ class Table:
     attempt: int
 
 
+def _other_types(
+    session: psycopg.Connection, remote: RemoteTable, target: TargetRelation
+) -> tuple[tuple[str, str], ...]:
+    """The publisher's types, as SQL of the target, of columns that are of other types there.
+
+    :raises SchemaFault: the target lacks a column (logicalrep_rel_open in copy_table).
+    """
+    ours = {c.name: (c.type_oid, c.typmod) for c in target.columns}
+    other = [c for c in remote.columns if ours.get(c.name) != (c.type_oid, c.typmod)]
+    if not other:
+        return ()
+    names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in other}
+    types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in other], names)
+    found = {c.name: text for c, text in zip(other, types, strict=True)}
+    for fault in column_faults({name: text for name, text in found.items() if name not in ours}, target):
+        raise fault
+    shown = {c.name: c.full_type for c in target.columns}
+    return tuple((name, text) for name, text in found.items() if text != shown[name])
+
+
 def _prepare(
     session: psycopg.Connection, sub: Subscription, table: Table, version: int, prepared: Prepared, *, together: bool
 ) -> None:
     relation = table.target
+    types = _other_types(session, table.remote, relation)
     reason = plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session))
     if reason is None and together:
         reason = "the table is copied together with others"
@@ -118,6 +143,8 @@ def _prepare(
             chunk.bytes,
             chunk.rows,
             chunk.leaf,
+            types,
+            relation.acts_as,
         )
         for chunk in made.chunks
     ]

@@ -12,6 +12,7 @@ from psycopg import sql
 from pgsub.protocol.messages import Tuple
 
 _SPECIAL = re.compile(rb"[\\\n\r\t]")
+_PLACE = re.compile(r" \d+, \w+ ")  #: the line's number and the word for column
 _ESCAPES = {b"\\": b"\\\\", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t"}
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _NULL = struct.pack(">i", -1)
@@ -24,6 +25,19 @@ def format_of(rows: Iterable[Tuple]) -> str | None:
     if b"b" not in kinds:
         return "text"
     return None if b"t" in kinds else "binary"
+
+
+def column_of(context: str, columns: Iterable[str]) -> str | None:
+    """Which of these columns the CONTEXT of a failed COPY names: ``COPY t, line 1, column c: "…"``, in any language.
+
+    A binary value is not shown after it.
+    """
+    line = context.partition("\n")[0]
+    place = _PLACE.search(line)
+    rest = line[place.end() :] if place is not None else ""
+    ends = (":", " :", "：")
+    longest_first = sorted(columns, key=len, reverse=True)
+    return next((c for c in longest_first if rest == c or rest.startswith(tuple(c + end for end in ends))), None)
 
 
 def run(connection: psycopg.Connection, statement: sql.Composed, rows: Iterable[Tuple], *, binary: bool) -> None:

@@ -18,7 +18,7 @@ _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL al
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions.
 _TABLES = """
 WITH wanted AS MATERIALIZED (
-     SELECT c.oid, n.nspname, c.relname, c.relkind
+     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity AND c.relforcerowsecurity AS forced
        FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
        JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
@@ -37,8 +37,13 @@ referenced AS (
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
 SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
        w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced),
-       pg_catalog.row_security_active(w.oid)
-  FROM wanted w
+       pg_catalog.row_security_active(w.oid), current_user::text, o.rolname::text,
+       CASE WHEN o.rolname = current_user THEN 'own'
+            WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
+            WHEN pg_catalog.pg_has_role(session_user, o.oid, 'MEMBER') THEN 'refused'
+            WHEN o.rolsuper THEN 'trusted' ELSE 'none' END,
+       w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls
+  FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
 
 # Equality is what the type cache of the server would find: that of the type's default btree or hash operator class, by
@@ -176,6 +181,13 @@ class TargetRelation:
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]  #: columns of the replica identity index, else of the primary key, else ()
     deferrable: bool = False  #: that key is not unique before the end of a transaction
+    user: str = ""  #: the session's role
+    owner: str = ""
+    #: what the user is to the owner: own the same, set may SET ROLE to it, refused a member that may not, none no
+    #: member, trusted neither, but the owner is a superuser
+    access: str = "own"
+    owner_row_security: bool = False  #: a policy applies to the owner
+    acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -202,7 +214,13 @@ def describe_many(
     if not wanted:
         return {}
     firing = ["A", "R"] if replica else ["A", "O"]
-    params = {"schemas": [schema for schema, _ in wanted], "names": [name for _, name in wanted], "firing": firing}
+    may_set = "SET" if connection.info.server_version >= 160000 else "MEMBER"
+    params = {
+        "schemas": [schema for schema, _ in wanted],
+        "names": [name for _, name in wanted],
+        "firing": firing,
+        "may_set": may_set,
+    }
     tables = connection.execute(_TABLES.encode(), params).fetchall()
     oids = [table[2] for table in tables]
     columns: dict[int, list[TargetColumn]] = {oid: [] for oid in oids}
@@ -212,7 +230,7 @@ def describe_many(
     for oid, name, immediate in connection.execute(_IDENTITY.encode(), (oids,)):
         keys[oid].append((name, immediate))
     found = {}
-    for schema, name, oid, relkind, fires, rules, referenced, row_security in tables:
+    for schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
         identity = tuple(key for key, _ in keys[oid])
         deferrable = any(not immediate for _, immediate in keys[oid])
         found[schema, name] = TargetRelation(
@@ -227,6 +245,7 @@ def describe_many(
             tuple(columns[oid]),
             identity,
             deferrable,
+            *roles,
         )
     return found
 

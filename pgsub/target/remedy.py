@@ -22,7 +22,8 @@ _DO = "Run this on the target; apply goes on by itself:"
 
 # A type that the target lacks is shown by its name: the array of a type is called by its name with an underscore.
 _TYPES = """
-SELECT CASE WHEN w.typname IS NULL THEN pg_catalog.format_type(w.oid, w.typmod)
+SELECT CASE WHEN w.typname IS NULL AND w.oid >= 10000 THEN '???'
+            WHEN w.typname IS NULL THEN pg_catalog.format_type(w.oid, w.typmod)
             WHEN t.oid IS NOT NULL THEN pg_catalog.format_type(t.oid, w.typmod)
             WHEN w.typname LIKE '\\_%%' THEN pg_catalog.format('%%I.%%I[]', w.nspname, pg_catalog.substr(w.typname, 2))
             ELSE pg_catalog.format('%%I.%%I', w.nspname, w.typname) END

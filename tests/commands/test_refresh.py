@@ -177,6 +177,37 @@ def test_a_table_that_bears_another_name_on_both_sides_is_the_same_table(served,
     assert subdb.value("SELECT count(*) FROM b") == 100
 
 
+def test_tables_renamed_on_both_sides_go_on_and_are_shown_by_their_names(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    for database in tables:
+        database.execute("ALTER TABLE a RENAME TO x")
+    pubdb.execute("INSERT INTO x VALUES (1001, 'no refresh came')")
+    subdb.wait("SELECT count(*) FROM x", value=101)
+    until(lambda: {row["relname"] for row in cli.status(name)["relations"]} == {"x", "b"})
+    before = subdb.rows(
+        "SELECT srrelid::bigint, srsubstate::text, srsublsn::text FROM pgsub.subscription_rel ORDER BY 1"
+    )
+    ended = cli("refresh", name)
+    assert ended.returncode == 0 and "tables: 1 renamed\n" in ended.stderr
+    assert sorted(row[0] for row in subdb.rows(_LEDGER)) == ["b", "x"]
+    assert before == subdb.rows(
+        "SELECT srrelid::bigint, srsubstate::text, srsublsn::text FROM pgsub.subscription_rel ORDER BY 1"
+    )
+
+
+def test_a_schema_fault_is_shown_with_its_column_and_ends_by_the_ddl_of_its_hint(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    pubdb.execute("ALTER TABLE a ADD extra numeric(5,1); INSERT INTO a VALUES (1001, 't', 2.5)")
+    error = until(lambda: cli.status(name)["last_error"])
+    assert (error["class"], error["relation"], error["column"]) == ("SchemaFault", "public.a", "extra")
+    [(hint,)] = cli.sql("SELECT hint FROM pgsub_error")
+    subdb.execute(hint.splitlines()[-1])
+    subdb.wait("SELECT extra::text FROM a WHERE id = 1001", value="2.5")  # nobody was asked to go on
+    until(lambda: cli.status(name)["last_error"] is None)
+
+
 # what is refused, and what is said
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.errors import ApplyError, SchemaFault, StateForbids
+from pgsub.errors import ApplyError, PermissionMissing, SchemaFault
 from pgsub.tablesync import plan
 
 pytestmark = pytest.mark.publishers
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"
+KINDS = "CREATE TYPE mood AS ENUM ('so-so')"
 
 
 @pytest.fixture
@@ -241,8 +242,26 @@ def test_a_missing_column_fails_the_copy_and_names_it(pair: MakePair) -> None:
     p = pair(pub=f"{TABLE};{ROWS}", sub="CREATE TABLE t (id int PRIMARY KEY, v text)", state="i")
     with pytest.raises(SchemaFault, match='"n"') as caught:
         p.sync("t")
-    assert caught.value.relation == "public.t"
-    p.subdb.execute("ALTER TABLE t ADD n int")
+    assert (caught.value.relation, caught.value.column) == ("public.t", "n")
+    p.subdb.execute((caught.value.hint or "").splitlines()[-1])
+    _synced(p, "t")
+    p.same("t")
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_a_narrower_type_fails_the_copy_and_names_it(pair: MakePair, binary: bool) -> None:
+    p = pair(
+        pub=f"{KINDS}; CREATE TABLE t (id int PRIMARY KEY, v text, vw mood); INSERT INTO t VALUES (1, 'v', 'so-so')",
+        sub="CREATE TABLE t (id int PRIMARY KEY, v varchar(3), vw varchar(3))",
+        state="i",
+        binary=binary,
+    )
+    with pytest.raises(ApplyError, match="value too long") as caught:
+        p.sync("t")
+    assert (caught.value.relation, caught.value.column) == ("public.t", "vw")
+    hint = (caught.value.hint or "").splitlines()[-1]
+    assert hint == 'ALTER TABLE "public"."t" ALTER COLUMN "vw" TYPE public.mood;'
+    p.subdb.execute(f"{KINDS}; {hint.replace('mood;', 'mood USING vw::public.mood;')}")
     _synced(p, "t")
     p.same("t")
 
@@ -250,14 +269,17 @@ def test_a_missing_column_fails_the_copy_and_names_it(pair: MakePair) -> None:
 def test_a_missing_table_fails_the_copy(pair: MakePair) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     relid = p.relid("t")
-    p.subdb.execute("ALTER TABLE t RENAME TO u")
+    p.pubdb.execute("ALTER TABLE t RENAME TO v")
+    with pytest.raises(SchemaFault, match=r'"public\.t" not found on publisher'):
+        p.sync_oid(relid)
+    p.subdb.execute("ALTER TABLE t RENAME TO u")  # it is looked for by the name that it bears now
+    with pytest.raises(SchemaFault, match=r'"public\.u" not found on publisher'):
+        p.sync_oid(relid)
+    p.subdb.execute("DROP TABLE u")
     with pytest.raises(SchemaFault, match=r'"public\.t" does not exist') as caught:
         p.sync_oid(relid)
     assert caught.value.relation == "public.t"
-    p.subdb.execute("ALTER TABLE u RENAME TO t")
-    p.pubdb.execute("ALTER TABLE t RENAME TO v")
-    with pytest.raises(SchemaFault, match="not found on publisher"):
-        p.sync("t")
+    assert (caught.value.hint or "").splitlines()[-1] == f"pgsub refresh {p.sub.name}"
 
 
 def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakePair) -> None:
@@ -271,7 +293,7 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
     owner = p.sub.target
     try:
         p.set(target=p.subdb.server.conninfo(p.subdb.name, role))
-        with pytest.raises(StateForbids, match="row-level security"):
+        with pytest.raises(PermissionMissing, match="row-level security"):
             p.sync("t")
         p.set(target=owner)
         _synced(p, "t")

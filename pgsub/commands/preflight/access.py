@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from psycopg import sql
 
-from pgsub.commands.preflight.findings import Warned, counted, grant, listing
+from pgsub.commands.preflight.findings import Table, Warned, counted, grant, listing, some
 from pgsub.commands.preflight.fit import Pair
+from pgsub.errors import PermissionMissing
+from pgsub.subscription import Subscription
+from pgsub.target import roles
 
 
 def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
@@ -49,31 +52,74 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
 
     :param role: user of the session.
     """
+    acting = {pair.table.target.acts_as or role for pair in pairs}
+    for one in sorted(acting):
+        yield from _lacking([pair for pair in pairs if (pair.table.target.acts_as or role) == one], role, one)
+
+
+def _lacking(pairs: Sequence[Pair], user: str, role: str) -> Iterator[Warned]:
+    """:param role: that changes of these tables are made as."""
     unusable = [pair for pair in pairs if not pair.target.usage]
     yield from _schemas(unusable, "target", role, "Nothing can be written to them.")
-    lacking: dict[tuple[str, ...], list[Pair]] = {}
+    lacking: dict[tuple[str, tuple[str, ...]], list[Pair]] = {}
     for pair in pairs:
-        missing = tuple(word for word in _needed(pair) if word not in pair.target.privileges)
-        if missing:
-            lacking.setdefault(missing, []).append(pair)
-    for privileges, concerned in lacking.items():
+        missing = [word for word in _needed(pair) if word not in pair.target.privileges]
+        for grantee in sorted({user, role}):  # TRUNCATE is the user's own
+            words = tuple(word for word in missing if grantee == (user if word == "TRUNCATE" else role))
+            if words:
+                lacking.setdefault((grantee, words), []).append(pair)
+    for (grantee, privileges), concerned in lacking.items():
         names = [pair.table.name for pair in concerned]
-        words = ", ".join(privileges)
+        words_ = ", ".join(privileges)
         yield Warned(
             f"permission denied for {counted(names)} on the target",
-            f"What the publications publish needs {words}.{listing(names)}",
+            f"What the publications publish needs {words_}.{listing(names)}",
             "Run this on the target:\n"
-            + grant(words, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], role),
+            + grant(words_, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
             tables=tuple(names),
         )
-    guarded = [pair.table.name for pair in pairs if pair.target.row_security]
-    if guarded:
-        yield Warned(
-            f"a row security policy of the target applies to {counted(guarded)}",
-            f"A role cannot replicate into relations with row-level security enabled.{listing(guarded)}",
-            f"Run this on the target:\nALTER ROLE {sql.Identifier(role).as_string()} BYPASSRLS;",
-            tables=tuple(guarded),
-        )
+
+
+def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Warned]:
+    """As whom changes cannot be made: what stops a table, and what is done otherwise than by the server.
+
+    The tables that can be written get the role that will do it.
+    """
+    refused: dict[str, tuple[PermissionMissing, list[str]]] = {}
+    strange: list[Table] = []
+    for table in tables:
+        try:
+            table.target = roles.decided(table.target, sub)
+        except PermissionMissing as error:
+            text = error.message
+            if error.sqlstate == roles.FILTERED:
+                text = "a row security policy of the target applies to {}"
+            refused.setdefault(text, (error, []))[1].append(table.name)
+            continue
+        if table.target.access == "none" and not sub.run_as_owner:
+            strange.append(table)
+    for text, (first, names) in refused.items():
+        detail = f"Copy and apply stop at {'this table' if len(names) == 1 else 'these tables'}.{listing(names)}"
+        if first.sqlstate == roles.FILTERED:
+            detail = f"A role cannot replicate into relations with row-level security enabled.{listing(names)}"
+        yield Warned(text.replace("{}", counted(names)), detail, first.hint, tables=tuple(names))
+    if strange:
+        yield _strange(strange)
+
+
+def _strange(tables: Sequence[Table]) -> Warned:
+    names = [table.name for table in tables]
+    user = tables[0].target.user
+    listed = sorted({table.target.owner for table in tables})
+    quoted = ", ".join(sql.Identifier(owner).as_string() for owner in listed)
+    return Warned(
+        f'changes of {counted(names)} on the target are made as role "{user}", not as the owner',
+        f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
+        f" rights.{listing(names)}",
+        f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO"
+        f" {sql.Identifier(user).as_string()};",
+        tables=tuple(names),
+    )
 
 
 def _needed(pair: Pair) -> list[str]:

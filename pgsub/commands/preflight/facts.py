@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -76,13 +76,16 @@ class Type:
 
 _TABLES = """
 SELECT c.oid::bigint, c.relreplident::text, pg_catalog.row_security_active(c.oid),
-       pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+       pg_catalog.has_schema_privilege(w.role, c.relnamespace, 'USAGE'),
        ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS p
-              WHERE pg_catalog.has_table_privilege(c.oid, p)),
+              WHERE pg_catalog.has_table_privilege(
+                    CASE WHEN p = 'TRUNCATE' THEN current_user ELSE w.role END, c.oid, p)),
        CASE WHEN pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN '{}' ELSE ARRAY(
             SELECT a.attnum::int FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
                AND NOT a.attisdropped AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) END
-  FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::oid[])
+  FROM (SELECT oid, coalesce(role, current_user)::name AS role
+          FROM unnest(%s::oid[], %s::text[]) AS u (oid, role)) AS w
+  JOIN pg_catalog.pg_class c ON c.oid = w.oid
 """
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attnum, a.attname::text, a.atttypid::bigint, a.atttypmod,
@@ -131,16 +134,21 @@ def locked(connection: psycopg.Connection) -> set[int]:
     return {oid for (oid,) in connection.execute(_LOCKED.encode())}
 
 
-def read(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, Facts]:
+def read(
+    connection: psycopg.Connection, oids: Collection[int], acting: Mapping[int, str | None] | None = None
+) -> dict[int, Facts]:
     """The tables of these oids, whatever their number in five round trips; of locked ones no indexes and constraints.
 
+    :param acting: roles whose privileges are told where it is not the session's own; TRUNCATE is always that one's.
     :raises psycopg.Error: as it comes.
     """
     if not oids:
         return {}
     wanted = (list(oids),)
     found = {}
-    for oid, identity, policy, usage, privileges, readable in connection.execute(_TABLES.encode(), wanted):
+    roles = [(acting or {}).get(oid) for oid in oids]
+    tables = connection.execute(_TABLES.encode(), (list(oids), roles))
+    for oid, identity, policy, usage, privileges, readable in tables:
         found[oid] = Facts(oid, identity, policy, usage, frozenset(privileges), frozenset(readable))
     for oid, *values in connection.execute(_COLUMNS.encode(), wanted):
         column = Column(*values)

@@ -51,10 +51,12 @@ def check_tables(
     places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
     _all_there(published, places)
     found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
+    unowned = list(access.owners(found.tables, sub))
     pairs = _pairs(connection, session, sub, found.tables)
     found.warnings += _fitting(connection, session, sub, pairs)
     found.warnings += access.publisher(pairs, connection.info.user)
     found.warnings += access.target(pairs, session.info.user)
+    found.warnings += unowned
     found.warnings += _not_empty(found.tables)
     if copy_data and sub.origin == "none":
         found.warnings += _foreign_rows(connection, sub, known)
@@ -169,7 +171,8 @@ def _pairs(
     except psycopg.Error as error:
         raise translate(error, "read the catalogs of the publisher", user=connection.info.user) from None
     actions = {oid: Actions(*published) for oid, *published in rows}
-    ours = facts.read(session, [table.target.oid for table in tables])
+    acting = {table.target.oid: table.target.acts_as for table in tables}
+    ours = facts.read(session, list(acting), acting)
     return [
         Pair(
             table,
