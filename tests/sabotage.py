@@ -211,7 +211,7 @@ GUARDS = (
         "a dropped subscription leaves nothing prepared",
         "pgsub/commands/drop.py",
         (("    _roll_back(session, prepared, reporter)\n", ""),),
-        ("tests/commands/test_two_phase.py",),
+        ("tests/commands/test_two_phase.py::test_drop_rolls_back_what_is_prepared_names_it_and_leaves_that_of_others",),
     ),
     Guard(
         "a worker's publisher asks for the password that is required",
