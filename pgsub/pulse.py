@@ -49,6 +49,7 @@ class Pulse:
     position: int = 0  #: everything before is applied or needs no applying, idle stretches included
     changes: int = 0
     transactions: int = 0
+    parallel: int = 0  #: transactions in progress that are being applied
     bytes_done: int = 0
     rows_done: int = 0
 

@@ -25,6 +25,7 @@ class Subscription:
     two_phase: str = "d"  #: d disabled, p pending, e enabled
     disable_on_error: bool = False
     password_required: bool = True
+    password_enforced: bool = False  #: --password-required was given: binds every role but superusers of the target
     run_as_owner: bool = False
     origin: str = "any"  #: any, none
     failover: bool = False
@@ -35,4 +36,6 @@ class Subscription:
     dboid: int = 0  #: oid of the target database
     max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize at once
     copy_workers: int = 2  #: chunks of one table that copy at once
+    #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
+    max_parallel_apply_workers: int = 2
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py

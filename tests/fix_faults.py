@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pgsub.demo.servers import Server
 
 _ROOT = Path(__file__).parents[1]
+_GID = f"writer {os.getpid()}"  #: of a writer that prepares
 _INHERITED = ("PATH", "HOME", "LANG", "JAVA_HOME", "XDG_CACHE_HOME", "TMPDIR")
 
 
@@ -37,13 +38,17 @@ class Writer(threading.Thread):
 
     :param tables: names that begin with ``audit``, ``counter`` or ``keyed``.
     :param pause: seconds between transactions.
+    :param prepare: prepare each transaction first.
     """
 
-    def __init__(self, database: Database, tables: Sequence[str], pause: float = 0.01) -> None:
+    def __init__(
+        self, database: Database, tables: Sequence[str], pause: float = 0.01, *, prepare: bool = False
+    ) -> None:
         super().__init__(name="writer", daemon=True)
         self._database = database
         self._statements = sql.SQL("; ").join([_change(name) for name in tables])
         self._pause = pause
+        self._prepare = prepare
         self._running = threading.Event()
         self._resting = threading.Event()
         self._ended = False
@@ -59,12 +64,19 @@ class Writer(threading.Thread):
                 time.sleep(0.05)
 
     def _write(self, connection: psycopg.Connection) -> None:
+        if connection.execute("SELECT FROM pg_prepared_xacts WHERE gid = %s", (_GID,)).fetchone() is not None:
+            connection.execute(sql.SQL("COMMIT PREPARED {}").format(sql.Literal(_GID)))  # from before a crash
         while not self._ended:
             if not self._running.is_set():
                 self._resting.set()
                 self._running.wait(0.1)
                 continue
-            connection.execute(sql.SQL("BEGIN; {}; COMMIT").format(self._statements))
+            if self._prepare:
+                gid = sql.Literal(_GID)
+                connection.execute(sql.SQL("BEGIN; {}; PREPARE TRANSACTION {}").format(self._statements, gid))
+                connection.execute(sql.SQL("COMMIT PREPARED {}").format(gid))
+            else:
+                connection.execute(sql.SQL("BEGIN; {}; COMMIT").format(self._statements))
             self.written += 1
             time.sleep(self._pause)
 
@@ -132,7 +144,7 @@ class Site:
         self.writer: Writer | None = None
         self.points.mkdir()
 
-    def make(self, *tables: str, rows: int = 300, pause: float = 0.01) -> Writer:
+    def make(self, *tables: str, rows: int = 300, pause: float = 0.01, prepare: bool = False) -> Writer:
         """Create tables on both sides, rows and a publication on the publisher, and start to write.
 
         :param tables: names that begin with audit (no key), counter or keyed; with ``big`` in them: 100 times the rows.
@@ -144,7 +156,7 @@ class Site:
                 database.execute(f"CREATE TABLE {name} ({columns})")
         self.pubdb.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(tables)}")
         self.fill(rows)
-        self.writer = Writer(self.pubdb, tables, pause)
+        self.writer = Writer(self.pubdb, tables, pause, prepare=prepare)
         self.writer.start()
         self.writer.resume()
         return self.writer
@@ -156,12 +168,15 @@ class Site:
             count = rows * 100 if "big" in name else rows
             self.pubdb.execute(f"INSERT INTO {name} SELECT {values} FROM generate_series(1, {count}) g")
 
-    def make_ready(self, *tables: str) -> Writer:
-        """A subscription of tables that are ``r`` from the start, not served yet, with a writer at work."""
-        writer = self.make(*tables, rows=0)
+    def make_ready(self, *tables: str, prepare: bool = False) -> Writer:
+        """A subscription of tables that are ``r`` from the start, not served yet, with a writer at work.
+
+        :param prepare: with two_phase, and a writer that prepares its transactions.
+        """
+        writer = self.make(*tables, rows=0, prepare=prepare)
         writer.rest()
         self.pubdb.execute(f"TRUNCATE {', '.join(tables)}")
-        self.end(self.create("--no-wait", "--no-copy-data"))
+        self.end(self.create("--no-wait", "--no-copy-data", *(["--two-phase"] if prepare else [])))
         self.fill(300)
         writer.resume()
         return writer

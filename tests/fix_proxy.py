@@ -74,6 +74,8 @@ class Proxy:
         #: how many bytes of a server's answer go on at a time, and the seconds between
         self.slice: Callable[[], int] = lambda: 65536
         self.pause = 0.0
+        #: how many bytes of servers' answers still go on before everything is reset; None for all
+        self.allowance: int | None = None
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def _accept(self) -> None:
@@ -120,11 +122,22 @@ class Proxy:
             if link.losing:
                 self.replies.append(data)
                 return
+            if self._exhausted(data):
+                client.sendall(data[: self.allowance])
+                self.allowance = None
+                self.cut()
+                return
             while data:
                 size = self.slice()
                 client.sendall(data[:size])
                 data = data[size:]
                 time.sleep(self.pause if data else 0)
+
+    def _exhausted(self, data: bytes) -> bool:
+        if self.allowance is None or len(data) <= self.allowance:
+            self.allowance = None if self.allowance is None else self.allowance - len(data)
+            return False
+        return True
 
     def cut(self) -> None:
         """Reset every connection; new ones are accepted."""

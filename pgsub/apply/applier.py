@@ -88,7 +88,7 @@ class Applier(threading.Thread):
         self._open = False  #: a target transaction is open and this thread's
         self._levels: list[_Level] = []
         self._aborted: set[int] = set()
-        self._read = 0
+        self._read = self._changes = 0
         self._missing: list[MissingRow] = []
         self.session: TargetSession | None = None
         self._closing = False
@@ -103,7 +103,7 @@ class Applier(threading.Thread):
     @property
     def changes(self) -> int:
         """Rows of this transaction applied so far, for statistics."""
-        return 0 if self._executor is None else self._executor.changes
+        return 0 if self._executor is None else self._executor.changes - self._changes
 
     @property
     def free(self) -> bool:
@@ -184,14 +184,19 @@ class Applier(threading.Thread):
         self._token = token
         self._transaction, self._spooled, self._admits = transaction, spooled, admits
         self._levels, self._aborted, self._read, self._missing, self.reason = [], set(), 0, [], None
-        if self.session is None:
-            self.session = self._open_session()
-            self._sessions[self.number] = self.session.connection.info.backend_pid
-        self.session.relations.restore({})
-        self._executor = Executor(self.session.connection, self._subid, self.session.relations, self._too_many)
-        self.session.connection.execute("BEGIN")
-        self._executor.begin()
+        session, executor = self._connected()
+        session.relations.restore({})
+        session.connection.execute("BEGIN")
+        executor.begin()
+        self._changes = executor.changes
         self._open = True
+
+    def _connected(self) -> tuple[TargetSession, Executor]:
+        if self.session is None or self._executor is None:
+            session = self.session = self._open_session()
+            self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
+            self._sessions[self.number] = session.connection.info.backend_pid
+        return self.session, self._executor
 
     def _apply_to(self, end: int) -> None:
         if not self._open or self._executor is None or end <= self._read:
@@ -282,5 +287,5 @@ class Applier(threading.Thread):
             session.connection.execute("ROLLBACK")
         except Exception:
             session.connection.close()
-            self.session = None
+            self.session = self._executor = None
             self._sessions.pop(self.number, None)

@@ -292,4 +292,5 @@ class ApplyLoop:
         pulse.last_msg_send_time, pulse.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
         pulse.position, pulse.changes = self.position, self._committer.changes
+        pulse.parallel = len(self._parallel.busy)
         self._sender.send(pulse, now=now)

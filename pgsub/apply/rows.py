@@ -24,7 +24,14 @@ COPY_FROM = 50
 #: Rows and bytes of one COPY: bounds memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
+#: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
+STATEMENTS = 5000
+
 _UNCHANGED = ord("u")
+#: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
+#: NULL.
+_SETS = bytes.maketrans(b"ntb", b"vvv")
+_FINDS = bytes.maketrans(b"nutb", b"nnvv")
 
 
 class RowWriter:
@@ -117,8 +124,8 @@ class RowWriter:
         statement = self._statement(
             place,
             relation,
-            (b"M" if build is statements.move else b"U") + new.kinds,
-            old_kinds or b"",
+            (b"M" if build is statements.move else b"U") + new.kinds.translate(_SETS),
+            (b"n" if old is None else b"o") + _finds(relation, old or new),
             lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
         )
         self._send(statement, place, self._if_missing(place))
@@ -131,7 +138,11 @@ class RowWriter:
         self.flush()
         _check_width(relation, old)
         statement = self._statement(
-            place, relation, b"D", old.kinds, lambda: _checked(relation, statements.delete(relation, old.kinds))
+            place,
+            relation,
+            b"D",
+            _finds(relation, old),
+            lambda: _checked(relation, statements.delete(relation, old.kinds)),
         )
         self._send(statement, place, self._if_missing(place))
         self.changes += 1
@@ -194,6 +205,8 @@ class RowWriter:
         key = (relation.remote.relid, shape, old_shape)
         known = self._relations.statements.get(key)
         if known is None:
+            if len(self._relations.statements) >= STATEMENTS:
+                self._relations.statements.clear()
             try:
                 known = self._relations.statements[key] = build()
             except PgsubError as error:
@@ -228,6 +241,10 @@ def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
         if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
             return True
     return False
+
+
+def _finds(relation: RelationMap, row: Tuple) -> bytes:
+    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS)
 
 
 def _check_width(relation: RelationMap, row: Tuple) -> None:

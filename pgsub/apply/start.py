@@ -31,9 +31,6 @@ from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.progress import Progress
 
-#: Transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription).
-PARALLEL_WORKERS = 2
-
 _IN_USE = "55006"
 _RECEIVER = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
@@ -113,7 +110,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         partial(_session, spec),
         standby,
         timing,
-        appliers=PARALLEL_WORKERS if parallel and claim.worker == ledger.APPLY else 0,
+        appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger.APPLY else 0,
         pending=pending,
     )
 

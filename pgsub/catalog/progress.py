@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pgsub.catalog.codec import Table
-from pgsub.catalog.rows import CopyRow, OriginRow, RelationRow, ServerRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, OriginRow, PreparedRow, RelationRow, ServerRow, SlotRow, WorkerRow
 from pgsub.catalog.subscriptions import SubscriptionCatalog
 from pgsub.catalog.times import utc_now
 
@@ -19,6 +19,7 @@ Row = TypeVar("Row")
 
 _RELATION = Table("pg_subscription_rel", RelationRow, "srsubid")
 _ORIGIN = Table("pgsub_origin", OriginRow, "subid")
+_PREPARED = Table("pgsub_prepared_pending", PreparedRow, "subid")
 _WORKER = Table("pgsub_worker", WorkerRow, "subid")
 _COPY = Table("pg_stat_progress_copy", CopyRow, "subid")
 _SLOT = Table("pgsub_slot", SlotRow, "subid")
@@ -50,6 +51,14 @@ class ProgressCatalog(SubscriptionCatalog):
     def origin(self, subid: int) -> OriginRow | None:
         """The origin's progress, None before the first :meth:`put_origin`."""
         return _first(self._get(_ORIGIN, subid))
+
+    def put_prepared(self, subid: int, rows: Sequence[PreparedRow]) -> None:
+        """Make pgsub_prepared_pending of a subscription hold exactly these rows."""
+        self._put(_PREPARED, subid, rows)
+
+    def prepared(self, subid: int) -> list[PreparedRow]:
+        """What is prepared on the target and not decided, oldest first."""
+        return sorted(self._get(_PREPARED, subid), key=lambda row: (row.prepared_at, row.gid))
 
     def put_workers(self, subid: int, rows: Sequence[WorkerRow]) -> None:
         """Make pg_stat_subscription show exactly these workers; without any it shows one row of NULLs."""

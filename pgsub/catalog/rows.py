@@ -38,6 +38,16 @@ class OriginRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """pgsub_prepared_pending: a transaction that is prepared on the target and not decided on the publisher yet."""
+
+    gid: str
+    xid: int  #: on the publisher
+    prepare_lsn: Lsn
+    prepared_at: Time
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """pg_stat_subscription without subid and subname: one worker that runs now."""
 

@@ -32,6 +32,7 @@ VIEWS = (
     "pgsub_journal",
     "pgsub_error",
     "pgsub_slot",
+    "pgsub_prepared_pending",
     "pgsub_server",
 )
 

@@ -44,7 +44,9 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "dboid": ("subdbid", INT),
     "max_sync_workers": ("pgsub_max_sync_workers", INT),
     "copy_workers": ("pgsub_copy_workers", INT),
+    "max_parallel_apply_workers": ("pgsub_max_parallel_apply_workers", INT),
     "unavailable": ("pgsub_unavailable", NAMES),
+    "password_enforced": ("pgsub_password_enforced", BOOL),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "two_phase"}

@@ -21,6 +21,9 @@ With another list of publications the tables follow as with pgsub refresh, unles
 enabled subscription. A new --connection must lead to the same publisher, or to the standby that took its place, and a
 new --target to the same database. The replication slot is not renamed with the subscription.
 
+With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To take it
+back nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 looked at here.
 """,
@@ -108,7 +111,10 @@ def alter(
     ] = None,
     two_phase: Annotated[
         bool | None,
-        typer.Option("--two-phase/--no-two-phase", help="Apply PREPARE TRANSACTION as such, not at its commit."),
+        typer.Option(
+            "--two-phase/--no-two-phase",
+            help="Apply PREPARE TRANSACTION as such, not at its commit; the subscription is disabled meanwhile.",
+        ),
     ] = None,
     disable_on_error: Annotated[
         bool | None,
@@ -162,6 +168,12 @@ def alter(
     copy_workers: Annotated[
         int | None, typer.Option("--copy-workers", metavar="N", min=1, help="Chunks of a table copied at once.")
     ] = None,
+    max_parallel_apply_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--max-parallel-apply-workers", metavar="N", min=0, help="Transactions in progress applied at once."
+        ),
+    ] = None,
     strict: given.Strict = False,
     wait: given.Wait = True,
     timeout: Timeout = None,
@@ -184,6 +196,7 @@ def alter(
         "copy_atomic": copy_atomic,
         "max_sync_workers": max_sync_workers,
         "copy_workers": copy_workers,
+        "max_parallel_apply_workers": max_parallel_apply_workers,
     }
     environment = take_environment()
     from pgsub.cli.reporting import ConsoleReporter

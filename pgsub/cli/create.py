@@ -33,6 +33,10 @@ Both servers are looked at first. With --dry-run nothing is changed: how each ta
 with the GRANT to paste, room for slots and sessions, old transactions that slots will wait for. With --strict a
 warning is an error.
 
+With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or from the start with
+--no-copy-data. From then on no table can be copied: what would is refused. The target needs room for as many prepared
+transactions as the publisher (max_prepared_transactions).
+
 A password in a connection string is moved to a file that only you can read.
 """,
     examples=(
@@ -77,6 +81,7 @@ def create(
     copy_atomic: given.CopyAtomic = False,
     max_sync_workers: given.MaxSyncWorkers = 2,
     copy_workers: given.CopyWorkers = 2,
+    max_parallel_apply_workers: given.MaxParallelApplyWorkers = 2,
     if_not_exists: given.IfNotExists = False,
     dry_run: given.DryRun = False,
     as_json: given.AsJson = False,
@@ -128,6 +133,7 @@ def create(
             timeout=timeout,
             max_sync_workers=max_sync_workers,
             copy_workers=copy_workers,
+            max_parallel_apply_workers=max_parallel_apply_workers,
             master=master,
             conf=parse_settings(conf),
         ),

@@ -77,7 +77,11 @@ SynchronousCommit = Annotated[
     ),
 ]
 TwoPhase = Annotated[
-    bool, typer.Option("--two-phase/--no-two-phase", help="Apply PREPARE TRANSACTION as such, not at its commit.")
+    bool,
+    typer.Option(
+        "--two-phase/--no-two-phase",
+        help="Apply PREPARE TRANSACTION as such, not at its commit, once every table is synchronized.",
+    ),
 ]
 DisableOnError = Annotated[
     bool,
@@ -124,6 +128,16 @@ MaxSyncWorkers = Annotated[
 ]
 CopyWorkers = Annotated[
     int, typer.Option("--copy-workers", metavar="N", min=1, show_default=True, help="Chunks of a table copied at once.")
+]
+MaxParallelApplyWorkers = Annotated[
+    int,
+    typer.Option(
+        "--max-parallel-apply-workers",
+        metavar="N",
+        min=0,
+        show_default=True,
+        help="Transactions in progress applied at once with --streaming parallel.",
+    ),
 ]
 IfNotExists = Annotated[
     bool, typer.Option("--if-not-exists", help="Do nothing, with a notice, if the subscription exists.")

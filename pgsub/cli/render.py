@@ -23,7 +23,8 @@ _ORDER = "idfsr"
 
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
     """Subscriptions, one a row."""
-    columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot", "errors", "last_error"]
+    columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
+    columns += ["prepared", "errors", "last_error"]
     if expanded:
         columns.append("unavailable")
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
@@ -87,10 +88,16 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "applied_lsn": (one.origin or {}).get("remote_lsn"),
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
         "slot": slot.get("wal_status") or one.definition.slot_name,
+        "prepared": _prepared(one),
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
+
+
+def _prepared(one: SubscriptionStatus) -> str | None:
+    """How many transactions are prepared and not decided; nothing without two_phase, a word while it is not enabled."""
+    return {"d": None, "p": "two_phase is pending"}.get(one.definition.two_phase, str(len(one.prepared)))
 
 
 def _aligned(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:

@@ -29,6 +29,9 @@ it is separated by tabs and complete; --json prints the documents that scripts s
 Of one subscription its tables are shown too, and of those that are being copied how far they are: bytes and rows done
 and estimated in all, chunks, rate over the last seconds, time left.
 
+With two_phase the column prepared counts the transactions that are prepared on the target and wait for the publisher's
+decision; the view pgsub_prepared_pending names them.
+
 With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
 lost, 8 over the threshold of --max-lag.
 

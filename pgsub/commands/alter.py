@@ -22,7 +22,7 @@ from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alteration, definition, preflight, refreshing
+from pgsub.commands import alteration, definition, preflight, refreshing, two_phase_change
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refreshing import Plan
@@ -34,7 +34,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, membership
+from pgsub.target import ledger, membership, two_phase
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -75,6 +75,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
+        asks = asks or alteration.asks_two_phase(options, sub)
         if not asks and not fields.keys() & {"name", "slot_name", "failover"}:
             _store(store, sub, fields)
             return
@@ -112,10 +113,16 @@ def _alter_with_servers(
             _new_publisher(session, replace(sub, **fields), connection, reporter)
         if "failover" in fields:
             _alter_slot(connection, sub, fields["failover"])
+        if options.two_phase is not None and alteration.asks_two_phase(options, sub):
+            new = replace(sub, **fields)
+            stack.enter_context(two_phase_change.alone(session, sub, options.state_dir))
+            fields |= two_phase_change.alter(session, new, connection, options.two_phase, reporter)
         service = wanted = None
         if options.refreshes:
             service = stack.enter_context(Service(store, options.state_dir, sub, reporter, shared=True))
             new = replace(sub, **fields)
+            if options.copy_data is not False:
+                two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
             with asked(session, new, connection) as source:
                 wanted = refreshing.plan(session, source, new, copy_data=options.copy_data is not False)
                 unconfirmed = _unconfirmed(source, sub, new)
@@ -212,9 +219,22 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
             detail=f"The subscription replicates into the database with OID {sub.dboid}, this one has OID {row[1]}.",
             hint="A subscription stays with its database. Create another one for another target.",
         )
+    _check_prepared(session, sub)
     for warned in warnings:
         reporter.warning(warned.message, warned.detail, warned.hint)
     return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
+
+
+def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
+    """What the old role prepared the new one must be able to commit."""
+    others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
+    if others:
+        raise StateForbids(
+            "the new target's role cannot finish the subscription's prepared transactions",
+            detail=f"They were prepared by role {', '.join(others)}; only that role or a superuser may commit them.",
+            hint="Let them be committed or rolled back on the publisher, and let the subscription catch up.",
+            sqlstate="42501",
+        )
 
 
 def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:

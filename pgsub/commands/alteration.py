@@ -59,7 +59,6 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
     :raises StateForbids: in the server's words.
     """
     _check_words(options)
-    definition.refuse_two_phase(options.two_phase)
     fields = dict(options.settings)
     if options.rename_to is not None:
         definition.check_name(options.rename_to)
@@ -77,7 +76,16 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
     changed = {name: value for name, value in fields.items() if getattr(sub, name) != value}
     if "failover" in changed:
         _check_failover(options, sub)
+    if asks_two_phase(options, sub):
+        _check_two_phase(options, sub)
     return changed
+
+
+def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
+    """Whether two_phase is to change, or may be: of a disabled subscription the state store can lag the ledger."""
+    if options.two_phase is None:
+        return False
+    return not sub.enabled or options.two_phase != (sub.two_phase != "d")
 
 
 def _check_words(options: AlterOptions) -> None:
@@ -139,18 +147,42 @@ def _of_publication(message: str, sub: Subscription, sqlstate: str) -> StateForb
 
 
 def _check_failover(options: AlterOptions, sub: Subscription) -> None:
+    _check_disabled("failover", sub)
+    _check_slot("failover", sub)
+    if options.slot_name is not None:
+        raise StateForbids(
+            "slot_name and failover cannot be altered at the same time",
+            hint="Alter the subscription twice.",
+            sqlstate=_STATE,
+        )
+
+
+def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
+    """The slot becomes two-phase by its next start, and must be asked to be it no more."""
+    _check_disabled("two_phase", sub)
+    if options.two_phase:
+        return
+    if sub.two_phase != "d":
+        _check_slot("two_phase", sub)
+    if options.slot_name is not None:
+        raise StateForbids(
+            '"slot_name" and "two_phase" cannot be altered at the same time',
+            hint="Alter the subscription twice.",
+            sqlstate="42601",
+        )
+
+
+def _check_disabled(option: str, sub: Subscription) -> None:
     if sub.enabled:
         raise StateForbids(
-            'cannot set option "failover" for enabled subscription',
+            f'cannot set option "{option}" for enabled subscription',
             hint=f"Disable it first:\npgsub disable {sub.name}",
             sqlstate=_STATE,
         )
-    if sub.slot_name is None or options.slot_name is not None:
-        without = sub.slot_name is None
+
+
+def _check_slot(option: str, sub: Subscription) -> None:
+    if sub.slot_name is None:
         raise StateForbids(
-            'cannot set option "failover" for a subscription that does not have a slot name'
-            if without
-            else "slot_name and failover cannot be altered at the same time",
-            hint=None if without else "Alter the subscription twice.",
-            sqlstate=_STATE,
+            f'cannot set option "{option}" for a subscription that does not have a slot name', sqlstate=_STATE
         )

@@ -21,8 +21,10 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.errors import SubscriptionExists
 from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
+from pgsub.target import two_phase
 
 __all__ = ["CreateOptions", "CreateResult", "create"]
 
@@ -59,6 +61,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
             with registration.passfiles(made) as written:
                 found = _register(options, made, store, reporter, deadline)
                 if options.dry_run:
+                    _announce_two_phase(found, reporter)
                     return CreateResult(None, found)
                 written.clear()
             if made.sub.enabled:
@@ -72,6 +75,13 @@ def _serve(options: CreateOptions, service: Service, deadline: float | None) -> 
         return
     timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
     service.synchronize(follow=options.follow, timeout=timeout, master=options.master, conf=options.conf)
+    service.tell_two_phase()
+
+
+def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
+    if found.two_phase != two_phase.DISABLED:
+        when = "from the start" if found.two_phase == two_phase.ENABLED else "once every table is synchronized"
+        reporter.notice(f"two_phase would be enabled {when}")
 
 
 @contextlib.contextmanager
@@ -101,7 +111,7 @@ def _register(
             known = {one.subid for one in store.subscriptions()}
             found, replication, leftovers = _check(stack, session, options, made, reporter, known)
             if not options.dry_run:
-                sub = _with_target_facts(made.sub, session, found)
+                sub = replace(_with_target_facts(made.sub, session, found), two_phase=found.two_phase)
                 registration.register(
                     session,
                     replication,
@@ -129,10 +139,13 @@ def _check(
     """Everything that is looked at before anything is created."""
     warnings = preflight.check_target(session)
     leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
-    found, replication = Preflight(), None
+    found, source, replication = Preflight(), None, None
     if made.connect:
         ours = {left.slot_name for left in leftovers if left.slot_intent}
-        replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
+        source, replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
+    if made.sub.two_phase != two_phase.DISABLED:
+        warnings += preflight.check_two_phase(session, source)
+    found.two_phase = _first_state(made, found)
     found.warnings[:0] = warnings
     if options.strict:
         preflight.enforce(found.warnings)
@@ -149,7 +162,7 @@ def _check(
 
 def _check_publisher(
     stack: contextlib.ExitStack, session: psycopg.Connection, made: Definition, *, creates: bool
-) -> tuple[publisher.Connection, Preflight]:
+) -> tuple[publisher.Connection, publisher.Connection, Preflight]:
     sub = made.sub
     source = stack.enter_context(contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)))
     preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
@@ -158,7 +171,17 @@ def _check_publisher(
     replication = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, replication=True))
     )
-    return replication, found
+    given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
+    if given is not None:
+        preflight.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
+    return source, replication, found
+
+
+def _first_state(made: Definition, found: Preflight) -> str:
+    """A slot may be two-phase from its creation on where there is nothing to copy: the server's rule."""
+    asked = made.sub.two_phase
+    at_once = made.create_slot and not made.copy_data and bool(found.tables)
+    return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked
 
 
 def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Preflight) -> Subscription:

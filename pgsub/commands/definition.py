@@ -12,6 +12,7 @@ from pgsub import conninfo as ci
 from pgsub.errors import StateForbids, UsageError
 from pgsub.publisher.slots import valid_slot_name as valid_slot_name
 from pgsub.subscription import Subscription
+from pgsub.target import two_phase
 
 NAME_BYTES = 63  #: NAMEDATALEN - 1
 
@@ -50,6 +51,7 @@ class CreateOptions:
     timeout: float | None = None
     max_sync_workers: int = 2
     copy_workers: int = 2
+    max_parallel_apply_workers: int = 2
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,7 +83,6 @@ def resolve(options: CreateOptions) -> Definition:
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
-    refuse_two_phase(options.two_phase)
     subid = secrets.randbelow(2**31 - 1) + 1
     folder = options.state_dir / "passfiles"
     connection = _publisher(options)
@@ -98,6 +99,7 @@ def resolve(options: CreateOptions) -> Definition:
         binary=options.binary,
         streaming=options.streaming,
         synchronous_commit=options.synchronous_commit,
+        two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
         disable_on_error=options.disable_on_error,
         password_required=options.password_required,
         run_as_owner=options.run_as_owner,
@@ -107,6 +109,7 @@ def resolve(options: CreateOptions) -> Definition:
         copy_atomic=options.copy_atomic,
         max_sync_workers=options.max_sync_workers,
         copy_workers=options.copy_workers,
+        max_parallel_apply_workers=options.max_parallel_apply_workers,
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data
@@ -138,16 +141,6 @@ def check_publications(names: Sequence[str]) -> None:
             raise UsageError(
                 f'publication name "{name}" used more than once', hint="Name each publication once.", sqlstate="42710"
             )
-
-
-def refuse_two_phase(asked: bool | None) -> None:
-    """:raises StateForbids: it was asked for."""
-    if asked:
-        raise StateForbids(
-            "two_phase is not supported by this version of pgsub",
-            detail="Prepared transactions are replicated when they are committed.",
-            hint="Leave out --two-phase.",
-        )
 
 
 def _refuse_unconnected(options: CreateOptions) -> None:

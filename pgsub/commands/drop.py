@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, membership, origins
+from pgsub.target import ledger, ledger_schema, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import RelationState
+from pgsub.target.two_phase import Prepared
 
 #: How long a launcher that serves the subscription may take to let it go.
 LET_GO_SECONDS = 40.0
@@ -38,12 +39,13 @@ class DropOptions:
 
 
 def drop(options: DropOptions, *, reporter: Reporter) -> None:
-    """End the workers, drop the slots, forget the progress and the definition, in this order.
+    """End the workers, drop the slots, roll back what is prepared, forget progress and definition: in this order.
 
     What is left after a failure can be dropped by calling again.
 
     :raises SubscriptionNotFound: unless ``if_exists``.
     :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
+    :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
     :raises LockHeld: a launcher does not let the subscription go.
     """
     with StateStore.open(options.state_dir) as store:
@@ -110,12 +112,22 @@ def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions
         ledger_schema.install(session)  # one that an older pgsub made names fewer slots
         tables = ledger.relations(session, sub.subid)
         ledger.evict_all(session, sub.subid)
+    prepared = two_phase.prepared(session, sub.subid)
+    two_phase.check_finishable(prepared)
     if not options.keep_slot:
         _drop_slots(sub, tables, reporter)
+    _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:
         ledger.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
+
+
+def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
+    """Once the slots are gone: as long as the subscription may go on, it is the publisher that decides them."""
+    for one in prepared:
+        two_phase.roll_back(session, [one])
+        reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
 
 
 def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Reporter) -> None:

@@ -22,7 +22,7 @@ from pgsub.launcher.trouble import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, membership
+from pgsub.target import ledger, ledger_schema, membership, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.emptying import Emptied
 
@@ -86,6 +86,8 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
 def _plan(
     session: psycopg.Connection, source: publisher.Connection, sub: Subscription, options: RefreshOptions
 ) -> Plan:
+    if options.copy_data or options.resync:
+        two_phase.refuse_copy(session, sub.subid)  # and again when the tables change
     return refreshing.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync)
 
 

@@ -25,7 +25,7 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.subscription import Subscription
 from pgsub.tablesync import leftover
 from pgsub.target import connect as target
-from pgsub.target import emptying, ledger, membership, origins, states
+from pgsub.target import emptying, ledger, membership, origins, states, two_phase
 from pgsub.target.emptying import Emptied
 from pgsub.target.ledger import Claim, RelationState
 from pgsub.target.membership import Change, Renamed
@@ -133,6 +133,7 @@ def plan(
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
     again = _again(session, resync, present, drop)
+    found.two_phase = two_phase.state(session, sub.subid)
     return Plan(
         sub,
         found,

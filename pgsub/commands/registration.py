@@ -29,7 +29,7 @@ from pgsub.publisher import identity, slots
 from pgsub.publisher.waiting import SlotWatch
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema
+from pgsub.target import ledger, ledger_schema, two_phase
 from pgsub.target.ledger import RelationState
 
 _DUPLICATE_OBJECT = "42710"
@@ -98,7 +98,16 @@ def register(
     ledger_schema.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
-    ledger.register(session, sub.subid, sub.name, store_id(folder), sub.slot_name, relations, slot_intent=creates)
+    ledger.register(
+        session,
+        sub.subid,
+        sub.name,
+        store_id(folder),
+        sub.slot_name,
+        relations,
+        slot_intent=creates,
+        two_phase=sub.two_phase,
+    )
     try:
         failpoints.point("create.after_ledger")
         if replication is not None:
@@ -144,7 +153,9 @@ def _create_slot(
     """The new slot's consistent point. The publisher first waits for every transaction that writes now."""
     assert sub.slot_name is not None
     with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
-        return slots.create_slot(replication, sub.slot_name, failover=sub.failover)
+        return slots.create_slot(
+            replication, sub.slot_name, two_phase=sub.two_phase == two_phase.ENABLED, failover=sub.failover
+        )
 
 
 def _given_position(replication: publisher.Connection, sub: Subscription) -> int:

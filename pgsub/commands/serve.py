@@ -16,6 +16,7 @@ from pgsub.commands.run import raise_first, stopping_by_signal
 from pgsub.commands.wait import WaitOptions, wait
 from pgsub.errors import StateForbids
 from pgsub.subscription import Subscription
+from pgsub.target import two_phase
 
 PROGRESS_SECONDS = 0.2
 #: A launcher that starts its workers again after a change lets the subscription go for a moment.
@@ -87,7 +88,8 @@ class Service:
         conf: Mapping[str, str],
         tables: Mapping[int, RelationRow | None] | None = None,
     ) -> None:
-        """Until every table is ``r`` and apply has reached the publisher's position of that moment; or stay.
+        """Until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the publisher's
+        position of that moment; or stay.
 
         :param tables: see :class:`~pgsub.commands.wait.WaitOptions`: all that is awaited where somebody else works.
         :raises PgsubError: what it cannot get past; the subscription stays.
@@ -148,12 +150,21 @@ class Service:
     ) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            for condition in ("synced", "caught-up"):
+            for condition in ("synced", "two-phase", "caught-up"):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
         except Exception as error:
             failure.append(error)
         done.set()
+
+    def tell_two_phase(self) -> None:
+        """Say so where two_phase, asked for, is still pending: there was no table to wait for."""
+        sub = self._store.subscription_by_id(self._sub.subid)
+        if sub is not None and sub.two_phase == two_phase.PENDING:
+            self._reporter.notice(
+                f'two_phase stays pending for subscription "{sub.name}": it has no table; it is enabled once there are'
+                " tables, and all of them are synchronized"
+            )
 
     def _last_progress(self) -> None:
         self._next_progress = 0.0

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
-    *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic"),
+    *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
 }
 _JSON = frozenset(("subpublications", "pgsub_unavailable"))
@@ -61,6 +61,7 @@ class SubscriptionStatus:
     workers: list[Row]
     stats: Row | None
     slot: Row | None
+    prepared: list[Row]  #: pgsub_prepared_pending, oldest first
     copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
 
@@ -73,6 +74,7 @@ class SubscriptionStatus:
             "workers": self.workers,
             "stats": self.stats,
             "slot": self.slot,
+            "prepared": self.prepared,
             "copies": self.copies,
             "state": self.state,
             "last_error": _error_object(self.errors[0]) if self.errors else None,
@@ -158,13 +160,14 @@ _PARTS = (
     "pg_stat_subscription",
     "pg_stat_subscription_stats",
     "pgsub_slot",
+    "pgsub_prepared_pending",
 )
 
 
 def _status(
     store: StateStore, folder: Path, subscription: Subscription, views: dict[str, list[Row]]
 ) -> SubscriptionStatus:
-    columns, relations, origin, workers, stats, slot = (
+    columns, relations, origin, workers, stats, slot, prepared = (
         _owned(view, views[view], subscription.subid) for view in _PARTS
     )
     problems = store.errors(subscription.subid)
@@ -177,7 +180,8 @@ def _status(
         origin=_first(origin),
         workers=[row for row in workers if row["worker_type"] is not None],
         stats=_first(stats),
-        slot=_first([{key: value for key, value in row.items() if key != "subid"} for row in slot]),
+        slot=_first(_own(slot)),
+        prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
         copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
     )
@@ -240,6 +244,11 @@ def _value(column: str, value: Any) -> Any:
 def _owned(view: str, rows: Iterable[Row], subid: int) -> list[Row]:
     column = _OWNER.get(view, "subid")
     return [row for row in rows if row[column] == subid]
+
+
+def _own(rows: Iterable[Row]) -> list[Row]:
+    """Without the column that tells whose they are."""
+    return [{key: value for key, value in row.items() if key != "subid"} for row in rows]
 
 
 def _first(rows: Sequence[Row]) -> Row | None:

@@ -35,7 +35,7 @@ class WaitOptions:
 
     name: str
     state_dir: Path
-    condition: str  #: synced, caught-up, lsn, disabled, error
+    condition: str  #: synced, caught-up, lsn, disabled, error; two-phase: not pending, or without a table
     lsn: int | None = None  #: for the condition lsn
     timeout: float | None = None  #: seconds; None waits for ever
     #: only these tables, by oid, and only once their rows are no longer these: what the state store showed of them
@@ -77,7 +77,7 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
     if options.condition == "caught-up":
         synced, reached = _synced(options, store), _reached(_publisher_position(options, store))
         return lambda store, subscription: synced(store, subscription) or reached(store, subscription)
-    return _disabled if options.condition == "disabled" else _errored
+    return {"disabled": _disabled, "two-phase": _two_phase}.get(options.condition, _errored)
 
 
 def _synced(options: WaitOptions, store: StateStore) -> Condition:
@@ -120,6 +120,12 @@ def _disabled(store: StateStore, subscription: Subscription) -> str | None:
     return None
 
 
+def _two_phase(store: StateStore, subscription: Subscription) -> str | None:
+    if subscription.two_phase != "p" or not store.relations(subscription.subid):
+        return None
+    return "two_phase is pending."
+
+
 def _errored(store: StateStore, subscription: Subscription) -> str | None:
     return None if store.errors(subscription.subid) else "The subscription has no error."
 
@@ -139,7 +145,7 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
     ):
         return None
     for row in store.errors(subscription.subid):
-        concerned = row.worker == APPLY or options.condition in ("synced", "caught-up")
+        concerned = row.worker == APPLY or options.condition in ("synced", "two-phase", "caught-up")
         if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
             continue
         if concerned and error_class(row).directive is not Directive.RETRY:

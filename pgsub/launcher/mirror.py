@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from pgsub import failpoints
-from pgsub.catalog.rows import ConflictRow, CopyRow, RelationRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, CopyRow, PreparedRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
 from pgsub.launcher.copies import Copies
@@ -23,6 +23,7 @@ from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
 from pgsub.target import ledger, two_phase
 from pgsub.target.ledger import RelationState
+from pgsub.target.two_phase import Pending
 
 Log = Callable[[str, str], None]
 
@@ -78,6 +79,7 @@ class Mirror:
         subid = self._sub.subid
         self._read_relations()
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
+        prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
         pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
         copies = self._copying(pulses, syncing)
         failpoints.point("mirror.before_state_db")
@@ -86,11 +88,13 @@ class Mirror:
             if row is not None:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
-                self._two_phase(row[2])
+                self._two_phase(row[2], prepared)
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
 
-    def _two_phase(self, state: str) -> None:
+    def _two_phase(self, state: str, prepared: list[Pending]) -> None:
+        rows = [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in prepared]
+        self._store.put_prepared(self._sub.subid, rows)
         self.two_phase = state
         if state != self._shown_two_phase:
             self._store.alter(self._sub.subid, two_phase=state)
@@ -122,7 +126,11 @@ class Mirror:
             alive = apply_alive if pulse.worker == ledger.APPLY else pulse.worker in syncing
             if alive and (pulse.worker not in rows or pulse.chunk < 0):
                 rows[pulse.worker] = _worker(pulse)
-        return [rows[worker] for worker in sorted(rows)]
+        shown = [rows[worker] for worker in sorted(rows)]
+        apply = self.apply_pulse() if apply_alive else None
+        if apply is not None and ledger.APPLY in rows:  # threads of the leader's process
+            shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
+        return shown
 
     def _copying(self, pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
         relations = [one for one in self.relations if one.srrelid in syncing]

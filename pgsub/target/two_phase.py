@@ -41,6 +41,23 @@ SELECT x.gid, x.owner::text, x.owner = current_user OR r.rolsuper
 """
 
 
+_PENDING = """
+SELECT gid, xid, prepare_lsn::text,
+       pg_catalog.to_char(prepared_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+  FROM pgsub.prepared_pending WHERE subid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A row of pgsub.prepared_pending; ``prepared_at`` as RFC 3339 text."""
+
+    gid: str
+    xid: int
+    prepare_lsn: int
+    prepared_at: str
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A transaction of the subscription that is prepared on the target.
@@ -130,6 +147,12 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
             f"pgsub disable {name}\npgsub alter {name} --no-two-phase",
             sqlstate="55000",
         )
+
+
+def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
+    """What the ledger has as prepared and not decided."""
+    rows = connection.execute(_PENDING.encode(), (subid,)).fetchall()
+    return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in rows]
 
 
 def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:

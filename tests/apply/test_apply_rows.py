@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair
 
+from pgsub.apply import rows
 from pgsub.errors import SchemaFault
+from pgsub.target import statements
+from pgsub.target.relation import RelationMap
 
 #: Longer than what a tuple keeps inline, and not compressible.
 TOAST = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"
@@ -233,3 +236,33 @@ def test_equality_is_the_types_own(pair: MakePair) -> None:
     p.apply("UPDATE t SET f = 1 WHERE f = 'NaN'", "DELETE FROM t WHERE f = 0")
     assert p.events() == []
     assert p.subdb.rows("SELECT v::text, w::text, f FROM t") == [("Word", "Word", 1.0)]
+
+
+def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[bytes] = []
+    original = statements.update
+
+    def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> statements.Statement:
+        built.append(kinds)
+        return original(relation, kinds, old_kinds)
+
+    monkeypatch.setattr(statements, "update", update)
+    columns = ", ".join(f"c{n} int" for n in range(8))
+    p = pair(
+        f"CREATE TABLE t (id int PRIMARY KEY, {columns}, big text); {EXTERNAL};"
+        f"CREATE TABLE f (id int, {columns}); ALTER TABLE f REPLICA IDENTITY FULL"
+    )
+    nulls = ", ".join(f"c{n} = CASE WHEN id & {1 << n} > 0 THEN NULL ELSE id END" for n in range(8))
+    p.apply(
+        f"INSERT INTO t SELECT g FROM generate_series(1, 256) g; UPDATE t SET big = {TOAST};"
+        "INSERT INTO f SELECT id FROM t",
+        f"UPDATE t SET {nulls}, big = NULL WHERE id % 2 = 0",
+        f"UPDATE t SET {nulls} WHERE id % 2 = 1",
+    )
+    assert len(built) == 2  # with the large value and without
+    p.same("t")
+    monkeypatch.setattr(rows, "STATEMENTS", 20)
+    p.apply(f"UPDATE f SET {nulls}", "UPDATE f SET c0 = 1", "DELETE FROM f WHERE id < 200")
+    assert len(built) > 200
+    p.same("f")
+    assert p.events() == []

@@ -18,7 +18,8 @@ COLUMNS = {
     "subdisableonerr subpasswordrequired subrunasowner subfailover subretaindeadtuples submaxretention "
     "subretentionactive subserver subconflictlogrelid subconflictlogdest subconninfo subslotname subsynccommit "
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
-    "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at",
+    "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
+    "pgsub_password_enforced",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pg_replication_origin_status": "local_id external_id remote_lsn local_lsn",
     "pg_stat_subscription": "subid subname worker_type pid leader_pid relid received_lsn last_msg_send_time "
@@ -32,6 +33,7 @@ COLUMNS = {
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
     "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical",
     "pgsub_journal": "id at subid subname action actor detail",
+    "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
 }
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
@@ -57,7 +59,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
     row = read(store, "SELECT * FROM pg_subscription WHERE subname = 'bills'")[0]
     assert RFC3339.fullmatch(str(row.pop("pgsub_options_changed_at")))
     assert row == {
-        **dict.fromkeys(COLUMNS["pg_subscription"].split()[:-1]),
+        **dict.fromkeys(c for c in COLUMNS["pg_subscription"].split() if c != "pgsub_options_changed_at"),
         "oid": 7,
         "subdbid": 0,
         "subskiplsn": "0/0",
@@ -81,6 +83,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_copy_workers": 2,
         "pgsub_owner_name": "",
         "pgsub_unavailable": "[]",
+        "pgsub_password_enforced": 0,
     }
 
 

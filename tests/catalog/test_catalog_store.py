@@ -31,6 +31,7 @@ OTHER = Subscription(
     two_phase="p",
     disable_on_error=True,
     password_required=False,
+    password_enforced=True,
     run_as_owner=True,
     origin="none",
     failover=True,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pexpect
 import pytest
 
-from pgsub.catalog.rows import CopyRow, ErrorRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, WorkerRow
 from pgsub.catalog.times import utc_now
 from pgsub.errors import ApplyError, PublisherUnavailable, SlotLost
 
@@ -41,7 +41,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
     found = orders()
     with sqlite3.connect(folder / "state.db") as connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(pg_subscription)")]
-    parts = ["relations", "origin", "workers", "stats", "slot", "copies", "state", "last_error"]
+    parts = ["relations", "origin", "workers", "stats", "slot", "prepared", "copies", "state", "last_error"]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
     assert [(row["relname"], row["srsubstate"], row["srsublsn"]) for row in found["relations"]] == [
@@ -98,6 +98,32 @@ def test_a_running_copy_is_shown_with_totals_rate_and_time_left(store, orders, p
     assert pgsub("status", "orders").stdout.splitlines()[-1].split("\t") == [
         *("public.b", "", "0 bytes", "0", "0 of 0", "0 bytes/s", "")
     ]
+
+
+def test_what_is_prepared_is_counted_and_named(store, orders, pgsub):
+    def shown():
+        head, line = (row.split("\t") for row in pgsub("status", "orders").stdout.splitlines()[:2])
+        return line[head.index("prepared")]
+
+    assert (orders()["prepared"], shown()) == ([], "")
+    store.alter(5, two_phase="p")
+    assert (orders()["subtwophasestate"], shown()) == ("p", "two_phase is pending")
+    store.alter(5, two_phase="e")
+    assert shown() == "0"
+    late = PreparedRow("pgsub_5_8_20", 8, 0x20, "2024-02-29T10:00:00.500000Z")
+    early = PreparedRow("pgsub_5_9_10", 4000000000, 0x10, "2024-02-29T09:00:00.000000Z")
+    store.put_prepared(5, [late, early])
+    assert orders()["prepared"] == [
+        dict(zip(("gid", "xid", "prepare_lsn", "prepared_at"), row, strict=True))
+        for row in (
+            ("pgsub_5_9_10", 4000000000, "0/10", early.prepared_at),
+            ("pgsub_5_8_20", 8, "0/20", late.prepared_at),
+        )
+    ]
+    assert shown() == "2"
+    assert "prepared     | 2\n" in pgsub("status", "orders", "-x").stdout
+    view = valid_rows(pgsub("status", "orders", "--view", "pgsub_prepared_pending", "--json"))
+    assert [row["gid"] for row in view] == ["pgsub_5_8_20", "pgsub_5_9_10"]
 
 
 def valid_rows(ended):

@@ -204,10 +204,6 @@ def test_every_option_changes_and_is_stored(stored):
     assert [row[0] for row in stored.sql("SELECT action FROM pgsub_journal")] == ["create", "alter", "alter"]
 
 
-def test_two_phase_stays_refused(stored):
-    one_error(stored("alter", "s", "--two-phase"), 3, "two_phase is not supported")
-
-
 def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served, tables):
     cli, name = served
     pubdb, subdb = tables

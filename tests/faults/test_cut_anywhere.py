@@ -6,6 +6,7 @@ SQLite's way of testing IO errors: fail at the n-th call, then at the n+1-th, un
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -113,6 +114,40 @@ def test_apply_survives_a_cut_at_any_message(
     sub.catch_up()
     assert content(subdb) == content(pubdb)
     assert n > (15 if side == "target" else 5)
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+def test_apply_survives_a_cut_inside_any_message_of_the_publisher(
+    pubdb: Database,
+    subdb: Database,
+    subscriber: Callable[..., Subscriber],
+    proxy: Callable[[str], Proxy],
+    streaming: str,
+) -> None:
+    pubdb.execute(f"ALTER DATABASE {pubdb.name} SET debug_logical_replication_streaming = immediate")
+    sub = subscriber(streaming=streaming)
+    between = through(sub, "publisher", proxy)
+    for database in (pubdb, subdb):
+        database.execute("INSERT INTO counter VALUES (1, 0)")
+    sub.register("log", "counter")
+    chance, cut, whole = random.Random(streaming), 0, 0
+    for n in range(25):
+        write(pubdb, n)
+        position = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+        claim = sub.take_over()
+        between.allowance = int(2500 * 2 ** (5 * chance.random()))  # the connection itself takes some of it
+        failed = expect_transient(
+            lambda claim=claim, end=position: sub.submit("apply", _apply, [sub.spec(claim, until_lsn=end)]).result()
+        )
+        between.allowance = None
+        cut, whole = cut + failed, whole + (not failed)
+        if n % 5 == 4:
+            sub.catch_up()
+            assert content(subdb) == content(pubdb)
+    assert cut > 3 and whole > 1
+    sub.catch_up()
+    assert content(subdb) == content(pubdb)
 
 
 def _apply(spec: object) -> object:

@@ -214,3 +214,28 @@ def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirr
         assert newest is not None and newest.chunk == -1
         ear.forget(mirrored.subid, 5)
         assert ear.newest(mirrored.subid, 5) is None
+
+
+def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
+    def shown() -> tuple[str, list[tuple[str, int, int]]]:
+        rows = [(row.gid, row.xid, row.prepare_lsn) for row in mirrored.store.prepared(mirrored.subid)]
+        return mirrored.store.subscription(mirrored.sub.name).two_phase, rows
+
+    _refresh(mirrored)
+    assert shown() == ("d", [])
+    for state in "pe":
+        mirrored.subdb.execute("UPDATE pgsub.subscription SET two_phase = %s", state)
+        _refresh(mirrored)
+        assert shown() == (state, []) and mirrored.mirror.two_phase == state
+    insert = "INSERT INTO pgsub.prepared_pending VALUES (%s, %s, %s, %s, %s)"
+    mirrored.subdb.execute(insert, mirrored.subid, "late", "0/20", 4000000000, "2024-02-29 12:00:00.5+02")
+    mirrored.subdb.execute(insert, mirrored.subid, "early", "0/10", 700, "2024-02-29 11:00:00+02")
+    _refresh(mirrored)
+    assert shown() == ("e", [("early", 700, 0x10), ("late", 4000000000, 0x20)])
+    assert mirrored.store.prepared(mirrored.subid)[1].prepared_at == "2024-02-29T10:00:00.500000Z"
+    mirrored.subdb.execute("DELETE FROM pgsub.prepared_pending WHERE gid = 'early'")
+    _refresh(mirrored)
+    assert shown() == ("e", [("late", 4000000000, 0x20)])
+    mirrored.subdb.execute("DELETE FROM pgsub.prepared_pending; UPDATE pgsub.subscription SET two_phase = 'd'")
+    _refresh(mirrored)
+    assert shown() == ("d", [])

@@ -62,13 +62,18 @@ class Preflight:
 
     tables: list[Table] = field(default_factory=list)
     warnings: list[Warned] = field(default_factory=list)
+    two_phase: str = "d"  #: subtwophasestate as it is, or would be at first
 
     def document(self) -> dict[str, Any]:
         """What ``--dry-run --json`` shows of it."""
         warnings = [
             {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
         ]
-        return {"tables": [table.document() for table in self.tables], "warnings": warnings}
+        return {
+            "two_phase": self.two_phase,
+            "tables": [table.document() for table in self.tables],
+            "warnings": warnings,
+        }
 
 
 def enforce(warnings: Sequence[Warned]) -> None:

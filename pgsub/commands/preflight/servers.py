@@ -74,6 +74,61 @@ def _privileges(session: psycopg.Connection) -> list[Warned]:
     return warned
 
 
+def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Warned]:
+    """Whether what is prepared on the publisher can be prepared on the target.
+
+    :param source: None where the publisher is not asked.
+    :raises StateForbids: the publisher is too old, or prepared transactions are disabled on the target.
+    """
+    if source is not None:
+        slots.check_two_phase(source)
+    here, there = _max_prepared(session), 0 if source is None else _max_prepared(source)
+    setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(there, 20)};"
+    if here == 0:
+        raise StateForbids(
+            "prepared transactions are disabled on the target",
+            detail="Its max_prepared_transactions is 0. With two_phase, what is prepared on the publisher is prepared"
+            " there too.",
+            hint=f"Set it there, and restart the target:\n{setting}",
+            sqlstate="55000",
+        )
+    if here >= there:
+        return []
+    return [
+        Warned(
+            "max_prepared_transactions of the target is smaller than the publisher's",
+            f"It is {here}, the publisher's is {there}. While as many are prepared on the target, apply waits.",
+            f"Set it on the target, and restart that:\n{setting}",
+        )
+    ]
+
+
+def _max_prepared(connection: psycopg.Connection) -> int:
+    return int(str(publisher.scalar(connection, "SHOW max_prepared_transactions")))
+
+
+def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -> None:
+    """A slot that exists already sends prepared transactions by what it is, whatever the subscription says.
+
+    :param ready: whether every table, and there is one, will be ``r`` from the start.
+    :raises StateForbids: it does not fit the subscription.
+    """
+    if not slot.two_phase or (ready and sub.two_phase != "d"):
+        return
+    with_option = sub.two_phase != "d"
+    raise StateForbids(
+        f'replication slot "{slot.name}" is two-phase, but the subscription '
+        + ("will not be before every table is synchronized" if with_option else "is not"),
+        detail="Tables that are still copied would lose transactions that are prepared before and committed after."
+        if with_option
+        else "The slot sends prepared transactions as such.",
+        hint="Use another slot, or no slot of your own."
+        if with_option
+        else "Use another slot, or --two-phase with --no-copy-data.",
+        sqlstate="55000",
+    )
+
+
 def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
     """The publisher as a whole.
 
