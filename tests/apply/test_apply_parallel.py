@@ -171,6 +171,20 @@ def test_an_open_transaction_that_stands_in_the_way_of_an_earlier_commit_gives_w
     reached("an applier gave way")
 
 
+def test_changes_of_an_open_transaction_find_what_was_committed_before_them(
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]]
+) -> None:
+    p = parallel()
+    with _session(p, "INSERT INTO t VALUES (1, 'x')") as session:
+        for number in range(2, 12):  # a backlog: the row and its change come in one burst
+            p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'committed')")
+            session.execute(f"UPDATE t SET v = 'then changed' WHERE id = {number}".encode())
+        session.execute("COMMIT")
+    p.apply()
+    p.same("t")
+    assert p.events() == [] and not replays()
+
+
 def test_two_open_transactions_in_each_others_way_are_applied_in_the_order_of_their_commits(
     parallel: Callable[..., Pair], replays: Callable[[], list[str]]
 ) -> None:
