@@ -292,6 +292,14 @@ GUARDS = (
         ("tests/target/test_target_statements.py",),
     ),
     Guard(
+        "records inside a prepared transaction hold feedback back",
+        "pgsub/apply/two_phase.py",
+        (("            self._ending.recorded = True\n", ""),),
+        (
+            "tests/apply/test_apply_two_phase.py::test_feedback_waits_for_all_rows_that_were_missing_in_a_prepared_transaction",
+        ),
+    ),
+    Guard(
         "values are read under settings of our own",
         "pgsub/target/connect.py",
         (('    "array_nulls": "on",\n', ""),),
