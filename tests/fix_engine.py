@@ -168,6 +168,11 @@ class Subscriber:
             )
         )
 
+    def renew(self) -> None:
+        """A new session of the launcher, after a crash of the target."""
+        self.session.close()
+        self.session = target.connect(self.subdb.conninfo, f"pgsub {self.subid} launcher 0")
+
     def close(self) -> None:
         """End what still runs, drop the slot."""
         if not self.session.closed:
