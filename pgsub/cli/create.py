@@ -37,6 +37,11 @@ With --two-phase the command ends when two_phase is enabled: once every table is
 --no-copy-data. From then on no table can be copied: what would is refused. The target needs room for as many prepared
 transactions as the publisher (max_prepared_transactions).
 
+Changes and copies are made as the owner of each table where the user of --target may SET ROLE to it, and TRUNCATE as
+that user; with --run-as-owner everything is made as that user. A member of the owner that may not SET ROLE is refused;
+a user that is no member goes on as itself with its own privileges on the table, and is warned: the owner's code
+(triggers, rules, expressions) then runs with the rights of the user.
+
 A password in a connection string is moved to a file that only you can read.
 
 With --password-required in so many words the publisher must ask for a password, at every connection, and --connection

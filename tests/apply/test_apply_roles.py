@@ -123,6 +123,7 @@ def test_subtransactions_that_were_rolled_back_do_not_confuse_roles(
             if number == 1:
                 session.execute("ROLLBACK TO s")
             session.execute(f"UPDATE a SET v = 'z' WHERE id = {number}".encode())
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")  # half a page of WAL waits for a commit
         if streaming == "parallel":  # one session holds what was streamed so far, the other waits
             p.until(
                 "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE %s AND backend_xid IS NOT NULL",

@@ -99,7 +99,12 @@ _STEPS = (
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("step", _STEPS)
 def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_did(
-    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, said: Callable[[str], bool], step: str, end: str
+    prepared: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[str], bool],
+    reached: Callable[[str], None],
+    step: str,
+    end: str,
 ) -> None:
     p = prepared(pub="INSERT INTO t VALUES (9, 'only there')")
     p.apply("INSERT INTO t VALUES (1, 'before')")
@@ -113,8 +118,8 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
         with monkeypatch.context() as patch:
             patch.setenv("PGSUB_FAILPOINTS", f"{step}=error")
             patch.setattr(failpoints, "_counts", {})
-            reached = (number == 1) if "finish" in step else (number == 0 or step == "apply.before_target_commit")
-            with pytest.raises(PgsubError, match=step) if reached else nullcontext():
+            stops = (number == 1) if "finish" in step else (number == 0 or step == "apply.before_target_commit")
+            with pytest.raises(PgsubError, match=step) if stops else nullcontext():
                 p.catch_up()
         p.apply()
         assert len(p.subdb.rows(_GIDS)) == 1 - number
@@ -123,12 +128,17 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
     assert [event["conflict_type"] for event in p.events()] == ["delete_missing"]
     if step == "apply.after_prepare":
         assert said("prepared anew")
+        reached("PREPARE sent again: prepared anew")
     if step == "apply.after_finish_prepared":
         assert said("found done")
+        reached("COMMIT PREPARED sent again")
 
 
 def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit(
-    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, said: Callable[[str], bool]
+    prepared: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[str], bool],
+    reached: Callable[[str], None],
 ) -> None:
     p = prepared()
     p.session.execute("UPDATE pgsub.subscription SET two_phase = 'd'")
@@ -145,20 +155,31 @@ def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_comm
     before = p.progress()[0]
     p.apply()
     assert said("sent again: found")
+    reached("PREPARE sent again: found")
+    reached("prepared before two_phase was enabled")
     assert p.progress()[0] > before
     p.same("t")
 
 
 def test_a_commit_of_a_transaction_that_was_never_prepared_here_is_passed_over(
-    prepared: Callable[..., Pair], said: Callable[[str], bool]
+    prepared: Callable[..., Pair], said: Callable[[str], bool], reached: Callable[[str], None]
 ) -> None:
     """Some publishers send it for transactions that only took locks."""
-    p = prepared()
+    p = prepared("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int)", names=[("public", "t")])
     p.apply("INSERT INTO t VALUES (1, 'x')")
     p.apply("BEGIN; SELECT FROM t FOR UPDATE; PREPARE TRANSACTION 'locks'", "COMMIT PREPARED 'locks'")
+    if not said("never prepared"):  # publishers that were mended since: the ledger's list as if it had been so
+        p.pubdb.execute("BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'x'")
+        p.apply()
+        [(gid,)] = p.subdb.rows(_GIDS)
+        p.subdb.execute(f"ROLLBACK PREPARED '{gid}'")
+        p.subdb.execute("DELETE FROM pgsub.prepared_pending")
+        p.apply("COMMIT PREPARED 'x'")
+    assert said("never prepared")
     p.apply("INSERT INTO t VALUES (2, 'y')")
     p.same("t")
     assert _ledger(p) == (0, 0)
+    reached("COMMIT PREPARED without PREPARE")
 
 
 def test_an_empty_prepared_transaction_has_something_to_commit(prepared: Callable[..., Pair]) -> None:

@@ -303,6 +303,44 @@ def test_policies_that_would_filter_or_refuse_rows_are_named_on_either_side(cli,
     assert _about(_plan(cli)[0], "a") == []
 
 
+def test_owners_that_the_role_may_not_act_as_are_named_with_the_grant_and_the_option(cli, tables, role):
+    pubdb, subdb = tables
+    owners = [f"{subdb.name}_{name}" for name in ("alice", "bob")]
+    subdb.execute(
+        f"CREATE ROLE {owners[0]}; CREATE ROLE {owners[1]}; GRANT USAGE ON SCHEMA public TO PUBLIC;"
+        f"ALTER TABLE a OWNER TO {owners[0]}; ALTER TABLE b OWNER TO {owners[1]}; GRANT ALL ON a, b TO {role};"
+        f"GRANT {owners[1]} TO {role} WITH INHERIT TRUE, SET FALSE"
+    )
+    try:
+        cli.target = subdb.server.conninfo(subdb.name, role)
+        (stays,) = _about(_plan(cli)[0], "a")
+        assert stays[0] == f'changes of table "public.a" on the target are made as role "{role}", not as the owner'
+        assert "--run-as-owner" in stays[2]
+        (stops,) = _about(_plan(cli)[0], "b")
+        assert stops[0] == f'role "{role}" cannot SET ROLE to "{owners[1]}"'
+        assert stops[2].splitlines()[-1] == "pgsub alter s --run-as-owner"
+        accepted = _plan(cli, "--run-as-owner")[0]
+        assert _about(accepted, "a") == _about(accepted, "b") == []
+        subdb.execute(_pasted(stays[2])[0] + stops[2].splitlines()[0].partition(": ")[2])
+        allowed = _plan(cli)[0]
+        assert _about(allowed, "a") == _about(allowed, "b") == []
+        # the owners' rights count then, but for TRUNCATE
+        subdb.execute(f"REVOKE ALL ON a, b FROM {role}; REVOKE INSERT ON a FROM {owners[0]}")
+        subdb.execute(f"GRANT {owners[0]}, {owners[1]} TO {role} WITH INHERIT FALSE")
+        hints = {message: hint for message, _, hint in _about(_plan(cli)[0], "a")}
+        assert sorted(line for hint in hints.values() for line in _pasted(hint)) == [
+            f'GRANT INSERT ON TABLE "public"."a" TO "{owners[0]}";',
+            f'GRANT TRUNCATE ON TABLE "public"."a", "public"."b" TO "{role}";',
+        ]
+        subdb.execute("".join(line for hint in hints.values() for line in _pasted(hint)))
+        ended = cli.create()
+        assert ended.returncode == 0 and "permission denied" not in ended.stderr, ended.stderr
+        assert subdb.value("SELECT count(*) FROM a") == pubdb.value("SELECT count(*) FROM a")
+    finally:
+        for owner in owners:
+            subdb.execute(f"DROP OWNED BY {owner}; DROP ROLE {owner}")
+
+
 def test_room_for_slots_walsenders_and_sessions_is_counted_beforehand(make_cli, own_pair):
     pair = own_pair(
         publisher={"max_replication_slots": 3, "max_wal_senders": 2, "max_connections": 12},

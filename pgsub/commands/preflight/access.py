@@ -52,30 +52,28 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
 
     :param role: user of the session.
     """
-    acting = {pair.table.target.acts_as or role for pair in pairs}
-    for one in sorted(acting):
-        yield from _lacking([pair for pair in pairs if (pair.table.target.acts_as or role) == one], role, one)
-
-
-def _lacking(pairs: Sequence[Pair], user: str, role: str) -> Iterator[Warned]:
-    """:param role: that changes of these tables are made as."""
-    unusable = [pair for pair in pairs if not pair.target.usage]
-    yield from _schemas(unusable, "target", role, "Nothing can be written to them.")
+    unusable: dict[str, list[Pair]] = {}
     lacking: dict[tuple[str, tuple[str, ...]], list[Pair]] = {}
     for pair in pairs:
-        missing = [word for word in _needed(pair) if word not in pair.target.privileges]
-        for grantee in sorted({user, role}):  # TRUNCATE is the user's own
-            words = tuple(word for word in missing if grantee == (user if word == "TRUNCATE" else role))
-            if words:
-                lacking.setdefault((grantee, words), []).append(pair)
+        acting = pair.table.target.acts_as or role
+        if not pair.target.usage:
+            unusable.setdefault(acting, []).append(pair)
+        missing: dict[str, list[str]] = {}
+        for word in _needed(pair):
+            if word not in pair.target.privileges:  # TRUNCATE is the user's own
+                missing.setdefault(role if word == "TRUNCATE" else acting, []).append(word)
+        for grantee, words in missing.items():
+            lacking.setdefault((grantee, tuple(words)), []).append(pair)
+    for acting, concerned in unusable.items():
+        yield from _schemas(concerned, "target", acting, "Nothing can be written to them.")
     for (grantee, privileges), concerned in lacking.items():
         names = [pair.table.name for pair in concerned]
-        words_ = ", ".join(privileges)
+        listed = ", ".join(privileges)
         yield Warned(
             f"permission denied for {counted(names)} on the target",
-            f"What the publications publish needs {words_}.{listing(names)}",
+            f"What the publications publish needs {listed}.{listing(names)}",
             "Run this on the target:\n"
-            + grant(words_, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
+            + grant(listed, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
             tables=tuple(names),
         )
 
