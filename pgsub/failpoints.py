@@ -54,6 +54,7 @@ POINTS = (
     "alter.after_ledger",
     "alter.after_definition",
     "alter.after_slot",
+    "drop.after_slots",
 )
 
 _counts: dict[str, int] = {}

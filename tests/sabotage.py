@@ -181,6 +181,45 @@ GUARDS = (
         ("tests/apply/test_apply_two_phase_start.py",),
     ),
     Guard(
+        "what was prepared before two_phase is not covered by a hand-over",
+        "pgsub/apply/transactions.py",
+        (("return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN", "return self.finish_lsn"),),
+        ("tests/apply/test_apply_two_phase_start.py",),
+    ),
+    Guard(
+        "a slot goes back to one phase before the ledger says so",
+        "pgsub/commands/two_phase_change.py",
+        (
+            (
+                '    failpoints.point("alter.after_slot")\n    two_phase.disable(session, sub.subid)\n',
+                '    failpoints.point("alter.after_slot")\n',
+            ),
+            (
+                "    if state == two_phase.ENABLED and",
+                "    two_phase.disable(session, sub.subid)\n    if state == two_phase.ENABLED and",
+            ),
+        ),
+        ("tests/faults/test_kill_two_phase_commands.py",),
+    ),
+    Guard(
+        "two_phase is not ended while something is prepared",
+        "pgsub/target/two_phase.py",
+        (("    if gids:\n", "    if False:\n"),),
+        ("tests/target/test_target_two_phase.py",),
+    ),
+    Guard(
+        "a dropped subscription leaves nothing prepared",
+        "pgsub/commands/drop.py",
+        (("    _roll_back(session, prepared, reporter)\n", ""),),
+        ("tests/commands/test_two_phase.py",),
+    ),
+    Guard(
+        "a worker's publisher asks for the password that is required",
+        "pgsub/publisher/connect.py",
+        (("    if must_use_password and not connection.pgconn.used_password:\n", "    if False:\n"),),
+        ("tests/commands/test_password_required.py",),
+    ),
+    Guard(
         "a table to copy comes before two_phase or not at all",
         "pgsub/target/membership.py",
         (("    if wanted.copies:\n        two_phase.refuse_copy(connection, subid)\n", ""),),
@@ -201,7 +240,7 @@ GUARDS = (
     Guard(
         "rows of a failed copy that were changed here are told",
         "pgsub/tablesync/cleanup.py",
-        (("if (removed != expected or streamed) and not _is_empty(connection, table):", "if False:"),),
+        (("if (removed != expected or streamed) and not _is_empty(connection, target):", "if False:"),),
         ("tests/tablesync/test_tablesync_faults.py",),
     ),
     Guard(
@@ -209,6 +248,111 @@ GUARDS = (
         "pgsub/tablesync/preparation.py",
         (("if reason is None and not plan.empty_under_lock(session, relation):", "if False:"),),
         ("tests/tablesync/test_tablesync_rows.py",),
+    ),
+    Guard(
+        "patience: the publisher hears of a worker unasked",
+        "pgsub/apply/receiver.py",
+        (("float(wal_sender_timeout or 0) / _ANSWERS", "0.0"),),
+        ("tests/apply/test_apply_patience.py",),
+    ),
+    Guard(
+        "patience: a silent publisher is given up",
+        "pgsub/apply/receiver.py",
+        (("elif clock - last_heard > self._timeout:", "elif clock < 0:"),),
+        ("tests/apply/test_apply_patience.py",),
+    ),
+    Guard(
+        "patience: a publisher that sends slowly is not silent",
+        "pgsub/apply/receiver.py",
+        (("if burst or heard or full:", "if burst or full:"),),
+        ("tests/apply/test_apply_patience.py",),
+    ),
+    Guard(
+        "patience: synchronous_standby_names is looked at again",
+        "pgsub/apply/standby.py",
+        (("self._waits = named(connection)", "named(connection)"),),
+        ("tests/apply/test_apply_patience.py",),
+    ),
+    Guard(
+        "memory: missing rows do not pile up",
+        "pgsub/apply/executor.py",
+        (("if len(self._rows.missing) >= MISSING_ROWS and self._spill is not None:", "if self._spill is None:"),),
+        ("tests/apply/test_apply_memory.py::test_very_many_rows_that_are_missing",),
+    ),
+    Guard(
+        "memory: values on their way to the target are bounded",
+        "pgsub/target/pipeline.py",
+        ((" or self._unread_bytes >= WINDOW_BYTES:", ":"),),
+        ("tests/apply/test_apply_memory.py::test_updates_of_large_values",),
+    ),
+    Guard(
+        "memory: prepared statements are bounded",
+        "pgsub/target/pipeline.py",
+        (("while self._cost > PREPARED and self._prepared:", "while self._cost < 0:"),),
+        ("tests/target/test_target_statements.py",),
+    ),
+    Guard(
+        "values are read under settings of our own",
+        "pgsub/target/connect.py",
+        (('    "array_nulls": "on",\n', ""),),
+        ("tests/apply/test_apply_types.py",),
+    ),
+    Guard(
+        "a table goes by the oid of whatever bears its name",
+        "pgsub/apply/worker.py",
+        (("        state = self._states.get(oid) or self._names", "        state = self._names"),),
+        ("tests/apply/test_apply_names.py",),
+    ),
+    Guard(
+        "another table that got a subscribed one's name is refused",
+        "pgsub/apply/worker.py",
+        (
+            (
+                "        state = self._states.get(oid) or self._names.get(local_name(relation))\n",
+                "        state = self._states.get(oid)\n",
+            ),
+        ),
+        ("tests/apply/test_apply_names.py",),
+    ),
+    Guard(
+        "names are verified before the commit",
+        "pgsub/apply/executor.py",
+        (("            self._refuse_replaced()\n", ""),),
+        ("tests/apply/test_apply_names.py",),
+    ),
+    Guard(
+        "changes are made as the owner of each table",
+        "pgsub/apply/rows.py",
+        (("        if role == self._role:\n            return\n", "        return\n"),),
+        ("tests/apply/test_apply_roles.py",),
+    ),
+    Guard(
+        "the ledger is written by the session's own role",
+        "pgsub/apply/rows.py",
+        (
+            (
+                "        self.flush()\n        self._become(None)\n        self._pipeline.sync()\n",
+                "        self.flush()\n        self._pipeline.sync()\n",
+            ),
+        ),
+        ("tests/apply/test_apply_roles.py",),
+    ),
+    Guard(
+        "row-level security of the acting role is refused",
+        "pgsub/target/roles.py",
+        (
+            (
+                "    if target.owner_row_security if role is not None else target.row_security:",
+                "    if target.row_security:",
+            ),
+        ),
+        ("tests/apply/test_apply_roles.py",),
+    ),
+    Guard(
+        "a row that a trigger keeps is not missing",
+        "pgsub/target/statements.py",
+        (("    if not target.fires:\n        return text\n", "    return text\n"),),
+        ("tests/apply/test_apply_constraints.py",),
     ),
 )
 

@@ -28,6 +28,9 @@ from pgsub.target.progress import Progress
 
 #: Seconds without more to apply after which an applier asks whether it stands in the way.
 IDLE_SECONDS = 0.5
+#: What an applier waits for a lock. Its holder may be a prepared transaction, whose end is only read when this one has
+#: ended: on the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
+LOCK_TIMEOUT = "2s"
 #: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
 SAVEPOINTS = 1000
 #: Seconds for an applier to end with its worker.
@@ -194,6 +197,7 @@ class Applier(threading.Thread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
             session = self.session = self._open_session()
+            session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
             self._sessions[self.number] = session.connection.info.backend_pid
         return self.session, self._executor

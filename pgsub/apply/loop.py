@@ -32,7 +32,7 @@ from pgsub.target.connect import translate
 from pgsub.target.progress import Control, Progress
 
 #: A batch ends at these; a lone small transaction is applied at once.
-BATCH_BYTES, BATCH_TRANSACTIONS, BATCH_SECONDS = 16 << 20, 5000, 1.0
+BATCH_BYTES, BATCH_TRANSACTIONS, BATCH_SECONDS = 16 << 20, 200, 1.0
 #: Seconds between durable reports while transactions keep coming, and between looks at the control row.
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.

@@ -29,9 +29,12 @@ from pgsub.target import connect as target
 from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
+from pgsub.target.owner import must_use_password
 from pgsub.target.progress import Progress
 
 _IN_USE = "55006"
+#: Seconds that a slot may still be streamed by somebody.
+BUSY_SECONDS = 3.0
 _RECEIVER = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
        max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
@@ -86,7 +89,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     stack.callback(own.connection.close)
     own.progress.claim()
     replication = stack.enter_context(
-        contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name, replication=True))
+        contextlib.closing(
+            publisher.connect(
+                sub.connection,
+                application_name=spec.application_name,
+                replication=True,
+                must_use_password=must_use_password(own.connection, sub),
+            )
+        )
     )
     slot = _check(own.connection, replication, spec, own.progress)
     pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
@@ -216,7 +226,7 @@ def _adopt_slot(
 
 def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
     """The slot's state, once nobody streams it: our own killed predecessor's walsender ends within moments."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         state = slots.slot_state(replication, slot_name)
         if state is None or not state.active:

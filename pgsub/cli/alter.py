@@ -126,7 +126,8 @@ def alter(
     password_required: Annotated[
         bool | None,
         typer.Option(
-            "--password-required/--no-password-required", help="Refuse a publisher that asks for no password."
+            "--password-required/--no-password-required",
+            help="Refuse a publisher that asks for no password, unless the target's user is a superuser.",
         ),
     ] = None,
     origin: Annotated[

@@ -43,6 +43,11 @@ a user that is no member goes on as itself with its own privileges on the table,
 (triggers, rules, expressions) then runs with the rights of the user.
 
 A password in a connection string is moved to a file that only you can read.
+
+With --password-required in so many words the publisher must ask for a password, at every connection, and --connection
+must hold it; that binds every user of the target but superusers, who alone may give --no-password-required. Without
+either nothing is enforced: the server keeps roles of the database from the credentials of its operating-system user,
+and here those are your own.
 """,
     examples=(
         (
@@ -78,7 +83,7 @@ def create(
     synchronous_commit: given.SynchronousCommit = "off",
     two_phase: given.TwoPhase = False,
     disable_on_error: given.DisableOnError = False,
-    password_required: given.PasswordRequired = True,
+    password_required: given.PasswordRequired = None,
     origin: given.Origin = "any",
     failover: given.Failover = False,
     run_as_owner: given.RunAsOwner = False,

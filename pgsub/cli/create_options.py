@@ -90,8 +90,12 @@ DisableOnError = Annotated[
     ),
 ]
 PasswordRequired = Annotated[
-    bool,
-    typer.Option("--password-required/--no-password-required", help="Refuse a publisher that asks for no password."),
+    bool | None,
+    typer.Option(
+        "--password-required/--no-password-required",
+        show_default=False,
+        help="Refuse a publisher that asks for no password, unless the target's user is a superuser.",
+    ),
 ]
 Origin = Annotated[
     Literal["any", "none"],

@@ -22,7 +22,7 @@ from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alteration, definition, preflight, refreshing, two_phase_change
+from pgsub.commands import alteration, definition, passwords, preflight, refreshing, two_phase_change
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refreshing import Plan
@@ -76,7 +76,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or alteration.asks_two_phase(options, sub)
-        if not asks and not fields.keys() & {"name", "slot_name", "failover"}:
+        if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             _store(store, sub, fields)
             return
         _alter_with_servers(options, store, sub, fields, reporter, deadline)
@@ -107,15 +107,10 @@ def _alter_with_servers(
         connection = ends.secret("publisher", sub.connection)
         session = stack.enter_context(opened(reached))
         stack.enter_context(membership.maintenance(session, sub.subid, sub.name))
-        if options.target is not None:
-            fields |= _new_target(session, sub, reporter)
-        if options.connection is not None:
-            _new_publisher(session, replace(sub, **fields), connection, reporter)
-        if "failover" in fields:
-            _alter_slot(connection, sub, fields["failover"])
+        _ends_and_slot(options, session, sub, fields, ends, reporter)
         if options.two_phase is not None and alteration.asks_two_phase(options, sub):
-            new = replace(sub, **fields)
             stack.enter_context(two_phase_change.alone(session, sub, options.state_dir))
+            new = replace(sub, **fields)
             fields |= two_phase_change.alter(session, new, connection, options.two_phase, reporter)
         service = wanted = None
         if options.refreshes:
@@ -143,6 +138,31 @@ def _alter_with_servers(
         service.redefined(wanted.sub)
         session.close()
         conclude(service, wanted, before, options, deadline)
+
+
+def _ends_and_slot(
+    options: AlterOptions,
+    session: psycopg.Connection,
+    sub: Subscription,
+    fields: dict[str, Any],
+    ends: _Ends,
+    reporter: Reporter,
+) -> None:
+    """Whether both ends may be what they will be; then the slot, which follows ``failover`` at once."""
+    if options.target is not None:
+        fields |= _new_target(session, sub, reporter)
+    connection = ends.secret("publisher", sub.connection)
+    stored = options.connection is None and passwords.stored(sub, options.state_dir)
+    passwords.check(
+        session,
+        replace(sub, **fields),
+        given=options.settings.get("password_required"),
+        holds_password=stored or "publisher" in ends.files,
+    )
+    if options.connection is not None:
+        _new_publisher(session, replace(sub, **fields), connection, reporter)
+    if "failover" in fields:
+        _alter_slot(connection, sub, fields["failover"])
 
 
 def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:

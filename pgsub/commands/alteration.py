@@ -73,6 +73,8 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
                 hint="Add --no-refresh, and refresh when the subscription is enabled.",
                 sqlstate=_STATE,
             )
+    if "password_required" in fields:
+        fields["password_enforced"] = fields["password_required"]
     changed = {name: value for name, value in fields.items() if getattr(sub, name) != value}
     if "failover" in changed:
         _check_failover(options, sub)

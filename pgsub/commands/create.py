@@ -13,7 +13,7 @@ from types import FrameType
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands import definition, preflight, registration
+from pgsub.commands import definition, passwords, preflight, registration
 from pgsub.commands.definition import CreateOptions, Definition
 from pgsub.commands.preflight import Preflight
 from pgsub.commands.registration import Leftover
@@ -25,6 +25,7 @@ from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import two_phase
+from pgsub.target.owner import must_use_password
 
 __all__ = ["CreateOptions", "CreateResult", "create"]
 
@@ -138,6 +139,8 @@ def _check(
 ) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
     """Everything that is looked at before anything is created."""
     warnings = preflight.check_target(session)
+    holds = any(path.suffix == ".publisher" for path in made.passwords)
+    passwords.check(session, made.sub, given=options.password_required, holds_password=holds)
     leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
     found, source, replication = Preflight(), None, None
     if made.connect:
@@ -164,12 +167,17 @@ def _check_publisher(
     stack: contextlib.ExitStack, session: psycopg.Connection, made: Definition, *, creates: bool
 ) -> tuple[publisher.Connection, publisher.Connection, Preflight]:
     sub = made.sub
-    source = stack.enter_context(contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)))
+    must = must_use_password(session, sub)
+    source = stack.enter_context(
+        contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, must_use_password=must))
+    )
     preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
     found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)
     replication = stack.enter_context(
-        contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, replication=True))
+        contextlib.closing(
+            publisher.connect(sub.connection, application_name=sub.name, replication=True, must_use_password=must)
+        )
     )
     given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
     if given is not None:

@@ -37,7 +37,7 @@ class CreateOptions:
     synchronous_commit: str = "off"
     two_phase: bool = False
     disable_on_error: bool = False
-    password_required: bool = True
+    password_required: bool | None = None  #: None: as if true, and nothing is enforced
     origin: str = "any"
     failover: bool = False
     run_as_owner: bool = False
@@ -101,7 +101,8 @@ def resolve(options: CreateOptions) -> Definition:
         synchronous_commit=options.synchronous_commit,
         two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
         disable_on_error=options.disable_on_error,
-        password_required=options.password_required,
+        password_required=options.password_required is not False,
+        password_enforced=options.password_required is True,
         run_as_owner=options.run_as_owner,
         origin=options.origin,
         failover=options.failover,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub import failpoints
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.registration import remove_passfiles
@@ -116,6 +117,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions
     two_phase.check_finishable(prepared)
     if not options.keep_slot:
         _drop_slots(sub, tables, reporter)
+    failpoints.point("drop.after_slots")
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:

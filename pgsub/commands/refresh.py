@@ -25,6 +25,7 @@ from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema, membership, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.emptying import Emptied
+from pgsub.target.owner import must_use_password
 
 #: Asked before tables are emptied; raises where the answer is no.
 Confirm = Callable[[Sequence[Emptied]], None]
@@ -118,7 +119,8 @@ def asked(session: psycopg.Connection, sub: Subscription, connection: str) -> It
     :param connection: its connection string, a password included where there is no passfile yet.
     """
     refreshing.verify_publisher(session, sub, connection)
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+    must = must_use_password(session, sub)
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name, must_use_password=must)) as source:
         yield source
 
 

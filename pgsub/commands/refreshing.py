@@ -29,6 +29,7 @@ from pgsub.target import emptying, ledger, membership, origins, states, two_phas
 from pgsub.target.emptying import Emptied
 from pgsub.target.ledger import Claim, RelationState
 from pgsub.target.membership import Change, Renamed
+from pgsub.target.owner import must_use_password
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
 PATIENCE_SECONDS = 60.0
@@ -93,7 +94,10 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, connection:
     :raises WrongSystem: another system, database or history.
     """
     known = ledger.identity(session, sub.subid)
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+    must = must_use_password(session, sub)
+    with contextlib.closing(
+        publisher.connect(connection, application_name=sub.name, replication=True, must_use_password=must)
+    ) as replication:
         if known.system_identifier is None:
             return  # created without a connection: the first worker will note who answers
         expected = PublisherIdentity(

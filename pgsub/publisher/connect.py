@@ -39,7 +39,13 @@ _BELTS = {
 
 
 def connect(
-    conninfo: str, *, application_name: str, replication: bool = False, encoding: str = "UTF8", timeout: int = 10
+    conninfo: str,
+    *,
+    application_name: str,
+    replication: bool = False,
+    encoding: str = "UTF8",
+    timeout: int = 10,
+    must_use_password: bool = False,
 ) -> Connection:
     """Open a session on the publisher with everything pinned that text values and long waits rely on.
 
@@ -50,10 +56,11 @@ def connect(
     :param replication: whether to become a walsender of the database.
     :param encoding: client_encoding: the encoding of the target's database.
     :param timeout: seconds for one host and address, unless the conninfo says otherwise.
+    :param must_use_password: refuse a publisher that let us in without one, see :func:`password_missing`.
     :return: an autocommit connection.
     :raises PublisherUnavailable: unreachable, refused, shutting down, wrong password, no such database.
     :raises PermissionMissing: the role may not start a walsender.
-    :raises StateForbids: a connection pooler answered, or a server older than 14.
+    :raises StateForbids: a connection pooler answered, a server older than 14, or one that asked for no password.
     """
     given = ci.parse(conninfo, "publisher")
     params = _parameters(given, application_name, replication, encoding, timeout)
@@ -67,6 +74,9 @@ def connect(
         )
     except (psycopg.Error, OSError, UnicodeError) as error:
         raise refused(error, ci.endpoint(given), given.get("user")) from None
+    if must_use_password and not connection.pgconn.used_password:
+        connection.close()
+        raise password_missing("Non-superuser cannot connect if the server does not request a password.")
     try:
         _prepare_session(connection, by_sql="service" in given)
     except psycopg.Error as error:
@@ -76,6 +86,17 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def password_missing(detail: str) -> StateForbids:
+    """What libpqrcv_connect and libpqrcv_check_conninfo say where password_required holds."""
+    return StateForbids(
+        "password is required",
+        detail=detail,
+        hint="Give user and password in --connection, and let pg_hba.conf of the publisher ask that user for it"
+        " (scram-sha-256); or let a superuser of the target set --no-password-required.",
+        sqlstate="2F003",
+    )
 
 
 def is_replication(connection: Connection) -> bool:

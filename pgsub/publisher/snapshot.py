@@ -52,6 +52,7 @@ class SlotSnapshot:
         failover: bool = False,
         *,
         encoding: str = "UTF8",
+        must_use_password: bool = False,
         report: Report = lambda message, detail, hint: None,
         stop: threading.Event | None = None,
     ) -> SlotSnapshot:
@@ -64,7 +65,13 @@ class SlotSnapshot:
         :raises Fenced: asked to stop.
         :raises PgsubError: translated.
         """
-        connection = connect(conninfo, application_name=application_name, replication=True, encoding=encoding)
+        connection = connect(
+            conninfo,
+            application_name=application_name,
+            replication=True,
+            encoding=encoding,
+            must_use_password=must_use_password,
+        )
         try:
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
             with SlotWatch(connection, conninfo, slot_name, report, stop=stop):

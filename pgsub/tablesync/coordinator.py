@@ -25,6 +25,7 @@ from pgsub.target import connect as target
 from pgsub.target import ledger, states
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, RelationState
+from pgsub.target.owner import must_use_password
 from pgsub.target.relation import TargetRelation
 
 _POLL = 0.02
@@ -154,6 +155,7 @@ class TableSync:
             slot,
             slot,
             self._sub.failover,
+            must_use_password=must_use_password(session, self._sub),
             report=self._report_wait,
             stop=self._context.stopping,
         ) as snapshot:

@@ -25,6 +25,7 @@ from pgsub.target import chunks, copyin, origins, remedy, roles
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.connect import SessionName
+from pgsub.target.owner import must_use_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,13 @@ class _Ends:
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
                 origins.attach(session, sub.subid)
                 source = stack.enter_context(
-                    contextlib.closing(publisher.connect(sub.connection, application_name=spec.application_name))
+                    contextlib.closing(
+                        publisher.connect(
+                            sub.connection,
+                            application_name=spec.application_name,
+                            must_use_password=must_use_password(session, sub),
+                        )
+                    )
                 )
                 ends = cls(spec, session, source)
             except psycopg.Error as error:

@@ -19,6 +19,7 @@ from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
+from pgsub.target.owner import must_use_password
 from pgsub.target.relation import TargetRelation, column_faults, describe_many, missing
 from pgsub.target.remedy import column_types
 
@@ -67,7 +68,10 @@ def prepare(
     :param targets: by oid; tables in one call share a slot and are copied in this order.
     """
     prepared = Prepared()
-    with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+    must = must_use_password(session, sub)
+    with contextlib.closing(
+        publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+    ) as source:
         names = [(relation.schema, relation.name) for relation in targets.values()]
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version

@@ -29,6 +29,9 @@ _SETTINGS = {
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
     "row_security": "off",
+    "array_nulls": "on",
+    "xmloption": "content",
+    "transform_null_equals": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -89,6 +92,11 @@ def connect(
 def is_replica(connection: psycopg.Connection) -> bool:
     """Whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
     return _scalar(connection, "SHOW session_replication_role") == "replica"
+
+
+def is_superuser(connection: psycopg.Connection) -> bool:
+    """Whether the session's user is one, whatever role it has assumed meanwhile."""
+    return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
 
 
 def through_pooler(connection: psycopg.Connection) -> bool:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 
 from pgsub.errors import TargetUnavailable
 from pgsub.target.statements import Statement
@@ -25,6 +25,8 @@ WINDOW_BYTES = 4 << 20
 #: many columns has as many shapes as there are sets of columns that are NULL or not sent.
 PREPARED = 40_000
 _STATEMENT = 8  #: what a statement without parameters costs
+
+_OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE name LIKE 'pgsub\\_%'"
 
 RowCount = Callable[[int], None]
 
@@ -128,14 +130,19 @@ class Pipeline:
             raise failure
 
     def reset(self) -> None:
-        """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed)."""
+        """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed).
+
+        One by one: psycopg has statements of its own in the session, and does not notice every DEALLOCATE ALL.
+        """
         self._prepared.clear()
         self._cost = 0
         self._waiting.clear()
         with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
         if with_transaction:
             self._connection.execute("ROLLBACK")
-        self._connection.execute("DEALLOCATE ALL")
+        for (name,) in self._connection.execute(_OWN_STATEMENTS, prepare=False).fetchall():
+            text = sql.SQL("DEALLOCATE {}").format(sql.Identifier(name))
+            self._connection.execute(text, prepare=False)
 
     def _pump(self, *, until_sync: bool) -> None:
         poll = select.poll()

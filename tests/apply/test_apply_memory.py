@@ -72,12 +72,12 @@ def test_a_transaction_larger_than_memory(pair: MakePair, tmp_path: Path, stream
 
 def test_very_many_rows_that_are_missing(pair: MakePair, tmp_path: Path) -> None:
     p = pair(TABLES, streaming="on")
-    rows = STREAM_MB * 100
+    rows = STREAM_MB * 130
     p.pubdb.execute(f"INSERT INTO u SELECT g, 0 FROM generate_series(1, {rows}) g")
     p.apply()
     p.subdb.execute("TRUNCATE u")
     p.pubdb.execute("UPDATE u SET n = 1; DELETE FROM u")
-    assert _peak(p, tmp_path) < LIMIT
+    assert _peak(p, tmp_path) < 95 * MB  # one takes little, and a larger test would take too long
     assert p.subdb.value("SELECT count(*) FROM pgsub.event") == 2 * rows
 
 

@@ -14,6 +14,7 @@ import pytest
 from fix_engine import Task
 from fix_pair import MakePair, Pair
 
+from pgsub.apply import applier
 from pgsub.errors import ApplyError
 from pgsub.protocol.lsn import parse_lsn
 
@@ -275,9 +276,7 @@ def test_a_worker_that_stops_leaves_no_open_transaction_behind(parallel: Callabl
     with _session(p, "INSERT INTO t VALUES (1, 'x')") as session:
         _open(p, task)
         assert p.stop(task).outcome == "stopped"
-        assert (
-            p.subdb.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'") == 0
-        )
+        p.until("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'", value=0)
         session.execute("COMMIT")
     p.apply()
     p.same("t")
@@ -297,3 +296,25 @@ def test_a_truncate_that_is_not_committed_yet_keeps_nobody_waiting_for_long(
         session.execute("COMMIT")
     p.until("SELECT count(*) = 1 FROM u", task=task)
     p.stop(task)
+
+
+def test_a_change_that_waits_for_a_prepared_transaction_waits_for_its_own_end_instead(
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the publisher refused after it was written to WAL is sent before it is taken back."""
+    monkeypatch.setattr(applier, "LOCK_TIMEOUT", "100ms")
+    p = parallel(two_phase="p")
+    task = p.start()
+    p.pubdb.wait("SELECT two_phase AND active FROM pg_replication_slots WHERE slot_name = %s", p.sub.slot_name)
+    p.pubdb.execute("BEGIN; INSERT INTO t VALUES (1, 'prepared'); PREPARE TRANSACTION 'held'")
+    with _session(p, "SET lock_timeout = '10ms'", "INSERT INTO t VALUES (2, 'x')", "SAVEPOINT a") as session:
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            session.execute("INSERT INTO t VALUES (1, 'refused')")
+        session.execute("ROLLBACK TO a")
+        session.execute("COMMIT")
+    p.until("SELECT array_agg(id) = '{2}' FROM t", task=task)
+    p.pubdb.execute("COMMIT PREPARED 'held'")
+    p.until("SELECT count(*) = 2 FROM t", task=task)
+    p.stop(task)
+    p.same("t")
+    assert len(replays()) == 1 and "lock timeout" in replays()[0]

@@ -8,12 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
-from fix_pair import Pair
+from fix_pair import MakePair, Pair
 from fix_proxy import Proxy
 from fix_servers import Pair as Servers
 
-from pgsub.apply import loop, receiver, standby
+from pgsub.apply import loop, receiver, standby, start
 from pgsub.errors import PublisherUnavailable
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.walsender import WalSender, start_options
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL"
 #: Both ends give up after a second of silence.
@@ -108,6 +110,28 @@ def test_a_publisher_that_vanished_without_a_word_is_given_up(
     between.resume()
     p.apply("INSERT INTO t VALUES (2, 'later')")
     p.same("t")
+
+
+def test_a_slot_that_another_streams_is_waited_for_and_then_its_process_is_named(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(TABLE)
+    slot = p.sub.slot_name
+    assert slot is not None
+    with closing(publisher.connect(p.sub.connection, application_name="another", replication=True)) as another:
+        version = another.info.server_version
+        options = start_options(version, ["p"], binary=False, streaming="off", origin="any")
+        WalSender(another).start(slot, 0, options)
+        monkeypatch.setattr(start, "BUSY_SECONDS", 0.2)
+        p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
+        with pytest.raises(PublisherUnavailable, match=f"is active for PID {another.info.backend_pid}") as caught:
+            p.start().result()
+        assert caught.value.sqlstate == "55006"
+        monkeypatch.setattr(start, "BUSY_SECONDS", 20.0)
+        task = p.start()
+        p.subdb.wait("SELECT claimed_by IS NOT NULL FROM pgsub.control WHERE worker = 0")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.stop(task)
 
 
 def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_says_so(

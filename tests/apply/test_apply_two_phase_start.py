@@ -73,6 +73,33 @@ def test_the_slot_becomes_two_phase_behind_every_table(pair) -> None:
     it.stop(task)
 
 
+def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_is_not_lost(pair) -> None:
+    """Before it was enabled it was not sent; then it comes with a prepare_lsn that a table's srsublsn lies behind."""
+    it = pair(_TABLES, state="i", two_phase="p")
+    it.sync("a", "b")
+    with it.pubdb.connect() as other:
+        other.execute("BEGIN; INSERT INTO a VALUES (1, 'early'); INSERT INTO b VALUES (1, 'early')")
+        other.execute("PREPARE TRANSACTION 'early'")
+        it.pubdb.execute("INSERT INTO a VALUES (2, 'plain')")
+        behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+        it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (behind,))
+        assert _result(it.start()) == "done"
+        it.apply()
+        late = "SELECT two_phase_at >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+        assert _slot(it) and it.pubdb.value(late, behind, it.sub.slot_name) is True
+        other.execute("BEGIN; INSERT INTO a VALUES (3, 'late'); PREPARE TRANSACTION 'late'")
+        it.apply()
+        prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+        assert it.subdb.value(prepared) == 1 and len(two_phase.pending(it.session, it.subid)) == 1
+        other.execute("COMMIT PREPARED 'early'")
+        it.apply("INSERT INTO b VALUES (4, 'plain')")
+        it.same("b")
+        other.execute("COMMIT PREPARED 'late'")
+        it.apply()
+    it.same("a", "b")
+    assert it.subdb.value("SELECT count(*) FROM a") == 3 and it.subdb.value(prepared) == 0
+
+
 def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_makes_it_two_phase(
     pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

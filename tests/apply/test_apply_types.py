@@ -197,7 +197,7 @@ def test_binary_into_another_type_is_a_fault_and_text_is_not(pair: MakePair, cop
 
 
 def test_the_publishers_own_settings_do_not_change_values(pair: MakePair) -> None:
-    p = pair("CREATE TABLE t (id int PRIMARY KEY, d date, i interval, f float8, b bytea, z timestamptz)")
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, d date, i interval, f float8, b bytea, z timestamptz, a text[])")
     for side in (p.pubdb, p.subdb):
         for name, value in (
             ("datestyle", "SQL, DMY"),
@@ -208,12 +208,15 @@ def test_the_publishers_own_settings_do_not_change_values(pair: MakePair) -> Non
             ("search_path", "nowhere"),
             ("standard_conforming_strings", "on"),
             ("lc_monetary", "C"),
+            ("array_nulls", "off"),
+            ("xmloption", "document"),
+            ("transform_null_equals", "on"),
         ):
             side.execute(f"ALTER DATABASE {side.name} SET {name} = '{value}'")
     p.apply(
         "INSERT INTO public.t SELECT g, '2001-02-03', '-1 year 2 days', 0.1 + 0.2, '\\x0001ff5c27',"
-        " '2020-06-07 08:09+01' FROM generate_series(1, 3) g",
-        "INSERT INTO public.t SELECT g + 100, '2001-02-03', '-1 year 2 days', 0.1 + 0.2, '\\xff', now()"
+        " '2020-06-07 08:09+01', ARRAY[NULL, 'NULL'] FROM generate_series(1, 3) g",
+        "INSERT INTO public.t SELECT g + 100, '2001-02-03', '-1 year 2 days', 0.1 + 0.2, '\\xff', now(), '{}'"
         " FROM generate_series(1, 60) g",
     )
-    p.same("public.t", columns="id, d, i, float8send(f), b, z")
+    p.same("public.t", columns="id, d, i, float8send(f), b, z, a")

@@ -107,6 +107,20 @@ def test_a_failure_names_its_statement_and_the_session_goes_on(connect: Connect,
     assert _rows(session) == 1
 
 
+def test_failures_leave_alone_what_psycopg_prepared_in_the_session(connect: Connect) -> None:
+    session = _table(connect)
+    pipeline = Pipeline(session)
+    for _ in range(4):
+        for _ in range(10):
+            assert _rows(session) == 0  # psycopg prepares what it is asked often
+        for number in (1, 2, 1):
+            pipeline.send(INSERT, (b"%d" % number, None), (0, 0), number)
+        with pytest.raises(StatementFailed, match="duplicate key"):
+            pipeline.sync()
+        names = {name for (name,) in session.execute("SELECT name FROM pg_prepared_statements").fetchall()}
+        assert names and not any(name.startswith("pgsub_") for name in names)
+
+
 def test_a_statement_that_cannot_be_prepared_is_named(connect: Connect) -> None:
     session = _table(connect)
     pipeline = Pipeline(session)

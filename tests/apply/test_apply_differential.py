@@ -1,0 +1,337 @@
+"""The same random workload through pgsub and through the server's own subscriber leaves the same rows on both targets.
+
+``PGSUB_PROPERTY_EXAMPLES=300`` tries more workloads than a run of all tests does, and other ones;
+``PGSUB_WORKLOAD="…"`` runs one again that failed, from what was printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import workload_meeting as meeting
+from fix_engine import Task
+from fix_pair import Pair
+from fix_servers import Database
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from psycopg import sql
+from psycopg.sql import Identifier, Literal
+from workload import TYPES, Run, Table, Workload, grow_table, published
+
+from pgsub.apply import loop
+from pgsub.apply.applier import Applier
+from pgsub.apply.conflict import MissingRow
+from pgsub.errors import Directive, PgsubError
+from pgsub.protocol.decoder import Decoder
+from pgsub.protocol.messages import (
+    CommitPrepared,
+    Message,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+)
+
+if TYPE_CHECKING:
+    from pgsub.demo.servers import Server
+
+EXAMPLES = int(os.environ.get("PGSUB_PROPERTY_EXAMPLES", "0"))
+_SEED = st.integers(0, 2**24)
+_PHASE = st.lists(_SEED, min_size=5, max_size=20, unique=True).map(tuple)
+WORKLOADS = st.builds(
+    Workload,
+    tables=st.lists(_SEED, min_size=1, max_size=5, unique=True).map(tuple),
+    phases=st.lists(_PHASE, min_size=2, max_size=4).map(tuple),
+    sessions=st.integers(1, 3),
+    via_root=st.booleans(),
+    binary=st.booleans(),
+    streaming=st.sampled_from(["parallel", "on", "parallel", "on", "off"]),
+    apply_mode=st.sampled_from(["batched", "transactional"]),
+    two_phase=st.booleans(),
+    immediate=st.booleans(),
+)
+_numbers = itertools.count(1)
+
+
+class Subscribers:
+    """One publisher with a workload's tables, the server's own subscription and one of pgsub.
+
+    :param native: the target of the server's own subscription.
+    """
+
+    def __init__(self, pubdb: Database, subdb: Database, native: Database, workload: Workload) -> None:
+        self.name = f"w{next(_numbers)}"
+        self.workload = workload
+        self.chance = random.Random(repr(workload.phases))
+        self.pubdb, self.subdb, self.native = pubdb, subdb, native
+        self.tables = [grow_table(self.name, n, seed, workload) for n, seed in enumerate(workload.tables)]
+        self.task: Task | None = None
+        self.retries = 0
+        self._markers = itertools.count(1)
+        self._sides = meeting.Sides(pubdb, (subdb, native), self.tables)
+        self._define()
+        self.pgsub = self._subscribe()
+
+    def _define(self) -> None:
+        marker = Identifier(self.name, "marker")
+        for database in (self.pubdb, self.subdb, self.native):
+            run = database.connection.execute
+            run(sql.SQL("CREATE SCHEMA {}").format(Identifier(self.name)))
+            run(sql.SQL("CREATE TABLE {} (n int PRIMARY KEY)").format(marker))
+            for table in self.tables:
+                run(table.publisher if database is self.pubdb else table.target)
+        setting = "debug_logical_replication_streaming = immediate" if self.workload.immediate else ""
+        for text in ("RESET ALL", f"SET {setting or 'logical_decoding_work_mem = 64'}"):
+            self.pubdb.execute(f"ALTER DATABASE {self.pubdb.name} {text}")
+        text = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}, {} WITH (publish_via_partition_root = {})")
+        self.pubdb.connection.execute(
+            text.format(Identifier(self.name), marker, published(self.tables), Literal(self.workload.via_root))
+        )
+
+    def _subscribe(self) -> Pair:
+        work = self.workload
+        self.native.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION '{self.pubdb.conninfo}' PUBLICATION {self.name}"
+            f" WITH (slot_name = {self.name}_native, copy_data = false, streaming = off, two_phase = {work.two_phase},"
+            f" binary = {not work.binary and not self._differs()})"
+        )
+        options: dict[str, Any] = {
+            "publications": (self.name,),
+            "binary": work.binary,
+            "streaming": work.streaming,
+            "apply_mode": work.apply_mode,
+            "two_phase": "p" if work.two_phase else "d",
+        }
+        return Pair(self.pubdb, self.subdb, **options).subscribe("r", None)
+
+    def _differs(self) -> bool:
+        return any(column.kind != column.wide for table in self.tables for column in table.columns)
+
+    # what it does
+
+    def work(self) -> Counter[str]:
+        """The whole workload; returns when both have applied it."""
+        with ExitStack() as stack:
+            sessions = [stack.enter_context(closing(self.pubdb.connect())) for _ in range(self.workload.sessions)]
+            for session in sessions:
+                session.execute("SET lock_timeout = '10ms'")
+            run = Run(sessions, self.pubdb.connection, self.tables, self.name, self.chance)
+            run.fill()
+            for first, *seeds in self.workload.phases:
+                self._meet(run, random.Random(f"meeting {first}"))
+                run.phase(seeds, self._interrupt)
+            run.finish()
+            self.together()
+            self._stop()
+        return run.done
+
+    def _meet(self, run: Run, chance: random.Random) -> None:
+        action = chance.choice([None, *meeting.ACTIONS])
+        if action is None:
+            self._interrupt()  # what is prepared stays so
+            return
+        run.finish()
+        self.together()
+        note(action(self._sides, chance))
+
+    def _interrupt(self) -> None:
+        """Apply stops or starts, wherever the publisher's sessions are."""
+        if self.task is not None and not self.task.done():
+            self._stop()
+        else:
+            self._run()
+
+    def _stop(self) -> None:
+        if self.task is not None and not self.task.done():
+            self.pgsub.stop(self.task)
+
+    def _run(self) -> None:
+        """Have an apply worker, as the launcher would."""
+        task = self.task
+        if task is not None and task.done():
+            if task.error is not None:
+                if not isinstance(task.error, PgsubError) or task.error.directive is not Directive.RETRY:
+                    raise task.error
+                self.retries += 1
+            task = None
+        self.task = task or self.pgsub.start()
+
+    def together(self) -> None:
+        """Wait until both have applied everything."""
+        number = next(self._markers)
+        self.pubdb.connection.execute(sql.SQL("INSERT INTO {} VALUES (%s)").format(self._marker()), (number,))
+        query = sql.SQL("SELECT count(*) FROM {} WHERE n = %s").format(self._marker()).as_string()
+        deadline = time.monotonic() + 60
+        for database in (self.native, self.subdb):
+            while not database.value(query, number):
+                assert time.monotonic() < deadline, f"{database.name} did not get there"
+                self._run()
+                time.sleep(0.005)
+
+    def _marker(self) -> Identifier:
+        return Identifier(self.name, "marker")
+
+    # what both have at the end
+
+    def rows(self, database: Database, table: Table, columns: sql.Composable) -> list[Any]:
+        """A table's rows as a sorted list."""
+        text = sql.SQL("SELECT r::text FROM (SELECT {} FROM {}) r ORDER BY 1").format(columns, table.name)
+        return database.connection.execute(text).fetchall()
+
+    def compare(self) -> None:
+        """Rows, sequences and counted conflicts are those of the server's own subscriber."""
+        for table in self.tables:
+            everything = sql.SQL("*")
+            assert self.rows(self.subdb, table, everything) == self.rows(self.native, table, everything), table.name
+        self._compare_with_publisher()
+        sequences = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = %s ORDER BY 1"
+        assert self.subdb.rows(sequences, self.name) == self.native.rows(sequences, self.name)
+        if not self.workload.two_phase:  # the server's counts stay when a prepared transaction is rolled back
+            self._compare_missed()
+
+    def _compare_with_publisher(self) -> None:
+        for table in [one for one in self.tables if one.alike]:
+            wide = sql.SQL(", ").join(
+                sql.SQL("{}::{}").format(Identifier(c.name), sql.SQL(c.wide)) for c in (*table.key, *table.columns)
+            )
+            assert self.rows(self.subdb, table, wide) == self.rows(self.pubdb, table, wide), table.name
+
+    def _compare_missed(self) -> None:
+        """Changes whose row was missing are counted alike."""
+        query = "SELECT body ->> 'conflict_type', count(*) FROM pgsub.event WHERE subid = %s GROUP BY 1"
+        found = dict(self.subdb.rows(query, self.pgsub.subid))
+        expected = (0, found.pop("update_missing", 0), found.pop("delete_missing", 0))
+        assert found == {}
+        self._end_native_worker()
+        query = (
+            "SELECT ROW(apply_error_count, confl_update_missing, confl_delete_missing)::text"
+            " FROM pg_stat_subscription_stats WHERE subname = %s"
+        )
+        self.native.wait(query, self.name, value=str(expected).replace(" ", ""), seconds=20)
+
+    def _end_native_worker(self) -> None:
+        """It writes its counts at the latest when it ends."""
+        self.native.execute(f"ALTER SUBSCRIPTION {self.name} DISABLE")
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_subscription WHERE subname = %s AND pid IS NOT NULL"
+        self.native.rows(query, self.name)
+
+    def drop(self) -> None:
+        """Remove it all."""
+        self.native.execute(f"DROP SUBSCRIPTION {self.name}")
+        slot = self.pgsub.sub.slot_name
+        self.pubdb.wait("SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s", slot)
+        self.pubdb.rows("SELECT pg_drop_replication_slot(%s)", slot)
+        self.pubdb.execute(f"DROP PUBLICATION {self.name}")
+        for database in (self.pubdb, self.subdb, self.native):
+            database.execute(f"SET client_min_messages = warning; DROP SCHEMA {self.name} CASCADE")
+
+
+@pytest.fixture
+def native(target: Server, subdb: Database) -> Iterator[Database]:
+    """A second database on the target, which the server's own subscriber fills."""
+    database = Database(target, f"{subdb.name}_native")
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the publisher sent, by what is rare in it."""
+    found: Counter[str] = Counter()
+    decode = Decoder.decode
+
+    def watched(self: Decoder, payload: bytes) -> Message:
+        message = decode(self, payload)
+        match message:
+            case StreamCommit():
+                found["streamed commit"] += 1
+            case StreamAbort():
+                found["streamed abort" if message.xid == message.subxid else "subtransaction abort in a stream"] += 1
+            case Prepare():
+                found["prepare"] += 1
+            case StreamPrepare():
+                found["streamed prepare"] += 1
+            case CommitPrepared():
+                found["commit prepared"] += 1
+            case RollbackPrepared():
+                found["rollback prepared"] += 1
+        return message
+
+    complete = Applier.complete
+
+    def completed(self: Applier, *args: Any) -> list[MissingRow] | None:
+        missing = complete(self, *args)
+        found["applied while it arrived" if missing is not None else f"replayed: {self.reason}"] += 1
+        return missing
+
+    monkeypatch.setattr(Decoder, "decode", watched)
+    monkeypatch.setattr(Applier, "complete", completed)
+    return found
+
+
+def _given() -> Callable[[Callable[[Workload], None]], Callable[[], None]]:
+    again = os.environ.get("PGSUB_WORKLOAD")
+    which = st.just(eval(again, {"Workload": Workload})) if again else WORKLOADS
+    limits = settings(
+        max_examples=1 if again else EXAMPLES or 14,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    return lambda function: limits(given(which)(function))
+
+
+def test_the_target_ends_as_one_of_the_servers_own_subscriber(
+    pubdb: Database,
+    subdb: Database,
+    native: Database,
+    seen: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever the tables are, and whatever transactions do: with rows missing here and there, and tables altered."""
+    caplog.set_level("DEBUG", "pgsub.apply")
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
+    for database in (pubdb, subdb, native):
+        database.execute(TYPES)
+    done: Counter[str] = Counter()
+
+    @_given()
+    def run(workload: Workload) -> None:
+        note(f'again: PGSUB_WORKLOAD="{workload}"')
+        subscribers = Subscribers(pubdb, subdb, native, workload)
+        try:
+            done.update(subscribers.work())
+            subscribers.compare()
+        finally:
+            subscribers.pgsub.close()
+        subscribers.drop()
+
+    try:
+        run()
+    except BaseException:
+        import shutil
+
+        shutil.copy(subdb.server.log, "/tmp/target.log")
+        shutil.copy(pubdb.server.log, "/tmp/publisher.log")
+        raise
+    finally:
+        print(done, seen)
+        print(
+            Counter(
+                " ".join(w for w in r.getMessage().split() if "pgsub_" not in w and not w.isdigit())
+                for r in caplog.records
+            )
+        )

@@ -1,0 +1,495 @@
+"""A random workload for logical replication as a plain value: each table and each transaction grows from one integer.
+
+Leaving out a table or a transaction leaves the others nearly as they were, so a failing workload can be made smaller.
+What the tables may hold and the transactions may do is chosen so that every subscriber must end with the same rows:
+inserts never meet a row that only the target has, and where a row of several equal ones is to be found, the equal ones
+are identical. A transaction that is prepared never changes one of several equal rows: the next transaction that wanted
+such a row would wait for it, the server's own apply worker too, before the COMMIT PREPARED behind it is read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+from psycopg.sql import Composable, Composed, Identifier, Literal
+
+#: What the columns need, in each database once.
+TYPES = """
+CREATE TYPE mood AS ENUM ('sad', 'it''s', 'a,"b\\c');
+CREATE DOMAIN positive AS int CHECK (VALUE > 0);
+CREATE TYPE pair AS (a int, "B b" text, c mood);
+CREATE SCHEMA x;
+CREATE EXTENSION hstore SCHEMA x;
+CREATE EXTENSION citext SCHEMA x;
+"""
+#: Values of these are equal only where they are identical.
+EXACT = {
+    "bigint": ("-9223372036854775808", "0", "9223372036854775807"),
+    "boolean": ("t", "f"),
+    "money": ("-92233720368547758.08", "0.01"),
+    "text": ("", "\\N", "\\", "\t\r\n", "NULL", "ünïcödé 😀", "a" * 300),
+    "varchar(7)": ("", "  x  ", "\\."),
+    '"char"': ("a", ""),
+    "bytea": ("", "\\x00ff5c0a090d27"),
+    "date": ("infinity", "4713-01-01 BC", "2000-02-29"),
+    "timestamp": ("-infinity", "294276-12-31 23:59:59.999999"),
+    "timestamptz": ("infinity", "4713-01-01 00:00:00+00 BC", "2021-03-28 02:30:00+02"),
+    "bit varying": ("", "101", "1" * 40),
+    "uuid": ("00000000-0000-0000-0000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"),
+    "inet": ("::1", "10.0.0.1/8"),
+    "macaddr": ("08:00:2b:01:02:03",),
+    "pg_lsn": ("0/0", "FFFFFFFF/FFFFFFFF"),
+    "xid8": ("18446744073709551615",),
+    "tsvector": ("'a':1A 'fat''s':2,3C", ""),
+    "int4range": ("empty", "(,)", "[1,5)"),
+    "int8multirange": ("{}", "{[1,3),[5,7)}"),
+    "int[]": ("{}", "{1,NULL,-3}", "[2:3]={7,8}"),
+    "text[]": ("{}", '{"",NULL,"a,b","c\\"d"}'),
+    "mood": ("sad", "it's", 'a,"b\\c'),
+    "positive": ("1", "2147483647"),
+    "pair": ("(1,,)", '(,"a,""b",sad)'),
+}
+#: Equal values of these may look different, so tables that are searched by all of their columns have none.
+LOOSE = {
+    "numeric": ("NaN", "Infinity", "0", "-0.00", "0.000", "1e50", "123456789012345678901234567890.5"),
+    "double precision": ("NaN", "-Infinity", "-0", "0", "5e-324", "0.1"),
+    "real": ("NaN", "-0", "0", "0.1", "3.4028235e38"),
+    "interval": ("1 day", "24:00:00", "-1 year 2 mons -3 days 04:05:06.789"),
+    "jsonb": ('{"a": [1, 2.50, null]}', "1.0", "1.00"),
+    "char(5)": ("", "ab", "ab  "),
+    "x.citext": ("MiXed", "mixed", ""),
+    "x.hstore": ('"a"=>"1", "b c"=>NULL', ""),
+}
+#: These have no equality at all.
+UNEQUAL = {
+    "json": ('{"b": 1,  "a": "\\u0041\\n", "b": 2}', "[]"),
+    "point": ("(1e-300,-0)", "(NaN,Infinity)"),
+    "polygon": ("((0,0),(1,1),(2,0))",),
+}
+ALL = {**EXACT, **LOOSE, **UNEQUAL}
+#: Second column of a key.
+KEYS = {
+    name: ALL[name] for name in ("text", "uuid", "date", "numeric", "mood", "double precision", "x.citext", "bytea")
+}
+#: The same bytes in another type, and what only the text form fits.
+WIDER = {"varchar(7)": "text", "mood": "mood", '"char"': '"char"'}
+WIDER_AS_TEXT = {**WIDER, "date": "text", "bigint": "numeric", "uuid": "text", "real": "double precision"}
+
+#: A statement that its server refuses with one of these is none; any other error is a mistake in here.
+REFUSED = (
+    psycopg.errors.IntegrityError,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.CardinalityViolation,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.NumericValueOutOfRange,
+    psycopg.errors.InvalidColumnReference,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tables and transactions by the integers they grow from, and how the subscriber under test is set.
+
+    :ivar phases: transactions; the first integer of each says what happens before it on all sides.
+    :ivar immediate: everything streams as it is written; otherwise what exceeds 64 kB.
+    """
+
+    tables: tuple[int, ...]
+    phases: tuple[tuple[int, ...], ...]
+    sessions: int = 2
+    via_root: bool = False
+    binary: bool = False
+    streaming: str = "on"
+    apply_mode: str = "batched"
+    two_phase: bool = False
+    immediate: bool = True
+
+
+@dataclass
+class Column:
+    """A published column; ``wide`` is its type on the targets, ``values`` None for one that is not written."""
+
+    name: str
+    kind: str
+    values: tuple[str, ...] | None
+    wide: str
+    key: bool = False
+
+    def value(self, chance: random.Random) -> Composable:
+        """A value, or NULL."""
+        if not self.values or (not self.key and chance.random() < 0.12):
+            return sql.SQL("NULL")
+        return sql.SQL("{}::{}").format(Literal(chance.choice(self.values)), sql.SQL(self.kind))
+
+
+@dataclass
+class Table:
+    """A published table. ``identity``: default, index, full (with a key), bare (full without a key), nothing."""
+
+    name: Identifier
+    identity: str
+    key: list[Column]
+    columns: list[Column]
+    publisher: Composed
+    target: Composed
+    filter: Composable | None = None
+    listed: bool = False  #: published with a column list
+    serial: bool = False  #: has an identity column ``n``
+    parted: bool = False  #: is partitioned on the publisher
+    alike: bool = True  #: the targets are meant to have the publisher's rows
+
+    @property
+    def searched(self) -> bool:
+        """Whether rows are found by all of their values."""
+        return self.identity == "bare"
+
+    def names(self) -> Composed:
+        """What it publishes."""
+        more = [Identifier("n")] if self.serial else []
+        return sql.SQL(", ").join([*(Identifier(c.name) for c in (*self.key, *self.columns)), *more])
+
+
+def grow_table(schema: str, number: int, seed: int, workload: Workload) -> Table:
+    """The table of one integer."""
+    chance = random.Random(f"table {seed}")
+    identity = chance.choice(["default", "default", "index", "full", "bare", "nothing"])
+    parted = identity == "default" and chance.random() < 0.25
+    key = [Column("k", "int", (), "int", key=True)]
+    if chance.random() < 0.4:
+        kind = chance.choice(sorted(KEYS if identity != "bare" else EXACT))
+        key.append(Column("K 2", kind, ALL[kind], kind, key=True))
+    wider = WIDER if workload.binary else WIDER_AS_TEXT
+    columns = []
+    for place in range(chance.randrange(5)):
+        kind = chance.choice(sorted(EXACT if identity == "bare" else ALL))
+        wide = wider.get(kind, kind) if chance.random() < 0.3 and identity != "bare" else kind
+        name = chance.choice([f"c{place}", f"C {place}", f'ü"%{place}'])
+        columns.append(Column(name, kind, ALL[kind], wide))
+    if chance.random() < 0.6:
+        columns.append(Column("big", "text", _big(chance), "text"))
+    shape = _Shape(chance, schema, number, identity, key, columns, parted, parted and not workload.via_root)
+    found = Table(shape.name, identity, key, columns, shape.publisher(), shape.target())
+    found.serial, found.parted, found.alike = shape.serial, parted, shape.alike
+    if not parted and identity in ("default", "index", "nothing") and chance.random() < 0.2:
+        # TOAST that an update left alone is lost where its row begins to match: the server's own subscriber has NULL
+        found.filter, found.alike = sql.SQL("(k % 3) <> 1"), False
+    if not parted and identity in ("default", "index") and not shape.serial and columns and chance.random() < 0.2:
+        found.columns, found.listed = columns[:-1], True
+    return found
+
+
+def _big(chance: random.Random) -> tuple[str, ...]:
+    return ("", "short", *("".join(chance.choices("abcdefgh\\\t\n", k=size)) for size in (2500, 4000)))
+
+
+class _Shape:
+    """What a table looks like on both sides."""
+
+    def __init__(
+        self,
+        chance: random.Random,
+        schema: str,
+        number: int,
+        identity: str,
+        key: Sequence[Column],
+        columns: Sequence[Column],
+        parted: bool,
+        same_leaves: bool,
+    ) -> None:
+        self._chance, self._schema, self._identity = chance, schema, identity
+        self._key, self._columns = key, columns
+        self._bare_name = chance.choice([f"t{number}", f"T {number}", f'q"%{number}'])
+        self._parted, self._same_leaves = parted, same_leaves
+        self._keyed = identity not in ("bare", "nothing") or (identity == "nothing" and chance.random() < 0.5)
+        self.name = Identifier(schema, self._bare_name)
+        self.serial = not parted and chance.random() < 0.3
+        self._always = chance.choice(["ALWAYS", "BY DEFAULT"])
+        self._generated = chance.random() < 0.3
+        self.alike = True
+
+    def _key_names(self) -> list[Identifier]:
+        return [Identifier(column.name) for column in self._key]
+
+    def publisher(self) -> Composed:
+        parts = [_defined(c, c.kind, " NOT NULL" if c in self._key else "") for c in (*self._key, *self._columns)]
+        parts += self._identity_column() + ([_SQL("gen int GENERATED ALWAYS AS (k * 2) STORED")] * self._generated)
+        if self._keyed and self._identity != "index":
+            parts.append(_SQL("PRIMARY KEY ({})").format(_SQL(", ").join(self._key_names())))
+        text = self._create(parts, _SQL(" PARTITION BY HASH (k)") if self._parted else _SQL(""))
+        if self._parted:
+            text += self._hash_leaves()
+        if self._identity == "index":
+            index = Identifier(f"{self._bare_name} ri")
+            text += _SQL("CREATE UNIQUE INDEX {} ON {} ({});").format(index, self.name, _join(self._key_names()))
+            text += _SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {};").format(self.name, index)
+        elif self._identity in ("full", "bare", "nothing"):
+            which = _SQL("NOTHING" if self._identity == "nothing" else "FULL")
+            text += _SQL("ALTER TABLE {} REPLICA IDENTITY {};").format(self.name, which)
+        if any(column.name == "big" for column in self._columns):
+            text += _SQL("ALTER TABLE {} ALTER big SET STORAGE EXTERNAL;").format(self.name)
+        return text
+
+    def target(self) -> Composed:
+        chance = self._chance
+        parts = [_defined(c, c.wide, "") for c in (*self._key, *self._columns)]
+        parts += self._identity_column() + self._own_columns()
+        chance.shuffle(parts)
+        names = self._key_names()
+        chance.shuffle(names)
+        by_index = self._keyed and not self._parted and chance.random() < 0.2
+        if self._keyed and not by_index:
+            parts.append(_SQL("PRIMARY KEY ({})").format(_join(names)))
+        shape = (
+            "hash leaves" if self._same_leaves else chance.choice(["plain", "plain", "range", "list", "hash leaves"])
+        )
+        text = self._create(parts, _SQL("") if shape == "plain" or by_index else _SQL(_PARTED[shape]))
+        if shape == "hash leaves" and not by_index:
+            text += self._hash_leaves()
+        elif shape in _BOUNDS and not by_index:
+            text += self._leaves(_BOUNDS[shape])
+        if by_index:
+            text += self._target_index(names)
+        elif self._identity == "bare" and chance.random() < 0.3:
+            text += _SQL("CREATE INDEX ON {} (k);").format(self.name)
+        return text
+
+    def _own_columns(self) -> list[Composed]:
+        chance = self._chance
+        found = [_SQL("gen int GENERATED ALWAYS AS (k * 3) STORED").format()] * self._generated
+        if chance.random() < 0.4:  # where it is not NULL, no row is found by all of its values
+            default = self._identity != "bare" or chance.random() < 0.2
+            self.alike = not default or self._identity != "bare"
+            found.append(_SQL("mine int {}").format(_SQL("DEFAULT 7" if default else "")))
+        if chance.random() < 0.2:
+            found.append(_SQL("calc text GENERATED ALWAYS AS ((k + 1)::text) STORED").format())
+        return found
+
+    def _identity_column(self) -> list[Composed]:
+        return [_SQL("n int GENERATED {} AS IDENTITY").format(_SQL(self._always))] * self.serial
+
+    def _create(self, parts: Sequence[Composable], tail: Composable) -> Composed:
+        return _SQL("CREATE TABLE {} ({}){};").format(self.name, _join(parts), tail)
+
+    def _target_index(self, names: Sequence[Identifier]) -> Composed:
+        index = Identifier(f"{self._bare_name} ti")
+        text = _SQL(";").join(_SQL("ALTER TABLE {} ALTER {} SET NOT NULL").format(self.name, name) for name in names)
+        text += _SQL(";CREATE UNIQUE INDEX {} ON {} ({});").format(index, self.name, _join(names))
+        return text + _SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {};").format(self.name, index)
+
+    def _hash_leaves(self) -> Composed:
+        return self._leaves([f"WITH (MODULUS 2, REMAINDER {number})" for number in (0, 1)])
+
+    def _leaves(self, bounds: Sequence[str]) -> Composed:
+        text = _SQL("").format()
+        for number, bound in enumerate(bounds):
+            leaf = Identifier(self._schema, f"{self._bare_name} {number}")
+            values = _SQL(f"FOR VALUES {bound}" if bound != "DEFAULT" else bound)
+            text += _SQL("CREATE TABLE {} PARTITION OF {} {};").format(leaf, self.name, values)
+        return text
+
+
+_SQL = sql.SQL
+_PARTED = {
+    "range": " PARTITION BY RANGE (k)",
+    "list": " PARTITION BY LIST (k)",
+    "hash leaves": " PARTITION BY HASH (k)",
+}
+_BOUNDS = {
+    "range": ["FROM (MINVALUE) TO (20)", "FROM (20) TO (200)", "FROM (200) TO (MAXVALUE)"],
+    "list": ["IN (1, 2, 3, 4, 5, 6, 7)", "IN (8, 9, 10, 11, 50, 51, 52)", "DEFAULT"],
+}
+
+
+def _join(parts: Sequence[Composable]) -> Composed:
+    return _SQL(", ").join(parts)
+
+
+def _defined(column: Column, kind: str, more: str) -> Composed:
+    return _SQL("{} {}{}").format(Identifier(column.name), _SQL(kind), _SQL(more))
+
+
+def published(tables: Sequence[Table]) -> Composed:
+    """The list of a publication."""
+    parts = []
+    for table in tables:
+        columns = _SQL(" ({})").format(table.names()) if table.listed else _SQL("")
+        rows = _SQL(" WHERE ({})").format(table.filter) if table.filter is not None else _SQL("")
+        parts.append(_SQL("{}{}{}").format(table.name, columns, rows))
+    return _join(parts)
+
+
+class Writer:
+    """Statements of one transaction.
+
+    :param held: the transaction is to be prepared.
+    """
+
+    def __init__(self, chance: random.Random, tables: Sequence[Table], held: bool) -> None:
+        self._chance, self._tables, self._held = chance, tables, held
+
+    def statement(self) -> tuple[str, Composable]:
+        """What it does in one word, and its text."""
+        chance = self._chance
+        table = chance.choice(self._tables)
+        if chance.random() < 0.03:
+            return "truncate", self._truncate()
+        if chance.random() < 0.02:
+            flag = Literal(chance.random() < 0.5)
+            return "message", _SQL("SELECT pg_logical_emit_message({}, 'test', 'x')").format(flag)
+        inserts = [self._insert, self._insert, self._insert_some]
+        changes = [self._update, self._update, self._update, self._move, self._delete]
+        frozen = table.identity == "nothing" or (self._held and table.searched)
+        return chance.choice(inserts if frozen else inserts + changes)(table)
+
+    def fill(self, table: Table) -> Composed:
+        """Rows to begin with, or an empty text."""
+        rows = [_join([Literal(k), *self._row(table)]) for k in range(self._chance.choice([0, 12, 30]))]
+        values = _join([_SQL("({})").format(row) for row in rows])
+        return _SQL("INSERT INTO {} ({}) VALUES {}").format(table.name, self._into(table), values) if rows else values
+
+    def _row(self, table: Table) -> list[Composable]:
+        return [column.value(self._chance) for column in (*table.key[1:], *table.columns)]
+
+    def _into(self, table: Table) -> Composed:
+        return _join([Identifier(column.name) for column in (*table.key, *table.columns)])
+
+    def _insert(self, table: Table) -> tuple[str, Composable]:
+        row = _join([Literal(self._chance.randrange(40)), *self._row(table)])
+        return "insert", _SQL("INSERT INTO {} ({}) VALUES ({})").format(table.name, self._into(table), row)
+
+    def _insert_some(self, table: Table) -> tuple[str, Composable]:
+        chance = self._chance
+        first, many = 100 + 100 * chance.randrange(8), chance.choice([3, 10, 60, 90])
+        return "insert", _SQL("INSERT INTO {} ({}) SELECT {} FROM generate_series({}, {}) g {}").format(
+            table.name,
+            self._into(table),
+            _join([_SQL("g"), *self._row(table)]),
+            Literal(first),
+            Literal(first + many),
+            _SQL("ON CONFLICT DO NOTHING" if chance.random() < 0.7 else ""),
+        )
+
+    def _where(self) -> Composed:
+        chance = self._chance
+        low = chance.choice([chance.randrange(40), chance.randrange(40), 100 + 100 * chance.randrange(8)])
+        return _SQL("k BETWEEN {} AND {}").format(Literal(low), Literal(low + chance.choice([0, 1, 3, 10, 30])))
+
+    def _update(self, table: Table) -> tuple[str, Composable]:
+        chance = self._chance
+        columns = chance.sample(table.columns, k=min(len(table.columns), chance.choice([1, 1, 2, 5])))
+        assigned = [_SQL("{} = {}").format(Identifier(c.name), c.value(chance)) for c in columns]
+        if table.serial and chance.random() < 0.3:
+            assigned.append(_SQL("n = DEFAULT").format())
+        assigned = assigned or [_SQL("k = k").format()]
+        return "update", _SQL("UPDATE {} SET {} WHERE {}").format(table.name, _join(assigned), self._where())
+
+    def _move(self, table: Table) -> tuple[str, Composable]:
+        chance = self._chance
+        step = Literal(chance.choice([1, -1, 17, 1000]))
+        assigned = [_SQL("k = k + {}").format(step)]
+        if len(table.key) > 1 and chance.random() < 0.5:
+            column = table.key[1]
+            assigned = [_SQL("{} = {}").format(Identifier(column.name), column.value(chance))]
+        return "move", _SQL("UPDATE {} SET {} WHERE {}").format(table.name, _join(assigned), self._where())
+
+    def _delete(self, table: Table) -> tuple[str, Composable]:
+        return "delete", _SQL("DELETE FROM {} WHERE {}").format(table.name, self._where())
+
+    def _truncate(self) -> Composed:
+        chance = self._chance
+        some = chance.sample(self._tables, k=min(len(self._tables), chance.choice([1, 1, 2, 3])))
+        more = chance.choice(["", " RESTART IDENTITY", " RESTART IDENTITY CASCADE"])
+        return _SQL("TRUNCATE {}{}").format(_join([table.name for table in some]), _SQL(more))
+
+
+@dataclass
+class Run:
+    """Writes a workload's transactions in interleaved sessions of one publisher.
+
+    :ivar held: prepared and neither committed nor rolled back.
+    :ivar done: how often each kind of statement did something.
+    """
+
+    sessions: Sequence[psycopg.Connection]
+    control: psycopg.Connection
+    tables: Sequence[Table]
+    name: str
+    chance: random.Random
+    held: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    _gids: int = 0
+
+    def fill(self) -> None:
+        """Rows to begin with."""
+        with self.control.transaction():
+            for table in self.tables:
+                text = Writer(self.chance, self.tables, False).fill(table)
+                if text.as_string():
+                    self.control.execute(_SQL("SAVEPOINT fill; {}; RELEASE fill").format(text))
+
+    def phase(self, seeds: Sequence[int], between: Callable[[], None]) -> None:
+        """All of these transactions; ``between`` is called between two statements now and then."""
+        waiting = deque(seeds)
+        active: list[Iterator[None] | None] = [None] * len(self.sessions)
+        while waiting or any(active):
+            place = self.chance.choice([p for p, one in enumerate(active) if one is not None or waiting])
+            running = active[place] or self._transaction(self.sessions[place], waiting.popleft())
+            active[place] = running if next(running, self) is None else None
+            if self.held and self.chance.random() < 0.05:
+                self.finish_one()
+            if self.chance.random() < 0.02:
+                between()
+
+    def finish_one(self) -> None:
+        """Decide one of the prepared transactions."""
+        gid = self.held.pop(self.chance.randrange(len(self.held)))
+        decision = self.chance.choice(["COMMIT", "COMMIT", "ROLLBACK"])
+        self.control.execute(_SQL("{} PREPARED {}").format(_SQL(decision), Literal(gid)))
+
+    def finish(self) -> None:
+        """Decide all of them."""
+        while self.held:
+            self.finish_one()
+
+    def _transaction(self, session: psycopg.Connection, seed: int) -> Iterator[None]:
+        chance = random.Random(f"transaction {seed}")
+        end = chance.choices(["COMMIT", "ROLLBACK", "PREPARE"], [6, 2, 3])[0]
+        writer = Writer(chance, self.tables, end == "PREPARE")
+        session.execute("BEGIN")
+        saved: list[str] = []
+        for _ in range(chance.choice([1, 1, 2, 5, 12])):
+            self._savepoints(session, chance, saved)
+            self._statement(session, *writer.statement())
+            yield
+        if end != "PREPARE":
+            session.execute(end.encode())
+            return
+        self._gids += 1
+        gid = f"{self.name} it's {self._gids}"
+        session.execute(_SQL("PREPARE TRANSACTION {}").format(Literal(gid)))
+        self.held.append(gid)
+
+    def _savepoints(self, session: psycopg.Connection, chance: random.Random, saved: list[str]) -> None:
+        for _ in range(chance.choice([0, 0, 1, 2])):
+            action = chance.choice(["SAVEPOINT", "SAVEPOINT", "RELEASE", "ROLLBACK TO"])
+            if action == "SAVEPOINT":
+                saved.append(f"s{len(saved)}")
+                session.execute(_SQL("SAVEPOINT {}").format(Identifier(saved[-1])))
+            elif saved:
+                place = chance.randrange(len(saved))
+                session.execute(_SQL("{} {}").format(_SQL(action), Identifier(saved[place])))
+                del saved[place + (action == "ROLLBACK TO") :]
+
+    def _statement(self, session: psycopg.Connection, kind: str, text: Composable) -> None:
+        try:
+            cursor = session.execute(_SQL("SAVEPOINT w; {}; RELEASE w").format(text))
+        except REFUSED:
+            session.execute("ROLLBACK TO w")
+            return
+        cursor.nextset()
+        self.done[kind] += cursor.rowcount != 0
