@@ -103,7 +103,7 @@ def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_i
 
 
 def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_makes_it_two_phase(
-    pair, monkeypatch: pytest.MonkeyPatch
+    pair, monkeypatch: pytest.MonkeyPatch, reached
 ) -> None:
     it = pair(_TABLES, two_phase="p")
     monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.after_two_phase=error")
@@ -111,6 +111,7 @@ def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_make
     with pytest.raises(TargetUnavailable, match="failpoint"):
         it.catch_up()
     assert _state(it) == "e" and not _slot(it)
+    reached("apply.after_two_phase")
     it.apply("INSERT INTO a VALUES (1, 'x')")
     assert _slot(it)
     it.same("a")
