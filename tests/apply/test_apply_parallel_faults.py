@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fix_parallel import Parallel
+from fix_parallel import Parallel, Replays, publishing
 
+from pgsub.apply import applier
 from pgsub.errors import ApplyError
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
@@ -27,3 +28,42 @@ def test_a_prepare_that_fails_is_reported_and_done_whole_by_the_next_try(paralle
     assert p.subdb.value(_PREPARED) == 1
     p.apply("COMMIT PREPARED 'x'")
     p.same("t")
+
+
+def test_of_equal_rows_that_several_transactions_delete_as_many_go_as_on_the_publisher(
+    parallel: Parallel, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sessions may choose the same one of them; the server looks again (RelationFindReplTupleSeq)."""
+    monkeypatch.setattr(applier, "IDLE_SECONDS", 60)  # nobody gives way: the commit comes first
+    monkeypatch.setattr(applier, "LOCK_TIMEOUT", "60s")
+    rows = 300  # more than a round trip, so that they are really run
+    p = parallel(
+        "CREATE TABLE t (v int); ALTER TABLE t REPLICA IDENTITY FULL;"
+        f" INSERT INTO t SELECT 1 FROM generate_series(1, {3 * rows})"
+    )
+    task = p.start()
+    some = "DELETE FROM t WHERE ctid IN (SELECT ctid FROM t ORDER BY ctid {} LIMIT " + str(rows) + ")"
+    with publishing(p, some.format("ASC")) as first, publishing(p) as second:
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")
+        p.until(_CHANGING, task=task)
+        second.execute(some.format("DESC").encode())
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")
+        p.until(_WAITING, task=task)
+        first.execute("COMMIT")
+        second.execute("COMMIT")
+    p.pubdb.execute("INSERT INTO t VALUES (2)")
+    p.until("SELECT count(*) = 1 FROM t WHERE v = 2", task=task)
+    p.stop(task)
+    p.same("t")
+    assert p.events() == []
+    assert "looked for by all" in replays()[0]
+
+
+_CHANGING = (
+    "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
+    " AND backend_xid IS NOT NULL"
+)
+_WAITING = (
+    "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
+    " AND wait_event_type = 'Lock'"
+)
