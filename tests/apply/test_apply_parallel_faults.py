@@ -8,7 +8,8 @@ import pytest
 from fix_parallel import Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
-from pgsub.errors import ApplyError
+from pgsub.apply.start import streams
+from pgsub.errors import ApplyError, Fenced
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 _REFUSING = """
@@ -120,3 +121,13 @@ def test_a_transaction_whose_wait_for_the_ledger_ends_in_a_deadlock_is_replayed(
     p.until("SELECT count(*) = 1 FROM t", task=task)
     p.stop(task)
     assert "deadlock" in replays()[0]
+
+
+def test_a_worker_that_was_taken_over_opens_no_further_session(parallel: Parallel) -> None:
+    """Its own were ended by the take-over; one that came later would hold locks that nobody looks for."""
+    p = parallel()
+    with streams(p.spec(p.take_over())) as opened:
+        p.take_over()
+        with pytest.raises(Fenced):
+            opened.open_session()
+    p.until("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'", value=0)
