@@ -11,6 +11,7 @@ import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
+from pgsub.apply import executor
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target import two_phase
@@ -243,4 +244,29 @@ def test_a_prepared_transaction_keeps_nobody_else_waiting(prepared: Callable[...
         p.until("SELECT count(*) = 10 FROM t", task=task)
         session.execute("COMMIT PREPARED 'x'")
     p.until("SELECT count(*) = 11 FROM t", task=task)
+    p.stop(task)
+
+
+def test_feedback_waits_for_all_rows_that_were_missing_in_a_prepared_transaction(
+    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "MISSING_ROWS", 3)
+    p = prepared()
+    p.apply("INSERT INTO t SELECT generate_series(1, 600)")  # more than a round trip
+    p.subdb.execute("TRUNCATE t")
+    task = p.start()
+    p.pubdb.execute("BEGIN; UPDATE t SET v = 'x'; PREPARE TRANSACTION 'missing'")
+    p.until("SELECT count(*) = 1 FROM pgsub.prepared_pending", task=task)
+    p.until("DELETE FROM pgsub.event RETURNING true", task=task)  # as the launcher does
+    p.until("SELECT reported_lsn >= remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
+    p.pubdb.execute("COMMIT PREPARED 'missing'")
+    p.until("SELECT count(*) = 0 FROM pgsub.prepared_pending", task=task)
+    assert len(p.events()) > 3
+    at = p.progress()[0]
+    p.pubdb.execute("INSERT INTO t VALUES (1000, 'later')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.until("SELECT pg_sleep(0.3) IS NOT NULL", task=task)
+    assert p.progress()[1] < at and p.confirmed() < at
+    p.subdb.execute("DELETE FROM pgsub.event")
+    p.until("SELECT reported_lsn >= remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
     p.stop(task)
