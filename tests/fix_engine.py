@@ -52,6 +52,11 @@ class Task:
         """Whether it has ended."""
         return not self._thread.is_alive()
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for it for a while."""
+        self._thread.join(seconds)
+        return self.done()
+
     def result(self, timeout: float | None = 60) -> list[Any]:
         """Results, or its exception."""
         self._thread.join(timeout)
@@ -146,8 +151,11 @@ class Subscriber:
         return TableSync(context, *relids).run()
 
     def stop(self, task: Task) -> WorkerResult:
-        """Ask to stop at a boundary and wait."""
-        ledger.ask_to_stop(self.session, self.subid)
+        """Ask to stop at a boundary and wait; ask again, as the launcher does: a row that is locked is passed over."""
+        for _ in range(100):
+            ledger.ask_to_stop(self.session, self.subid)
+            if task.ends_within(0.6):
+                break
         result: list[WorkerResult] = task.result()
         return result[0]
 
@@ -167,6 +175,11 @@ class Subscriber:
                 name,
             )
         )
+
+    def renew(self) -> None:
+        """A new session of the launcher, after a crash of the target."""
+        self.session.close()
+        self.session = target.connect(self.subdb.conninfo, f"pgsub {self.subid} launcher 0")
 
     def close(self) -> None:
         """End what still runs, drop the slot."""

@@ -197,6 +197,8 @@ class Applier(threading.Thread):
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
             session = self.session = self._open_session()
+            # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
+            session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
             self._sessions[self.number] = session.connection.info.backend_pid

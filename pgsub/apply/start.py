@@ -190,7 +190,7 @@ def _check(
     dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
     expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
     furthest = max(progress.remote_lsn, progress.reported_lsn)
-    actual = identity.verify_publisher(replication, expected, remote_lsn=furthest)
+    actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, _handed_over(session, spec)))
     state = _slot(replication, spec.slot_name)
     if not furthest and spec.claim.worker == ledger.APPLY and state is not None:
         _adopt_slot(session, spec, progress, state, expected.dbname)
@@ -198,6 +198,11 @@ def _check(
     if actual.timeline != known.timeline:
         ledger.set_timeline(session, spec.subscription.subid, actual.timeline)
     return state
+
+
+def _handed_over(session: psycopg.Connection, spec: WorkerSpec) -> int:
+    """Apply leaves out what a table's srsublsn covers: a publisher that is not there yet would be read too late."""
+    return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == ledger.APPLY else 0
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:

@@ -35,8 +35,8 @@ from pgsub.protocol.messages import (
 _CHANGES = frozenset(b"RYIUDT")
 _ROWS = frozenset(b"IUD")
 _MESSAGE = ord("M")
-_TRUNCATE = ord("T")
 _RELATION = ord("R")
+_DECODED = frozenset(b"RT")
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
 
@@ -71,6 +71,7 @@ class RemoteTransaction:
     #: what the publisher takes for known of the relations that a streamed transaction described: it may have
     #: described them anew, in other transactions, since
     leaves: tuple[Relation, ...] = ()
+    _scanned: tuple[set[int], list[Relation]] | None = None
 
     @property
     def decided_by(self) -> int:
@@ -89,20 +90,33 @@ class RemoteTransaction:
 
     def relids(self) -> set[int]:
         """Remote relations it changes."""
-        found: set[int] = set()
-        start = 5 if self.in_stream else 1
-        for payload in self.payloads():
-            if payload[0] in _ROWS and len(payload) >= start + 4:
-                found.add(struct.unpack_from(">I", payload, start)[0])
-            elif payload[0] == _TRUNCATE:
-                message = decode_change(payload, self.in_stream)
-                found.update(message.relids if isinstance(message, Truncate) else ())
-        return found
+        return self._scan()[0]
 
     def described(self) -> list[Relation]:
         """What it says of relations before it changes them."""
-        messages = (decode_change(p, self.in_stream) for p in self.payloads() if p[0] == _RELATION)
-        return [message for message in messages if isinstance(message, Relation)]
+        return self._scan()[1]
+
+    def _scan(self) -> tuple[set[int], list[Relation]]:
+        """Asked again and again while a claim keeps the transaction back, and its file may be long: read once."""
+        if self._scanned is None:
+            found: set[int] = set()
+            described: list[Relation] = []
+            for payload in self.payloads():
+                if payload[0] in _ROWS:
+                    found.add(self._relid(payload))
+                elif payload[0] in _DECODED:
+                    message = decode_change(payload, self.in_stream)
+                    found.update(message.relids if isinstance(message, Truncate) else ())
+                    described += [message] if isinstance(message, Relation) else []
+            self._scanned = found, described
+        return self._scanned
+
+    def _relid(self, payload: bytes) -> int:
+        start = 5 if self.in_stream else 1
+        if len(payload) < start + 4:
+            raise ProtocolViolation("insufficient data left in message")
+        relid: int = struct.unpack_from(">I", payload, start)[0]
+        return relid
 
     def applied(self, relations: RelationCache) -> None:
         """Its changes are done: what holds of relations for what follows."""

@@ -93,6 +93,8 @@ class TwoPhase:
         self._session.progress.lock(old)
         if gid is not None:
             self._transactions.unlist(gid)
+            # where many rows were missing, most records are part of what was prepared and have come to light now
+            self._ending.recorded = True
         return self._ending.commit(old, transaction)
 
     def _finish(self, gid: str, found: Found, transaction: RemoteTransaction) -> None:

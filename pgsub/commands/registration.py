@@ -203,7 +203,7 @@ def find_leftovers(
         if subid in known:
             continue
         if worked:
-            raise _lost_definition(name, subid, slot_name)
+            raise _lost_definition(session, name, subid, slot_name)
         if intent and not connect:
             raise StateForbids(
                 f'an interrupted creation of "{name}" may have left replication slot "{slot_name}"',
@@ -213,13 +213,15 @@ def find_leftovers(
     return found
 
 
-def _lost_definition(name: str, subid: int, slot_name: str | None) -> StateForbids:
+def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_name: str | None) -> StateForbids:
+    gids = [sql.Literal(one.gid).as_string() for one in two_phase.prepared(session, subid)]
+    prepared = "".join(f"ROLLBACK PREPARED {gid};\n" for gid in gids)
     slot = f"SELECT pg_drop_replication_slot({sql.Literal(slot_name).as_string()});\n" if slot_name else ""
     return StateForbids(
         f'the target\'s ledger has a subscription "{name}" that this state store has lost',
         detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
         hint="Bring the state store back. To give up the subscription, drop its slot on the publisher, then its rows on"
-        f" the target:\n{slot}DELETE FROM pgsub.subscription WHERE subid = {subid};",
+        f" the target:\n{slot}{prepared}DELETE FROM pgsub.subscription WHERE subid = {subid};",
     )
 
 

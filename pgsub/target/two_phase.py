@@ -24,7 +24,7 @@ DISABLED, PENDING, ENABLED = "d", "p", "e"
 REFRESH, ALTER = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION with", "ALTER SUBSCRIPTION with refresh and"
 _NAMED = 20
 
-# Everything before is applied: a table becomes r only when apply has passed its srsublsn.
+# Once every table is r everything before is applied: a table becomes r only when apply has passed its srsublsn.
 _BEHIND = """
 SELECT greatest(p.remote_lsn, p.reported_lsn,
                 (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid))::text
@@ -119,10 +119,19 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
         if now == PENDING and row is not None and row[0]:
             _set(connection, subid, ENABLED)
             now = ENABLED
-        behind = connection.execute(_BEHIND.encode(), (subid,)).fetchone()
-        if behind is None:
-            raise Fenced("the subscription was removed from the ledger")
-    return now == ENABLED, parse_lsn(behind[0])
+        position = behind(connection, subid)
+    return now == ENABLED, position
+
+
+def behind(connection: psycopg.Connection, subid: int) -> int:
+    """The furthest position that the ledger has of the publisher: apply's own, or where a table changed hands.
+
+    :raises Fenced: the subscription is gone.
+    """
+    row = connection.execute(_BEHIND.encode(), (subid,)).fetchone()
+    if row is None:
+        raise Fenced("the subscription was removed from the ledger")
+    return parse_lsn(row[0])
 
 
 def _set(connection: psycopg.Connection, subid: int, to: str) -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import random
 import threading
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Pair as Servers
 from psycopg import sql
+
+from pgsub.apply import loop
+from pgsub.errors import Directive, PgsubError
 
 ACCOUNTS = 20
 TABLES = """
@@ -116,29 +121,35 @@ class Reader(threading.Thread):
                 return
 
 
+def _writers(p: Pair, stack: ExitStack, states: dict[int, str], transactions: int) -> list[Writer]:
+    sessions = [stack.enter_context(closing(p.pubdb.connect())) for _ in range(2)]
+    prepares = p.sub.two_phase == "p"
+    return [Writer(one, states, number, transactions, prepares=prepares) for number, one in enumerate(sessions)]
+
+
+def _joined(writers: list[Writer]) -> None:
+    for writer in writers:
+        writer.join(60)
+        assert not writer.is_alive() and writer.error is None, writer.error
+
+
 def _watched(p: Pair, transactions: int) -> None:
     p.apply(_START)
     first = p.pubdb.rows(_STATE)[0]
     states = {0: first[2]}
-    with closing(p.pubdb.connect()) as one, closing(p.pubdb.connect()) as two:
-        with closing(p.subdb.connect()) as eye, closing(p.subdb.connect()) as other:
-            writers = [
-                Writer(session, states, number, transactions, prepares=p.sub.two_phase == "p")
-                for number, session in enumerate((one, two))
-            ]
-            readers = [Reader(eye), Reader(other)]
-            task = p.start()
-            for thread in (*readers, *writers):
-                thread.start()
-            for writer in writers:
-                writer.join(60)
-                assert not writer.is_alive() and writer.error is None, writer.error
-            p.until("SELECT v = %s FROM version", max(states), task=task)
-            for reader in readers:
-                reader.over.set()
-                reader.join(20)
-                assert not reader.is_alive()
-            p.stop(task)
+    with ExitStack() as stack:
+        writers = _writers(p, stack, states, transactions)
+        readers = [Reader(stack.enter_context(closing(p.subdb.connect()))) for _ in range(2)]
+        task = p.start()
+        for thread in (*readers, *writers):
+            thread.start()
+        _joined(writers)
+        p.until("SELECT v = %s FROM version", max(states), task=task)
+        for reader in readers:
+            reader.over.set()
+            reader.join(20)
+            assert not reader.is_alive()
+        p.stop(task)
     for reader in readers:
         wrong = [seen for seen in reader.seen if seen[1] != 200 * ACCOUNTS or seen[2] != states[seen[0]]]
         assert not wrong
@@ -167,7 +178,7 @@ def test_a_reader_sees_states_that_the_publisher_had_in_their_order(
     p = pair(TABLES, apply_mode=mode, streaming=streaming, two_phase=two_phase)
     if streaming != "off":
         p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET debug_logical_replication_streaming = immediate")
-    _watched(p, 60)
+    _watched(p, 40)
     p.pubdb.execute("SELECT pg_stat_clear_snapshot()")
     streamed = "SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = %s"
     p.pubdb.wait(streamed, p.sub.slot_name, value=streaming != "off")
@@ -177,3 +188,41 @@ def test_a_reader_sees_states_that_the_publisher_had_in_their_order(
     if mode == "transactional":
         commits = p.subdb.value("SELECT count(DISTINCT xmin::text) FROM log")
         assert commits == p.subdb.value("SELECT v FROM version")
+
+
+def test_a_crash_of_either_server_leaves_a_state_that_the_publisher_had(
+    own_pair: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # with streams, prepared transactions and commits that are not flushed under way
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    servers = own_pair(
+        publisher={"debug_logical_replication_streaming": "immediate"}, target={"wal_writer_delay": "10s"}
+    )
+    p = Pair(servers.pubdb, servers.subdb, streaming="parallel", two_phase="p", synchronous_commit="off")
+    p.ddl(TABLES)
+    p.pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    p.subscribe("r", None).apply(_START)
+    states = {0: p.pubdb.rows(_STATE)[0][2]}
+    for crashed in (servers.target, servers.publisher) * 2:
+        task, before = p.start(), p.subdb.value("SELECT v FROM version")
+        with ExitStack() as stack:
+            writers = _writers(p, stack, states, 25)
+            for writer in writers:
+                writer.start()
+            p.until("SELECT v > %s FROM version", before, task=task)
+            if crashed is servers.publisher:
+                _joined(writers)  # who lost the reply to a commit would not know the states
+            crashed.stop("immediate")
+            crashed.start()
+            _joined(writers)
+        with pytest.raises(PgsubError) as caught:
+            task.result()
+        assert caught.value.directive is Directive.RETRY
+        found = p.subdb.rows(_STATE)[0]
+        assert found[2] == states[found[0]]
+        p.renew()
+    p.apply()
+    p.same("version", "a", "b", "log")
+    assert p.subdb.value("SELECT v FROM version") == max(states)
+    assert p.subdb.value("SELECT count(*) FROM pg_prepared_xacts") == 0
+    p.close()

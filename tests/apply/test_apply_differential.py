@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import os
 import random
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import workload_meeting as meeting
+from fix_branches import WORKLOAD
 from fix_engine import Task
 from fix_pair import Pair
 from fix_servers import Database
@@ -26,7 +28,7 @@ from psycopg import sql
 from psycopg.sql import Identifier, Literal
 from workload import TYPES, Run, Table, Workload, grow_table, published
 
-from pgsub.apply import loop
+from pgsub.apply import applier, loop
 from pgsub.apply.applier import Applier
 from pgsub.apply.conflict import MissingRow
 from pgsub.errors import Directive, PgsubError
@@ -243,37 +245,37 @@ def native(target: Server, subdb: Database) -> Iterator[Database]:
     database.drop()
 
 
+_MESSAGES: dict[type[Message], str] = {
+    StreamCommit: "streamed commit",
+    StreamPrepare: "streamed prepare",
+    Prepare: "prepare",
+    CommitPrepared: "commit prepared",
+    RollbackPrepared: "rollback prepared",
+}
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What the publisher sent, by what is rare in it."""
+    """What is rare in what the publisher sends, and whether transactions are applied while they arrive."""
     found: Counter[str] = Counter()
-    decode = Decoder.decode
+    decode, complete = Decoder.decode, Applier.complete
 
-    def watched(self: Decoder, payload: bytes) -> Message:
+    def decoded(self: Decoder, payload: bytes) -> Message:
         message = decode(self, payload)
-        match message:
-            case StreamCommit():
-                found["streamed commit"] += 1
-            case StreamAbort():
-                found["streamed abort" if message.xid == message.subxid else "subtransaction abort in a stream"] += 1
-            case Prepare():
-                found["prepare"] += 1
-            case StreamPrepare():
-                found["streamed prepare"] += 1
-            case CommitPrepared():
-                found["commit prepared"] += 1
-            case RollbackPrepared():
-                found["rollback prepared"] += 1
+        if isinstance(message, StreamAbort):
+            found["streamed abort" if message.xid == message.subxid else "subtransaction abort in a stream"] += 1
+        elif type(message) in _MESSAGES:
+            found[_MESSAGES[type(message)]] += 1
         return message
-
-    complete = Applier.complete
 
     def completed(self: Applier, *args: Any) -> list[MissingRow] | None:
         missing = complete(self, *args)
-        found["applied while it arrived" if missing is not None else f"replayed: {self.reason}"] += 1
+        found["applied while it arrived" if missing is not None else "replayed from its file"] += 1
+        if self.reason is not None:  # an exception of Python's would be a bug that nobody notices
+            assert not hasattr(builtins, self.reason.partition(":")[0]), self.reason
         return missing
 
-    monkeypatch.setattr(Decoder, "decode", watched)
+    monkeypatch.setattr(Decoder, "decode", decoded)
     monkeypatch.setattr(Applier, "complete", completed)
     return found
 
@@ -282,28 +284,22 @@ def _given() -> Callable[[Callable[[Workload], None]], Callable[[], None]]:
     again = os.environ.get("PGSUB_WORKLOAD")
     which = st.just(eval(again, {"Workload": Workload})) if again else WORKLOADS
     limits = settings(
-        max_examples=1 if again else EXAMPLES or 14,
+        max_examples=1 if again else EXAMPLES or 10,
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,
-        phases=(Phase.explicit, Phase.generate),
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )
     return lambda function: limits(given(which)(function))
 
 
+@pytest.mark.usefixtures("fast")
 def test_the_target_ends_as_one_of_the_servers_own_subscriber(
-    pubdb: Database,
-    subdb: Database,
-    native: Database,
-    seen: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    pubdb: Database, subdb: Database, native: Database, seen: Counter[str], reached: Callable[[str], None]
 ) -> None:
     """Whatever the tables are, and whatever transactions do: with rows missing here and there, and tables altered."""
-    caplog.set_level("DEBUG", "pgsub.apply")
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
     for database in (pubdb, subdb, native):
         database.execute(TYPES)
     done: Counter[str] = Counter()
@@ -319,19 +315,16 @@ def test_the_target_ends_as_one_of_the_servers_own_subscriber(
             subscribers.pgsub.close()
         subscribers.drop()
 
-    try:
-        run()
-    except BaseException:
-        import shutil
+    run()
+    if "PGSUB_WORKLOAD" not in os.environ:
+        assert min(done[kind] for kind in ("insert", "update", "move", "delete", "truncate")) > 0, done
+        assert [branch for branch in WORKLOAD if not seen[branch]] == []
+    for branch in seen:
+        reached(branch)
 
-        shutil.copy(subdb.server.log, "/tmp/target.log")
-        shutil.copy(pubdb.server.log, "/tmp/publisher.log")
-        raise
-    finally:
-        print(done, seen)
-        print(
-            Counter(
-                " ".join(w for w in r.getMessage().split() if "pgsub_" not in w and not w.isdigit())
-                for r in caplog.records
-            )
-        )
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher to wait for, and no long wait for a lock before what arrives is replayed."""
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(applier, "LOCK_TIMEOUT", "200ms")

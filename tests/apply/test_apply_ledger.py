@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from fix_pair import MakePair, Pair
-from fix_servers import Pair as Servers
 
-from pgsub.apply import committer, loop, worker
+from pgsub.apply import committer, loop, transactions, worker
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import parse_lsn
@@ -88,29 +87,6 @@ def test_an_idle_subscription_frees_wal_from_time_to_time(pair: MakePair, monkey
     p.pubdb.wait("SELECT confirmed_flush_lsn - '0/0'::pg_lsn > %s FROM pg_replication_slots", position - 250_000)
     p.stop(task)
     assert p.progress()[0] == 0
-
-
-def test_commits_that_wait_for_the_subscription_do_not_wait_in_vain(own_pair: Callable[..., Servers]) -> None:
-    # synchronous_standby_names: of an unpublished table nothing is sent, and its commit waits for a flush position
-    servers = own_pair()
-    p = Pair(servers.pubdb, servers.subdb, synchronous_commit="off")
-    p.ddl(TABLES)
-    p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
-    p.subscribe("r", None)
-    task = p.start()
-    p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")
-    p.until("SELECT count(*) = 1 FROM t", task=task)
-    p.stop(task)
-    servers.publisher.append_conf({"synchronous_standby_names": p.sub.name})
-    servers.publisher.reload()
-    task = p.start()
-    for statement in ("INSERT INTO t VALUES (2, 'published')", "INSERT INTO private VALUES (1)"):
-        commit = threading.Thread(target=p.pubdb.execute, args=(statement,), daemon=True)
-        commit.start()
-        commit.join(20)
-        assert not commit.is_alive(), statement
-    p.stop(task)
-    p.close()
 
 
 def test_an_unfinished_stream_does_not_hold_the_slot_back(pair: MakePair) -> None:
@@ -270,6 +246,36 @@ def test_apply_takes_a_claim_back_that_nobody_redeems(pair: MakePair, monkeypatc
     p.same("t")
     assert p.subdb.value("SELECT count(*) FROM other") == 1  # its sync worker's business
     assert p.subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE handover_lsn IS NOT NULL") == 0
+
+
+def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = transactions.SpooledTransaction.payloads
+
+    def payloads(self: transactions.SpooledTransaction) -> Iterator[bytes]:
+        read.append(self.size)
+        return original(self)
+
+    monkeypatch.setattr(transactions.SpooledTransaction, "payloads", payloads)
+    monkeypatch.setattr(transactions, "MEMORY_LIMIT", 1000)
+    p = pair(TABLES)
+    p.apply("INSERT INTO other VALUES (1)")
+    p.subdb.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'f', handover_lsn = (SELECT remote_lsn FROM pgsub.progress)"
+        " WHERE relname = 'other'; UPDATE pgsub.progress SET states_version = states_version + 1"
+    )
+    task = p.start()
+    p.pubdb.execute("INSERT INTO other SELECT generate_series(2, 501)")
+    p.until("SELECT pg_sleep(0.5) IS NOT NULL", task=task)
+    p.subdb.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'r', handover_lsn = NULL;"
+        "UPDATE pgsub.progress SET states_version = states_version + 1"
+    )
+    p.until("SELECT count(*) = 501 FROM other", task=task)
+    p.stop(task)
+    assert len(read) == 2  # to be looked at, and to be applied
 
 
 def test_a_batch_that_waited_for_a_claim_still_goes_as_a_batch(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def _open(p: Pair, task: Task, count: int = 1) -> None:
 
 
 def test_an_unfinished_transaction_is_on_the_target_before_its_commit_and_shows_after_it(
-    parallel: Callable[..., Pair], replays: Callable[[], list[str]]
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]], reached: Callable[[str], None]
 ) -> None:
     p = parallel()
     task = p.start()
@@ -74,6 +74,7 @@ def test_an_unfinished_transaction_is_on_the_target_before_its_commit_and_shows_
         p.until("SELECT count(*) = 200 FROM t", task=task)
     p.stop(task)
     assert not replays()
+    reached("applied while it arrives")
 
 
 def test_a_transaction_that_is_rolled_back_leaves_nothing_and_its_session_serves_the_next(
@@ -153,7 +154,7 @@ def test_more_transactions_than_sessions_end_in_the_order_of_their_commits(
 
 
 def test_an_open_transaction_that_stands_in_the_way_of_an_earlier_commit_gives_way(
-    parallel: Callable[..., Pair], replays: Callable[[], list[str]]
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]], reached: Callable[[str], None]
 ) -> None:
     """The publisher lacks the target's unique index, so it does not make the later one wait."""
     p = parallel(sub="CREATE UNIQUE INDEX ON t (v)")
@@ -167,6 +168,21 @@ def test_an_open_transaction_that_stands_in_the_way_of_an_earlier_commit_gives_w
     p.until("SELECT array_agg(id) = '{1}' FROM t", task=task)
     p.stop(task)
     assert "waited for it" in replays()[0]
+    reached("an applier gave way")
+
+
+def test_changes_of_an_open_transaction_find_what_was_committed_before_them(
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]]
+) -> None:
+    p = parallel()
+    with _session(p, "INSERT INTO t VALUES (1, 'x')") as session:
+        for number in range(2, 12):  # a backlog: the row and its change come in one burst
+            p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'committed')")
+            session.execute(f"UPDATE t SET v = 'then changed' WHERE id = {number}".encode())
+        session.execute("COMMIT")
+    p.apply()
+    p.same("t")
+    assert p.events() == [] and not replays()
 
 
 def test_two_open_transactions_in_each_others_way_are_applied_in_the_order_of_their_commits(
@@ -211,7 +227,7 @@ def test_a_session_that_is_lost_costs_time_and_nothing_else(
 
 
 def test_a_table_that_comes_to_the_subscription_meanwhile_makes_it_decide_again(
-    parallel: Callable[..., Pair], replays: Callable[[], list[str]]
+    parallel: Callable[..., Pair], replays: Callable[[], list[str]], reached: Callable[[str], None]
 ) -> None:
     p = parallel("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE later (id int)", names=[("public", "t")])
     task = p.start()
@@ -222,6 +238,7 @@ def test_a_table_that_comes_to_the_subscription_meanwhile_makes_it_decide_again(
     p.until("SELECT count(*) = 1 FROM later", task=task)
     p.stop(task)
     assert "states of tables changed" in replays()[0]
+    reached("states_version re-decision")
 
 
 def test_nothing_is_applied_early_while_a_table_is_not_ready(

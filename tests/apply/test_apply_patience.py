@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,9 +11,10 @@ from dataclasses import replace
 import pytest
 from fix_pair import MakePair, Pair
 from fix_proxy import Proxy
-from fix_servers import Pair as Servers
+from fix_servers import Database
 
 from pgsub.apply import loop, receiver, standby, start
+from pgsub.demo.servers import Server
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.walsender import WalSender, start_options
@@ -21,26 +23,30 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET 
 #: Both ends give up after a second of silence.
 PUBLISHER = {"wal_sender_timeout": "1s"}
 TARGET = {"wal_receiver_timeout": "1s"}
-OwnPair = Callable[..., Servers]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Server, Server]]:
+    """Two servers of this module."""
+    with Server(fast=True, settings=PUBLISHER) as publishing, Server(fast=True, settings=TARGET) as taking:
+        yield publishing, taking
 
 
 @pytest.fixture
-def subscribed(own_pair: OwnPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
-    """A subscription between two servers of its own."""
-    made: list[Pair] = []
+def subscribed(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """A subscription to one of two tables between them."""
     monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
-
-    def make(**options: object) -> Pair:
-        servers = own_pair(publisher=PUBLISHER, target=TARGET)
-        p = Pair(servers.pubdb, servers.subdb, **options)
-        p.ddl(TABLE)
-        p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
-        made.append(p.subscribe("r", None))
-        return p
-
-    yield make
-    for one in made:
-        one.close()
+    name = f"d{next(_numbers)}"
+    pubdb, subdb = Database(servers[0], name), Database(servers[1], name)
+    p = Pair(pubdb, subdb, synchronous_commit="off")
+    p.ddl(TABLE)
+    pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
+    p.subscribe("r", None)
+    yield p
+    p.close()
+    pubdb.drop()
+    subdb.drop()
 
 
 @contextmanager
@@ -54,11 +60,11 @@ def _one_stream(p: Pair) -> Iterator[None]:
 
 
 def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
-    subscribed: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+    subscribed: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # also when so much has come that the stream is left alone, and a request to answer with it
     monkeypatch.setattr(receiver, "QUEUE_BYTES", 200_000)
-    p = subscribed()
+    p = subscribed
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (0, 'first')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
@@ -67,17 +73,15 @@ def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
         for number in range(1, 16):
             p.pubdb.execute(f"INSERT INTO t VALUES ({number}, repeat('x', 1000000))")
         p.subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
-        p.pubdb.execute("SELECT pg_sleep(3)")  # three times as long as it is patient
+        p.pubdb.execute("SELECT pg_sleep(2)")  # twice as long as it is patient
         session.execute("COMMIT")
         p.until("SELECT count(*) = 16 FROM t", task=task)
     p.stop(task)
     p.same("t")
 
 
-def test_a_value_that_takes_longer_than_every_timeout_arrives(
-    subscribed: Callable[..., Pair], proxy: Callable[[str], Proxy]
-) -> None:
-    p = subscribed()
+def test_a_value_that_takes_longer_than_every_timeout_arrives(subscribed: Pair, proxy: Callable[[str], Proxy]) -> None:
+    p = subscribed
     between = proxy(p.sub.connection)
     p.sub = replace(p.sub, connection=between.conninfo)
     task = p.start()
@@ -91,16 +95,14 @@ def test_a_value_that_takes_longer_than_every_timeout_arrives(
     p.same("t")
 
 
-def test_a_publisher_that_vanished_without_a_word_is_given_up(
-    subscribed: Callable[..., Pair], proxy: Callable[[str], Proxy]
-) -> None:
-    p = subscribed()
+def test_a_publisher_that_vanished_without_a_word_is_given_up(subscribed: Pair, proxy: Callable[[str], Proxy]) -> None:
+    p = subscribed
     between = proxy(p.sub.connection)
     p.sub = replace(p.sub, connection=between.conninfo)
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (0, 'first')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
-    p.pubdb.execute("SELECT pg_sleep(2)")
+    p.pubdb.execute("SELECT pg_sleep(1.5)")
     assert not task.done()  # an idle publisher that answers is not silent
     between.stall()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'on its way')")
@@ -135,23 +137,21 @@ def test_a_slot_that_another_streams_is_waited_for_and_then_its_process_is_named
 
 
 def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_says_so(
-    own_pair: OwnPair, monkeypatch: pytest.MonkeyPatch
+    subscribed: Pair, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of an unpublished table nothing is sent, and its commit waits for a flush position all the same
     monkeypatch.setattr(standby, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
-    servers = own_pair()
-    p = Pair(servers.pubdb, servers.subdb, synchronous_commit="off")
-    p.ddl(TABLE)
-    p.pubdb.execute("CREATE TABLE private (id int); CREATE PUBLICATION p FOR TABLE t")
-    p.subscribe("r", None)
+    p = subscribed
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
-    for named in (p.sub.name.upper(), "", f'ANY 1 (other, "{p.sub.name}")'):
-        servers.publisher.append_conf({"synchronous_standby_names": named})
-        servers.publisher.reload()
+    for named in (p.sub.name.upper(), "", f'ANY 1 (other, "{p.sub.name}")', ""):
+        servers[0].append_conf({"synchronous_standby_names": named})
+        servers[0].reload()
         p.pubdb.wait("SELECT current_setting('synchronous_standby_names')", value=named)
+        if "ANY" in named:  # a worker that starts finds it so
+            p.stop(task)
+            task = p.start()
         statements = "INSERT INTO private VALUES (1)", "UPDATE t SET v = v || 'x'", "INSERT INTO private VALUES (2)"
         for statement in statements:
             commit = threading.Thread(target=p.pubdb.execute, args=(statement,), daemon=True)
@@ -159,4 +159,3 @@ def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_sa
             commit.join(20)
             assert not commit.is_alive(), (named, statement)
     p.stop(task)
-    p.close()

@@ -317,3 +317,17 @@ def test_a_fault_behind_a_change_of_roles_is_named_and_nothing_of_it_stays(pair:
     p.subdb.execute("DELETE FROM b")
     p.apply()
     p.same("a", "b")
+
+
+def test_what_was_prepared_as_the_owners_is_the_users_own_to_finish(pair: MakePair, roles: Roles) -> None:
+    p = pair(TABLES, two_phase="p")
+    roles.own()
+    _as_app(p, roles)
+    roles.subdb.execute(f"GRANT {roles.alice}, {roles.bob} TO {roles.app}")
+    p.apply("INSERT INTO a VALUES (0, '')")
+    p.apply("BEGIN; INSERT INTO a VALUES (1, ''); INSERT INTO b VALUES (1, ''); PREPARE TRANSACTION 'one'")
+    owners = "SELECT DISTINCT owner::text FROM pg_prepared_xacts WHERE database = current_database()"
+    assert p.subdb.rows(owners) == [(roles.app,)]
+    p.apply("COMMIT PREPARED 'one'")
+    p.same("a", "b")
+    assert roles.who() == {("a INSERT", roles.alice), ("b INSERT", roles.bob)}

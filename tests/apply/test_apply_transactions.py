@@ -6,6 +6,7 @@ Mirrors t/015_stream.pl to t/019_stream_subxact_ddl_abort.pl and t/023_twophase_
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def _streamed(p: Pair) -> int:
 
 @pytest.mark.parametrize("streaming", MODES)
 @pytest.mark.parametrize("setting", [AT_ONCE, SMALL_MEMORY], ids=["immediate", "64kB"])
-def test_aborted_subtransactions_leave_nothing(pair: MakePair, setting: str, streaming: str) -> None:
+def test_aborted_subtransactions_leave_nothing(
+    pair: MakePair, setting: str, streaming: str, reached: Callable[[str], None]
+) -> None:
     p = pair(TABLES, streaming=streaming)
     _decode_with(p, setting)
     many = "SELECT n, repeat(md5(n::text), 5) FROM generate_series"
@@ -61,6 +64,8 @@ def test_aborted_subtransactions_leave_nothing(pair: MakePair, setting: str, str
     p.same("t", "u")
     assert p.subdb.value("SELECT count(*) FROM t") == 302
     assert (_streamed(p) > 0) == (streaming != "off")
+    if streaming == "on":
+        reached("subtransaction abort in a spool")
 
 
 @pytest.mark.parametrize("streaming", MODES)
@@ -153,7 +158,9 @@ def test_random_subtransactions_in_several_sessions(pair: MakePair, streaming: s
 
 
 @pytest.mark.parametrize("streaming", MODES)
-def test_columns_may_change_in_the_middle_of_a_transaction(pair: MakePair, streaming: str) -> None:
+def test_columns_may_change_in_the_middle_of_a_transaction(
+    pair: MakePair, streaming: str, reached: Callable[[str], None]
+) -> None:
     p = pair(TABLES, streaming=streaming)
     _decode_with(p, AT_ONCE)
     p.subdb.execute("ALTER TABLE t ADD c int, ADD renamed text")  # additive changes go to the subscriber first
@@ -176,6 +183,18 @@ def test_columns_may_change_in_the_middle_of_a_transaction(pair: MakePair, strea
         (7, None, 70, "later"),
         (8, None, None, "without c"),
     ]
+    reached("barrier: new columns inside a batch")
+
+
+def test_a_truncate_in_a_batch_stands_between_what_was_before_and_what_comes_after(
+    pair: MakePair, reached: Callable[[str], None]
+) -> None:
+    p = pair(TABLES)
+    insert = "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 100) g"
+    p.apply(insert, "UPDATE t SET v = 'y'", "TRUNCATE t", insert, "TRUNCATE t, u; INSERT INTO t VALUES (1, 'last')")
+    assert p.subdb.rows("SELECT * FROM t") == [(1, "last")]
+    assert p.subdb.value("SELECT count(DISTINCT xmin::text) FROM t") == 1
+    reached("barrier: TRUNCATE inside a batch")
 
 
 def test_messages_and_origins_are_no_changes(pair: MakePair) -> None:

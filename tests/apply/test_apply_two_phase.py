@@ -11,6 +11,7 @@ import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
+from pgsub.apply import executor
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target import two_phase
@@ -99,7 +100,12 @@ _STEPS = (
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("step", _STEPS)
 def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_did(
-    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, said: Callable[[str], bool], step: str, end: str
+    prepared: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[str], bool],
+    reached: Callable[[str], None],
+    step: str,
+    end: str,
 ) -> None:
     p = prepared(pub="INSERT INTO t VALUES (9, 'only there')")
     p.apply("INSERT INTO t VALUES (1, 'before')")
@@ -113,8 +119,8 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
         with monkeypatch.context() as patch:
             patch.setenv("PGSUB_FAILPOINTS", f"{step}=error")
             patch.setattr(failpoints, "_counts", {})
-            reached = (number == 1) if "finish" in step else (number == 0 or step == "apply.before_target_commit")
-            with pytest.raises(PgsubError, match=step) if reached else nullcontext():
+            stops = (number == 1) if "finish" in step else (number == 0 or step == "apply.before_target_commit")
+            with pytest.raises(PgsubError, match=step) if stops else nullcontext():
                 p.catch_up()
         p.apply()
         assert len(p.subdb.rows(_GIDS)) == 1 - number
@@ -123,12 +129,17 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
     assert [event["conflict_type"] for event in p.events()] == ["delete_missing"]
     if step == "apply.after_prepare":
         assert said("prepared anew")
+        reached("PREPARE sent again: prepared anew")
     if step == "apply.after_finish_prepared":
         assert said("found done")
+        reached("COMMIT PREPARED sent again")
 
 
 def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit(
-    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, said: Callable[[str], bool]
+    prepared: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[str], bool],
+    reached: Callable[[str], None],
 ) -> None:
     p = prepared()
     p.session.execute("UPDATE pgsub.subscription SET two_phase = 'd'")
@@ -145,20 +156,31 @@ def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_comm
     before = p.progress()[0]
     p.apply()
     assert said("sent again: found")
+    reached("PREPARE sent again: found")
+    reached("prepared before two_phase was enabled")
     assert p.progress()[0] > before
     p.same("t")
 
 
 def test_a_commit_of_a_transaction_that_was_never_prepared_here_is_passed_over(
-    prepared: Callable[..., Pair], said: Callable[[str], bool]
+    prepared: Callable[..., Pair], said: Callable[[str], bool], reached: Callable[[str], None]
 ) -> None:
     """Some publishers send it for transactions that only took locks."""
-    p = prepared()
+    p = prepared("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int)", names=[("public", "t")])
     p.apply("INSERT INTO t VALUES (1, 'x')")
     p.apply("BEGIN; SELECT FROM t FOR UPDATE; PREPARE TRANSACTION 'locks'", "COMMIT PREPARED 'locks'")
+    if not said("never prepared"):  # publishers that were mended since: the ledger's list as if it had been so
+        p.pubdb.execute("BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'x'")
+        p.apply()
+        [(gid,)] = p.subdb.rows(_GIDS)
+        p.subdb.execute(f"ROLLBACK PREPARED '{gid}'")
+        p.subdb.execute("DELETE FROM pgsub.prepared_pending")
+        p.apply("COMMIT PREPARED 'x'")
+    assert said("never prepared")
     p.apply("INSERT INTO t VALUES (2, 'y')")
     p.same("t")
     assert _ledger(p) == (0, 0)
+    reached("COMMIT PREPARED without PREPARE")
 
 
 def test_an_empty_prepared_transaction_has_something_to_commit(prepared: Callable[..., Pair]) -> None:
@@ -222,4 +244,29 @@ def test_a_prepared_transaction_keeps_nobody_else_waiting(prepared: Callable[...
         p.until("SELECT count(*) = 10 FROM t", task=task)
         session.execute("COMMIT PREPARED 'x'")
     p.until("SELECT count(*) = 11 FROM t", task=task)
+    p.stop(task)
+
+
+def test_feedback_waits_for_all_rows_that_were_missing_in_a_prepared_transaction(
+    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "MISSING_ROWS", 3)
+    p = prepared()
+    p.apply("INSERT INTO t SELECT generate_series(1, 600)")  # more than a round trip
+    p.subdb.execute("TRUNCATE t")
+    task = p.start()
+    p.pubdb.execute("BEGIN; UPDATE t SET v = 'x'; PREPARE TRANSACTION 'missing'")
+    p.until("SELECT count(*) = 1 FROM pgsub.prepared_pending", task=task)
+    p.until("DELETE FROM pgsub.event RETURNING true", task=task)  # as the launcher does
+    p.until("SELECT reported_lsn >= remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
+    p.pubdb.execute("COMMIT PREPARED 'missing'")
+    p.until("SELECT count(*) = 0 FROM pgsub.prepared_pending", task=task)
+    assert len(p.events()) > 3
+    at = p.progress()[0]
+    p.pubdb.execute("INSERT INTO t VALUES (1000, 'later')")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.until("SELECT pg_sleep(0.3) IS NOT NULL", task=task)
+    assert p.progress()[1] < at and p.confirmed() < at
+    p.subdb.execute("DELETE FROM pgsub.event")
+    p.until("SELECT reported_lsn >= remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
     p.stop(task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from pgsub import failpoints
-from pgsub.errors import StateForbids, TargetUnavailable
+from pgsub.errors import StateForbids, TargetUnavailable, WrongSystem
 from pgsub.target import two_phase
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY, v text); CREATE TABLE b (id int PRIMARY KEY, v text)"
@@ -27,6 +27,8 @@ def _result(task) -> str:
     return str(task.result()[0].outcome)
 
 
+@pytest.mark.publishers
+@pytest.mark.since(15)
 def test_the_worker_ends_when_the_last_table_is_ready_and_the_next_one_enables_it(pair) -> None:
     it = pair(_TABLES, pub="INSERT INTO a VALUES (1, 'copied'), (2, 'copied')", state="i", two_phase="p")
     it.sync("a")
@@ -61,8 +63,8 @@ def test_a_bounded_run_gets_there_all_the_same(pair) -> None:
 def test_the_slot_becomes_two_phase_behind_every_table(pair) -> None:
     """Else what was prepared before a table's srsublsn would come with that prepare_lsn, as if covered by the copy."""
     it = pair(_TABLES, two_phase="p")
-    it.pubdb.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 100000))")
-    behind = it.pubdb.value("SELECT pg_current_wal_insert_lsn()::text")
+    it.pubdb.execute("SELECT pg_logical_emit_message(true, 'x', repeat('x', 100000))")
+    behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
     it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (behind,))
     before = "SELECT confirmed_flush_lsn < %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
     assert it.pubdb.value(before, behind, it.sub.slot_name) is True
@@ -101,7 +103,7 @@ def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_i
 
 
 def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_makes_it_two_phase(
-    pair, monkeypatch: pytest.MonkeyPatch
+    pair, monkeypatch: pytest.MonkeyPatch, reached
 ) -> None:
     it = pair(_TABLES, two_phase="p")
     monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.after_two_phase=error")
@@ -109,9 +111,21 @@ def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_make
     with pytest.raises(TargetUnavailable, match="failpoint"):
         it.catch_up()
     assert _state(it) == "e" and not _slot(it)
+    reached("apply.after_two_phase")
     it.apply("INSERT INTO a VALUES (1, 'x')")
     assert _slot(it)
     it.same("a")
+
+
+@pytest.mark.parametrize("state", ["d", "e"])
+def test_a_publisher_that_is_not_where_a_table_changed_hands_is_refused(pair, state) -> None:
+    """A standby that lagged when it was promoted: its next changes would be taken for some that came with the copy."""
+    it = pair(_TABLES, two_phase=state)
+    ahead = it.pubdb.value("SELECT (pg_current_wal_flush_lsn() + 100000000)::text")
+    it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (ahead,))
+    with pytest.raises(WrongSystem, match="the publisher is behind the subscription"):
+        it.catch_up()
+    assert not _slot(it)
 
 
 def test_a_slot_that_is_two_phase_without_the_subscription_is_refused_with_the_remedy(pair) -> None:

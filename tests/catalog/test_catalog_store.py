@@ -32,6 +32,7 @@ OTHER = Subscription(
     disable_on_error=True,
     password_required=False,
     password_enforced=True,
+    max_parallel_apply_workers=5,
     run_as_owner=True,
     origin="none",
     failover=True,

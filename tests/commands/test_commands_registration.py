@@ -168,13 +168,19 @@ def test_a_lost_state_store_is_a_diagnosis_and_its_statements_give_the_subscript
     pubdb, subdb = tables
     assert cli.create("s", "--no-wait").returncode == 0
     subdb.execute("UPDATE pgsub.control SET epoch = 1")  # as if its worker had run
+    gid = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_700_1"
+    with subdb.connect() as apply:
+        apply.execute("BEGIN; INSERT INTO b VALUES (1, 1)")
+        apply.execute(f"PREPARE TRANSACTION '{gid}'".encode())
     for file in cli.state.glob("state.db*"):
         file.unlink()
     said = one_error(cli.create("s", "--no-wait"), 3, 'has a subscription "s" that this state store has lost')
     assert pubdb.rows(_SLOTS) == [("s",)]
-    on_publisher, on_target = [line for line in said.splitlines() if line.endswith(";")]
+    on_publisher, *on_target = [line for line in said.splitlines() if line.endswith(";")]
     pubdb.execute(on_publisher)
-    subdb.execute(on_target)
+    for statement in on_target:
+        subdb.execute(statement)
+    assert subdb.value("SELECT count(*) FROM pg_prepared_xacts WHERE gid = %s", gid) == 0
     assert cli.create("s", "--no-wait").returncode == 0
 
 

@@ -40,17 +40,6 @@ def prepare(subdb, table="b", number=1, row="700, 1"):
 # create
 
 
-def test_create_ends_when_two_phase_is_enabled(cli, tables):
-    pubdb, subdb = tables
-    ended = cli.create("s", "--two-phase")
-    assert ended.returncode == 0, ended.stderr
-    assert subdb.value(_LEDGER) == "e" and pubdb.value(_SLOT, "s") is True
-    assert cli.status()["subtwophasestate"] == "e"
-    assert subdb.value("SELECT count(*) FROM a") == 100
-    assert cli.states() == {"a": "r", "b": "r"}
-    assert "pending" not in ended.stderr
-
-
 def test_create_that_leaves_the_work_to_a_launcher_waits_for_it_too(cli, tables):
     pubdb, subdb = tables
     running = cli.launcher()

@@ -128,13 +128,20 @@ def replay(conninfo: str, *, binary: bool) -> Stream:
     """All of :func:`history` from its slot, which stays where it is."""
     recorder = Recorder(conninfo, "history", binary=binary, streaming="off")
     with contextlib.closing(recorder):
-        recorder.until(lambda got: any(b"the last" in one for one in got) and _ends(got))
-        return recorder.stream()
+        recorder.until(lambda got: _history(got) is not None)
+        whole = _history(recorder.stream().copydata)
+        assert whole is not None
+        return Stream(False, whole)
 
 
-def _ends(got: Sequence[bytes]) -> bool:
-    payloads = Stream(False, tuple(got)).payloads()
-    return payloads[-1].startswith(b"C")
+def _history(got: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """All up to the end of the last transaction of :func:`history`: more may have come at once."""
+    last = False
+    for number, copydata in enumerate(got):
+        last = last or b"the last" in copydata
+        if last and copydata.startswith(b"w") and Stream(False, (copydata,)).kinds() == {"C"}:
+            return tuple(got[: number + 1])
+    return None
 
 
 def live(server: Server, *, parallel: bool) -> Stream:
