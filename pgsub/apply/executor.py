@@ -21,8 +21,8 @@ from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, TypeName, Update
 from pgsub.target import statements
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
-from pgsub.target.relation import RelationMap
 
 _DESCRIBING = frozenset(b"RY")
 #: Missing rows that are kept in memory before they are handed on.

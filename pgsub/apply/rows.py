@@ -15,8 +15,9 @@ from pgsub.apply.relations import RelationCache
 from pgsub.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.target import copyin, roles, statements
+from pgsub.target.mapping import RelationMap, check_updatable
 from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
-from pgsub.target.relation import RelationMap, TargetRelation, check_updatable
+from pgsub.target.relation import TargetRelation
 from pgsub.target.statements import Statement
 
 #: Inserts in a row from which COPY pays for its two extra round trips.
