@@ -221,6 +221,7 @@ class ApplyLoop:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         while batch:
             done = self._committer.apply(batch, applier)
+            applier = None  # what it holds counts once
             if done:
                 self._applied(batch[:done])
             batch = batch[done:]
