@@ -259,6 +259,9 @@ class Applier(threading.Thread):
             self._apply_to(self._spooled.end)
             self._take_back()
             self._missing = self._executor.finish()
+            if not all(one.place.relation is None or one.place.relation.by_identity for one in self._missing):
+                # of equal rows another session may have taken the one that was chosen here, and there are more
+                raise _GivesUp("a row that was looked for by all of its columns is missing")
             self._open = False
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from pgsub import failpoints
 from pgsub.apply import conflict
 from pgsub.apply.conflict import MissingRow, Place
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import StreamsMustRestart
 from pgsub.target.progress import Progress
 
 
@@ -60,10 +61,12 @@ class LedgerCommit:
         :raises PgsubError: as of :meth:`commit`.
         """
         try:
-            self._connection.execute(command)
+            done = self._connection.execute(command).statusmessage
         except psycopg.Error as error:  # a deferred constraint, or the reply is lost and only the ledger knows
             place = Place(last, last.kind.value) if error.sqlstate else None
             raise conflict.fault(self._subid, error, place) from None
+        if done == "ROLLBACK":  # the server's whole answer where there was nothing to commit or to prepare
+            raise StreamsMustRestart("the target rolled back what it was to commit")
 
     def rolled_back(self) -> bool:
         """Whether the session is there and out of its transaction; if not, what broke it is known already."""

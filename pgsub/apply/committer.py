@@ -180,11 +180,14 @@ class Committer:
     # prepared transactions
 
     def _prepare(self, transaction: RemoteTransaction, applier: Applier | None) -> int:
-        def with_applier(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
-            return self._applied(transaction, applier) or self._open(transaction)
+        def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+            # what an applier holds is gone after a PREPARE that failed: the next try begins with nothing
+            nonlocal applier
+            once, applier = applier, None
+            return self._applied(transaction, once) or self._open(transaction)
 
         def attempt() -> int:
-            moved = self._two_phase.prepare(self.remote_lsn, transaction, with_applier, lambda: self.skim(transaction))
+            moved = self._two_phase.prepare(self.remote_lsn, transaction, applied, lambda: self.skim(transaction))
             return 0 if moved is None else self._moved(moved)
 
         done = self._trying(attempt)

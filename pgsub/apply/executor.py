@@ -22,8 +22,8 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Message, Relation, Truncate, TypeName, Update
 from pgsub.protocol.reader import INT32
 from pgsub.target import statements
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
-from pgsub.target.relation import RelationMap
 
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")

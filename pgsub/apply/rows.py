@@ -18,8 +18,9 @@ from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert, Tuple
 from pgsub.target import copyin, roles, statements
+from pgsub.target.mapping import RelationMap, check_updatable
 from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
-from pgsub.target.relation import RelationMap, TargetRelation, check_updatable
+from pgsub.target.relation import TargetRelation
 from pgsub.target.statements import Statement
 
 #: Inserts in a row from which COPY pays for its two extra round trips.

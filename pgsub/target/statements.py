@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.errors import SchemaFault
-from pgsub.target.relation import RelationMap, TargetColumn, TargetRelation
+from pgsub.target.mapping import RelationMap
+from pgsub.target.relation import TargetColumn, TargetRelation
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,13 @@ def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes
     if relation.by_identity:
         return sql.Composed([found])
     # exactly one row per message, even among duplicates; a ctid alone is ambiguous among partitions, but only
-    # alone is it a TID scan
+    # alone is it a TID scan. Once more what it was found by: a row that somebody else changed while his commit was
+    # waited for must not pass for it, and the recheck of a TID scan (TidRecheck) accepted any up to 17.6
     if relation.target.relkind == "p":
-        row = sql.SQL("(tableoid, ctid) = (SELECT t.tableoid, t.ctid FROM {} t WHERE {} LIMIT 1)")
+        row = sql.SQL("(tableoid, ctid) = (SELECT t.tableoid, t.ctid FROM {} t WHERE {} LIMIT 1) AND {}")
     else:
-        row = sql.SQL("ctid = (SELECT t.ctid FROM {} t WHERE {} LIMIT 1)")
-    return row.format(_only(relation.target), found)
+        row = sql.SQL("ctid = (SELECT t.ctid FROM {} t WHERE {} LIMIT 1) AND {}")
+    return row.format(_only(relation.target), found, found)
 
 
 def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:

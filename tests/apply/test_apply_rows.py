@@ -8,7 +8,7 @@ from fix_pair import MakePair
 from pgsub.apply import rows
 from pgsub.errors import SchemaFault
 from pgsub.target import statements
-from pgsub.target.relation import RelationMap
+from pgsub.target.mapping import RelationMap
 
 #: Longer than what a tuple keeps inline, and not compressible.
 TOAST = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"

@@ -1,0 +1,69 @@
+"""Transactions applied while they arrive, when something goes wrong in the middle: nothing is lost, nobody hangs."""
+
+from __future__ import annotations
+
+import pytest
+from fix_parallel import Parallel, Replays, publishing
+
+from pgsub.apply import applier
+from pgsub.errors import ApplyError
+
+_PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+_REFUSING = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'not now'; END$$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse();
+ALTER TABLE t ENABLE ALWAYS TRIGGER refuse
+"""
+
+
+def test_a_prepare_that_fails_is_reported_and_done_whole_by_the_next_try(parallel: Parallel) -> None:
+    p = parallel(sub=_REFUSING, two_phase="p")
+    p.apply()
+    p.pubdb.execute("BEGIN; INSERT INTO t VALUES (1, 'x'), (2, 'y'); PREPARE TRANSACTION 'x'")
+    with pytest.raises(ApplyError, match="not now"):
+        p.catch_up()
+    assert p.subdb.rows("SELECT gid FROM pgsub.prepared_xact UNION ALL SELECT gid FROM pgsub.prepared_pending") == []
+    p.subdb.execute("ALTER TABLE t DISABLE TRIGGER refuse")
+    p.apply()
+    assert p.subdb.value(_PREPARED) == 1
+    p.apply("COMMIT PREPARED 'x'")
+    p.same("t")
+
+
+def test_of_equal_rows_that_several_transactions_delete_as_many_go_as_on_the_publisher(
+    parallel: Parallel, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sessions may choose the same one of them; the server looks again (RelationFindReplTupleSeq)."""
+    monkeypatch.setattr(applier, "IDLE_SECONDS", 60)  # nobody gives way: the commit comes first
+    monkeypatch.setattr(applier, "LOCK_TIMEOUT", "60s")
+    rows = 300  # more than a round trip, so that they are really run
+    p = parallel(
+        "CREATE TABLE t (v int); ALTER TABLE t REPLICA IDENTITY FULL;"
+        f" INSERT INTO t SELECT 1 FROM generate_series(1, {3 * rows})"
+    )
+    task = p.start()
+    some = "DELETE FROM t WHERE ctid IN (SELECT ctid FROM t ORDER BY ctid {} LIMIT " + str(rows) + ")"
+    with publishing(p, some.format("ASC")) as first, publishing(p) as second:
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")
+        p.until(_CHANGING, task=task)
+        second.execute(some.format("DESC").encode())
+        p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")
+        p.until(_WAITING, task=task)
+        first.execute("COMMIT")
+        second.execute("COMMIT")
+    p.pubdb.execute("INSERT INTO t VALUES (2)")
+    p.until("SELECT count(*) = 1 FROM t WHERE v = 2", task=task)
+    p.stop(task)
+    p.same("t")
+    assert p.events() == []
+    assert "looked for by all" in replays()[0]
+
+
+_CHANGING = (
+    "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
+    " AND backend_xid IS NOT NULL"
+)
+_WAITING = (
+    "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
+    " AND wait_event_type = 'Lock'"
+)

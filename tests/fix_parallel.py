@@ -1,0 +1,61 @@
+"""Transactions applied while they arrive: a publisher that streams every change at once, and who replayed what."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from fix_engine import Task
+from fix_pair import MakePair, Pair
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+#: Every change of an unfinished transaction is sent at once (the server's own tests use it).
+AT_ONCE = "debug_logical_replication_streaming = immediate"
+#: Transactions of appliers that are open on the target with changes in them.
+OPEN = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE application_name LIKE 'pgsub %% apply %%' AND state LIKE 'idle in transaction%%'"
+    " AND backend_xid IS NOT NULL"
+)
+
+Parallel = Callable[..., Pair]
+Replays = Callable[[], list[str]]
+
+
+@pytest.fixture
+def replays(caplog: pytest.LogCaptureFixture) -> Iterator[Replays]:
+    """Why transactions were replayed from their files so far."""
+    with caplog.at_level(logging.DEBUG, logger="pgsub.apply"):
+        yield lambda: [r.getMessage() for r in caplog.records if "replayed" in r.getMessage()]
+
+
+@pytest.fixture
+def parallel(pair: MakePair) -> Parallel:
+    """A pair whose publisher streams everything at once to a subscription with ``streaming = parallel``."""
+
+    def make(ddl: str = TABLE, **options: Any) -> Pair:
+        p = pair(ddl, streaming="parallel", **options)
+        p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET {AT_ONCE}")
+        return p
+
+    return make
+
+
+@contextmanager
+def publishing(p: Pair, *statements: str) -> Iterator[psycopg.Connection]:
+    """A session with an open transaction on the publisher."""
+    with closing(p.pubdb.connect()) as session:
+        session.execute("BEGIN")
+        for statement in statements:
+            session.execute(statement.encode())
+        yield session
+
+
+def wait_open(p: Pair, task: Task, count: int = 1) -> None:
+    """Wait until so many transactions are open on the target with changes in them."""
+    p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")  # half a page of WAL waits for a commit
+    p.until(OPEN, value=count, task=task)
