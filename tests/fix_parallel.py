@@ -15,11 +15,12 @@ from fix_pair import MakePair, Pair
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 #: Every change of an unfinished transaction is sent at once (the server's own tests use it).
 AT_ONCE = "debug_logical_replication_streaming = immediate"
-#: Transactions of appliers that are open on the target with changes in them.
+#: Transactions that are open on the target with changes of tables in them; those of the ledger alone do not count.
 OPEN = (
-    "SELECT count(*) FROM pg_stat_activity"
-    " WHERE application_name LIKE 'pgsub %% apply %%' AND state LIKE 'idle in transaction%%'"
-    " AND backend_xid IS NOT NULL"
+    "SELECT count(*) FROM pg_stat_activity a"
+    " WHERE application_name LIKE 'pgsub %% apply %%' AND datname = current_database() AND EXISTS ("
+    " SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = a.pid AND l.granted"
+    " AND l.mode LIKE '%%Exclusive%%' AND c.relnamespace = 'public'::regnamespace)"
 )
 
 Parallel = Callable[..., Pair]

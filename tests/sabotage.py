@@ -369,10 +369,22 @@ GUARDS = (
         ("tests/apply/test_apply_parallel.py",),
     ),
     Guard(
-        "an applier gives way to the subscription's other sessions",
+        "an applier gives way to whoever waits for it",
         "pgsub/apply/applier.py",
         (("        if row is not None and row[0]:\n", "        if row is None:\n"),),
         ("tests/apply/test_apply_parallel.py",),
+    ),
+    Guard(
+        "what an applier holds is prepared once",
+        "pgsub/apply/committer.py",
+        (("once, applier = applier, None", "once = applier"),),
+        ("tests/apply/test_apply_parallel_faults.py",),
+    ),
+    Guard(
+        "what is missing among equal rows is looked for again",
+        "pgsub/apply/applier.py",
+        (('raise _GivesUp("a row that was looked for by all', 'str("a row that was looked for by all'),),
+        ("tests/apply/test_apply_parallel_faults.py",),
     ),
     Guard(
         "savepoints are rolled back only where nothing else goes with them",

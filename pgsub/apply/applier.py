@@ -2,8 +2,9 @@
 
 The changes go to the transaction's spool file whatever happens; an applier follows that file. So nothing that befalls
 it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
-deadlocks with the subscription's other sessions too: whoever waits for more of its file and finds that it blocks one
-of them gives way.
+deadlocks too: whoever waits for more of its file and finds that somebody waits for it gives way. Not only sessions of
+the subscription count: another client that waits here may itself hold what the subscription waits for, and no server
+sees that circle.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ SAVEPOINTS = 1000
 #: Seconds for an applier to end with its worker.
 CLOSE_SECONDS = 10.0
 
-_BLOCKING = (
-    "SELECT coalesce(bool_or(pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(pid))), false)"
-    " FROM pg_catalog.unnest(%s::int[]) AS pid"
+_AWAITED = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
+    " AND pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(l.pid)))"
 )
 
 
@@ -72,19 +73,14 @@ class Applier(threading.Thread):
     :param number: among the worker's appliers, from 1.
     :param open_session: opens the session when it is first needed.
     :param subid: the subscription, for contexts of errors.
-    :param sessions: backend pids of all of the worker's target sessions; this one adds its own.
     :ivar xid: the transaction it is busy with, 0 if it is free.
     :ivar reason: why it gave the transaction up, None while it did not.
     """
 
-    def __init__(
-        self, number: int, open_session: Callable[[], TargetSession], subid: int, sessions: dict[int, int]
-    ) -> None:
+    def __init__(self, number: int, open_session: Callable[[], TargetSession], subid: int) -> None:
         super().__init__(name=f"parallel apply {number}", daemon=True)
-        self.number = number
         self._open_session = open_session
         self._subid = subid
-        self._sessions = sessions
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._executor: Executor | None = None
@@ -148,10 +144,14 @@ class Applier(threading.Thread):
         self.xid, self._wanted = 0, None
         self._commands.put(self._rollback)
 
-    def close(self) -> None:
-        """End the thread and the session; what is open is rolled back."""
+    def stop(self) -> None:
+        """Begin nothing more."""
         self._closing, self._wanted = True, None
         self._commands.put(None)
+
+    def close(self) -> None:
+        """End the thread and the session; what is open is rolled back."""
+        self.stop()
         deadline = time.monotonic() + CLOSE_SECONDS
         self.join(0.5)
         while self.is_alive() and time.monotonic() < deadline:
@@ -196,12 +196,12 @@ class Applier(threading.Thread):
 
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
-            session = self.session = self._open_session()
+            session = self._open_session()
             # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
-            self._sessions[self.number] = session.connection.info.backend_pid
+            self.session = session
         return self.session, self._executor
 
     def _apply_to(self, end: int) -> None:
@@ -262,6 +262,8 @@ class Applier(threading.Thread):
             if not all(one.place.relation is None or one.place.relation.by_identity for one in self._missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise _GivesUp("a row that was looked for by all of its columns is missing")
+            # what is left to wait for is the ledger's row, as without an applier
+            self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._open = False
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")
@@ -269,14 +271,17 @@ class Applier(threading.Thread):
             self._ready.set()
 
     def _look_around(self) -> None:
-        """Nothing more to apply: does this open transaction keep another session of the subscription waiting?"""
+        """Nothing more to apply: does this open transaction keep anybody waiting?
+
+        What was taken back on the publisher does not count: its locks go first.
+        """
         if self._executor is None or self.session is None:
             return
+        self._take_back()
         self._executor.wait()
-        others = [pid for number, pid in list(self._sessions.items()) if number != self.number]
-        row = self.session.connection.execute(_BLOCKING.encode(), (others,)).fetchone()
+        row = self.session.connection.execute(_AWAITED.encode()).fetchone()
         if row is not None and row[0]:
-            self._give_up("another session of the subscription waited for it")
+            self._give_up("another session waited for it")
 
     def _too_many(self, missing: Sequence[MissingRow]) -> None:
         raise _GivesUp("too many rows are missing")
@@ -297,4 +302,3 @@ class Applier(threading.Thread):
         except Exception:
             session.connection.close()
             self.session = self._executor = None
-            self._sessions.pop(self.number, None)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import psycopg
+
 from pgsub import failpoints
 from pgsub.apply.applier import Applier, TargetSession
 from pgsub.apply.commit import LedgerCommit
@@ -164,7 +166,7 @@ class Committer:
                 return False
             ending.record(missing)
             self._moved(ending.commit(self.remote_lsn, transaction))
-        except PgsubError as error:
+        except (PgsubError, psycopg.Error) as error:
             if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ending.rolled_back():
                 raise  # perhaps it is committed: the ledger knows
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)

@@ -105,7 +105,6 @@ class ApplyLoop:
             streams.appliers,
             streams.open_session,
             pulse.subid,
-            streams.connection.info.backend_pid,
             admits=role.admits_early,
             before_block=self._apply_batch,
         )

@@ -19,7 +19,6 @@ class ParallelApply:
     :param limit: further target sessions at most (max_parallel_apply_workers_per_subscription), 0 for none.
     :param open_session: opens one, under the worker's claim.
     :param subid: the subscription.
-    :param leader_pid: backend pid of the worker's own target session.
     :param admits: the filter with the states_version it decides by; None while a table is not ready.
     :param before_block: commits what the worker has received before the block: its changes may depend on it.
     """
@@ -29,7 +28,6 @@ class ParallelApply:
         limit: int,
         open_session: Callable[[], TargetSession],
         subid: int,
-        leader_pid: int,
         *,
         admits: Callable[[], tuple[int, Filter] | None],
         before_block: Callable[[], None],
@@ -39,7 +37,6 @@ class ParallelApply:
         self._subid = subid
         self._admits = admits
         self._before_block = before_block
-        self._sessions = {0: leader_pid}
         self._appliers: list[Applier] = []
         self._busy: dict[int, Applier] = {}
         self._spooling: set[int] = set()  #: in progress, and waiting for their end in a file only
@@ -67,7 +64,7 @@ class ParallelApply:
         if admits is None:
             return None
         if applier is None:
-            applier = Applier(len(self._appliers) + 1, self._open_session, self._subid, self._sessions)
+            applier = Applier(len(self._appliers) + 1, self._open_session, self._subid)
             applier.start()
             self._appliers.append(applier)
         self._busy[xid] = applier
@@ -116,5 +113,7 @@ class ParallelApply:
 
     def close(self) -> None:
         """End them all; what they have open is rolled back."""
+        for applier in self._appliers:
+            applier.stop()
         for applier in self._appliers:
             applier.close()

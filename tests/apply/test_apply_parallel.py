@@ -4,62 +4,18 @@ and what applyparallelworker.c says of deadlocks.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import psycopg
 import pytest
-from fix_engine import Task
-from fix_pair import MakePair, Pair
+from fix_pair import Pair
+from fix_parallel import OPEN as _OPEN
+from fix_parallel import publishing as _session
+from fix_parallel import wait_open as _open
 
 from pgsub.apply import applier
 from pgsub.errors import ApplyError
 from pgsub.protocol.lsn import parse_lsn
-
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
-#: Every change of an unfinished transaction is sent at once (the server's own tests use it).
-AT_ONCE = "debug_logical_replication_streaming = immediate"
-_OPEN = (
-    "SELECT count(*) FROM pg_stat_activity"
-    " WHERE application_name LIKE 'pgsub %% apply %%' AND state LIKE 'idle in transaction%%'"
-    " AND backend_xid IS NOT NULL"
-)
-
-
-@pytest.fixture
-def replays(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """Why transactions were replayed from their files so far."""
-    with caplog.at_level(logging.DEBUG, logger="pgsub.apply"):
-        yield lambda: [r.getMessage() for r in caplog.records if "replayed" in r.getMessage()]
-
-
-@pytest.fixture
-def parallel(pair: MakePair) -> Callable[..., Pair]:
-    """A pair whose publisher streams everything at once to a subscription with ``streaming = parallel``."""
-
-    def make(ddl: str = TABLE, **options: Any) -> Pair:
-        p = pair(ddl, streaming="parallel", **options)
-        p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET {AT_ONCE}")
-        return p
-
-    return make
-
-
-@contextmanager
-def _session(p: Pair, *statements: str) -> Iterator[psycopg.Connection]:
-    with closing(p.pubdb.connect()) as session:
-        session.execute("BEGIN")
-        for statement in statements:
-            session.execute(statement.encode())
-        yield session
-
-
-def _open(p: Pair, task: Task, count: int = 1) -> None:
-    """Wait until so many transactions are open on the target with changes in them."""
-    p.pubdb.execute("SELECT pg_logical_emit_message(true, '', '')")  # half a page of WAL waits for a commit
-    p.until(_OPEN, value=count, task=task)
 
 
 def test_an_unfinished_transaction_is_on_the_target_before_its_commit_and_shows_after_it(

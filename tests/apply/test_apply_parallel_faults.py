@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
-from fix_parallel import Parallel, Replays, publishing
+from fix_parallel import Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
 from pgsub.errors import ApplyError
@@ -67,3 +69,54 @@ _WAITING = (
     "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
     " AND wait_event_type = 'Lock'"
 )
+
+
+def test_an_open_transaction_gives_way_to_whoever_waits_for_it(parallel: Parallel) -> None:
+    """Another client of the target that waits for it may itself keep the subscription waiting: none would ever end."""
+    p = parallel("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
+    p.apply("INSERT INTO t VALUES (1, 'x'); INSERT INTO u VALUES (1, 'x')")
+    task = p.start()
+    with closing(p.subdb.connect()) as local, publishing(p, "UPDATE u SET v = 'held' WHERE id = 1") as first:
+        wait_open(p, task)
+        local.execute("BEGIN; UPDATE t SET v = 'local' WHERE id = 1")
+        p.pubdb.execute("UPDATE t SET v = 'y' WHERE id = 1")
+        p.until(_WAITING, task=task)
+        local.execute("UPDATE u SET v = 'local' WHERE id = 1; COMMIT")
+        p.until("SELECT v = 'y' FROM t", task=task)
+        first.execute("COMMIT")
+    p.until("SELECT v = 'held' FROM u", task=task)
+    p.stop(task)
+
+
+def test_a_transaction_that_is_applied_waits_for_the_ledger_as_long_as_it_takes(
+    parallel: Parallel, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refresh that empties tables holds apply's row while it waits for their locks."""
+    monkeypatch.setattr(applier, "LOCK_TIMEOUT", "100ms")
+    p = parallel()
+    task = p.start()
+    with closing(p.subdb.connect()) as local, publishing(p, "INSERT INTO t VALUES (1, 'x')") as session:
+        wait_open(p, task)
+        local.execute("BEGIN; SELECT FROM pgsub.progress FOR UPDATE")
+        session.execute("COMMIT")
+        p.until(_WAITING, task=task)
+        local.execute("SELECT pg_sleep(0.5); COMMIT")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.stop(task)
+    assert not replays()
+
+
+def test_a_transaction_whose_wait_for_the_ledger_ends_in_a_deadlock_is_replayed(
+    parallel: Parallel, replays: Replays
+) -> None:
+    p = parallel()
+    task = p.start()
+    with closing(p.subdb.connect()) as local, publishing(p, "INSERT INTO t VALUES (1, 'x')") as session:
+        wait_open(p, task)
+        local.execute("SET deadlock_timeout = '60s'; BEGIN; SELECT FROM pgsub.progress FOR UPDATE")
+        session.execute("COMMIT")
+        p.until(_WAITING, task=task)
+        local.execute("INSERT INTO t VALUES (1, 'local'); ROLLBACK")
+    p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.stop(task)
+    assert "deadlock" in replays()[0]
