@@ -105,6 +105,7 @@ def retype_column(sides: Sides, chance: random.Random) -> str:
     if found is not None and found[1].kind in RETYPED:
         table, column = found
         kind = RETYPED[column.kind]
+        table.alike = table.alike and column.wide == column.kind  # 0.1 of another width is another number
         text = _SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {} USING {}::{}")
         name = Identifier(column.name)
         sides.everywhere(text.format(table.name, name, _SQL(kind), name, _SQL(kind)))

@@ -13,7 +13,7 @@ from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.target.connect import translate
-from pgsub.target.relation import RelationMap
+from pgsub.target.mapping import RelationMap
 from pgsub.target.statements import Statement
 
 _SHOWN = 64  #: bytes of a value in a message, as the server truncates them

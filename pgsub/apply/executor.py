@@ -19,12 +19,15 @@ from pgsub.apply.rows import RowWriter
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, TypeName, Update
+from pgsub.protocol.messages import Delete, Message, Relation, Truncate, TypeName, Update
+from pgsub.protocol.reader import INT32
 from pgsub.target import statements
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
-from pgsub.target.relation import RelationMap
 
 _DESCRIBING = frozenset(b"RY")
+_INSERT = ord("I")
+_RELID = INT32.unpack_from
 #: Missing rows that are kept in memory before they are handed on.
 MISSING_ROWS = 1000
 
@@ -52,6 +55,7 @@ class Executor:
         self._spill = spill
         self._touched: dict[tuple[str, str], int] = {}
         self._replaced: list[tuple[str, str]] = []
+        self._admitted: dict[int, RelationMap] = {}
 
     @property
     def changes(self) -> int:
@@ -83,7 +87,7 @@ class Executor:
     def begin(self) -> None:
         """A target transaction was opened."""
         self._rows.begin()
-        self._touched, self._replaced = {}, []
+        self._touched, self._replaced, self._admitted = {}, [], {}
 
     def feed(self, transaction: RemoteTransaction, payloads: Iterable[bytes], admits: Filter) -> None:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
@@ -91,8 +95,14 @@ class Executor:
         :param payloads: pgoutput messages in order.
         :raises PgsubError: located; the target transaction is aborted.
         """
+        relid_at = 5 if transaction.in_stream else 1
         with self._locating():
             for payload in payloads:
+                if payload[0] == _INSERT and len(payload) >= relid_at + 4:
+                    relation = self._target(transaction, "INSERT", _RELID(payload, relid_at)[0], admits)
+                    if relation is not None:
+                        self._rows.insert(transaction, relation, payload)
+                    continue
                 self._one(transaction, decode_change(payload, transaction.in_stream), admits)
                 if len(self._rows.missing) >= MISSING_ROWS and self._spill is not None:
                     self._rows.sync()
@@ -155,6 +165,7 @@ class Executor:
             self._relations.learn_type(message)
         elif isinstance(message, Relation):
             self._relations.learn(message)
+            self._admitted.pop(message.relid, None)
 
     def _taken(self) -> list[MissingRow]:
         missing, self._rows.missing = self._rows.missing, []
@@ -194,10 +205,6 @@ class Executor:
 
     def _one(self, transaction: RemoteTransaction, message: Message, admits: Filter) -> None:
         match message:
-            case Insert():
-                relation = self._target(transaction, "INSERT", message.relid, admits)
-                if relation is not None:
-                    self._rows.insert(Place(transaction, "INSERT", relation, message.new))
             case Update():
                 relation = self._target(transaction, "UPDATE", message.relid, admits)
                 if relation is not None:
@@ -215,6 +222,9 @@ class Executor:
     def _target(
         self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
     ) -> RelationMap | None:
+        admitted = self._admitted.get(relid)
+        if admitted is not None:  # once it is, whatever ends later is: states are fixed for this transaction
+            return admitted
         relations, remote = self._relations, self._relations.remote(relid)
         oid = relations.oid(relid)
         if oid is None:
@@ -229,6 +239,7 @@ class Executor:
         if relation is None:
             with self._asking(transaction, message_type, remote):
                 relation = relations.make(relid, taken)
+        self._admitted[relid] = relation
         return relation
 
     @contextlib.contextmanager

@@ -123,7 +123,6 @@ class ApplyLoop:
         self._committer.recorded = True  # an earlier worker may have left something
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
-        role.attach(self)
 
     @property
     def remote_lsn(self) -> int:
@@ -138,6 +137,7 @@ class ApplyLoop:
         """
         self._receiver.start()
         try:
+            self._role.attach(self)  # may ask the target, and that may be gone
             while True:
                 self._burst(self._receiver.take(0.05 if self._batch else 0.1))
                 if self._batch and (self._done or self._receiver.idle() or self._full()):

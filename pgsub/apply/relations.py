@@ -14,7 +14,8 @@ from pgsub.errors import ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
 from pgsub.target import remedy, roles
-from pgsub.target.relation import RelationMap, describe, find_oids, map_relation, missing, name_of, renamed
+from pgsub.target.mapping import RelationMap, map_relation, missing
+from pgsub.target.relation import describe, find_oids, name_of, renamed
 from pgsub.target.statements import Statement
 
 Name = tuple[str, str]

@@ -12,11 +12,15 @@ import psycopg
 from pgsub.apply import conflict
 from pgsub.apply.conflict import MissingRow, Place
 from pgsub.apply.relations import RelationCache
+from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import PgsubError, ProtocolViolation
-from pgsub.protocol.messages import Tuple
+from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.messages import Insert, Tuple
 from pgsub.target import copyin, roles, statements
+from pgsub.target.mapping import RelationMap, check_updatable
 from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
-from pgsub.target.relation import RelationMap, TargetRelation, check_updatable
+from pgsub.target.relation import TargetRelation
 from pgsub.target.statements import Statement
 
 #: Inserts in a row from which COPY pays for its two extra round trips.
@@ -47,9 +51,9 @@ class RowWriter:
         self._connection = connection
         self._relations = relations
         self._pipeline = Pipeline(connection)
-        self._inserts: list[Tuple] = []
+        self._inserts: list[bytes] = []  #: INSERT messages, undecoded
         self._insert_bytes = 0
-        self._insert_place: Place | None = None
+        self._insert_of: tuple[RemoteTransaction, RelationMap] | None = None  #: the first one's
         self.copies = True
         self.changes = 0
         self.missing: list[tuple[int, MissingRow]] = []
@@ -59,56 +63,68 @@ class RowWriter:
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is waiting."""
-        self._inserts, self._insert_place, self._insert_bytes = [], None, 0
+        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         self.missing, self.depth, self._role = [], 0, None
 
-    def insert(self, place: Place) -> None:
-        """Insert ``place.new``, perhaps together with the inserts that follow."""
-        relation, row = place.relation, place.new
-        assert relation is not None and row is not None
-        _check_width(relation, row)
+    def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
+        """Insert the row of a message, perhaps together with those of the messages that follow.
+
+        :param payload: an INSERT message; malformed ones are refused when they are written.
+        """
         if not self.copies:
-            self.changes += 1
-            self._send(self._insert_statement(place, relation), place, None)
+            self._insert(transaction, relation, [payload])
             return
-        if self._insert_place is not None and self._insert_place.relation is not relation:
+        pending = self._insert_of
+        if pending is None:
+            self._insert_of = transaction, relation
+        elif pending[1] is not relation or pending[0].in_stream != transaction.in_stream:
             self.flush()
-        if self._insert_place is None:
-            self._insert_place = place
-        self._inserts.append(row)
-        self._insert_bytes += sum([len(v) for v in row.values if v is not None])
+            self._insert_of = transaction, relation
+        self._inserts.append(payload)
+        self._insert_bytes += len(payload)
         if len(self._inserts) >= COPY_ROWS or self._insert_bytes >= COPY_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write the inserts that wait: whatever comes next may depend on them."""
-        place, rows = self._insert_place, self._inserts
-        if place is None or place.relation is None:
+        if self._insert_of is None:
             return
-        self._insert_place, self._inserts, self._insert_bytes = None, [], 0
-        self.changes += len(rows)
+        (transaction, relation), payloads = self._insert_of, self._inserts
+        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         # COPY without a column list means all columns of the target, not none
-        form = copyin.format_of(rows) if len(rows) >= COPY_FROM and place.relation.columns else None
-        if form is not None:
-            self._copy(place, rows, binary=form == "binary")
-            return
-        statement = self._insert_statement(place, place.relation)
-        for row in rows:
-            self._send(statement, Place(place.transaction, "INSERT", place.relation, row), None)
+        if len(payloads) < COPY_FROM or not relation.columns or not self._copied(transaction, relation, payloads):
+            self._insert(transaction, relation, payloads)
 
-    def _insert_statement(self, place: Place, relation: RelationMap) -> Statement:
-        return self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
+    def _insert(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            message = decode_change(payload, transaction.in_stream)
+            assert isinstance(message, Insert)
+            place = Place(transaction, "INSERT", relation, message.new)
+            _check_width(relation, message.new)
+            statement = self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
+            self._send(statement, place, None)
+        self.changes += len(payloads)
 
-    def _copy(self, place: Place, rows: list[Tuple], *, binary: bool) -> None:
-        relation = place.relation
-        assert relation is not None
+    def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
+        """COPY the rows; False where they do not fit into one stream."""
+        groups, _ = columnar.decode(payloads, transaction.in_stream)
+        rows = groups[0].new
+        if len(groups) != 1 or rows is None or len(rows.kinds) != len(relation.columns):
+            return False  # and which message is to blame is found where each is decoded by itself
+        form = columnar_copy.formats(rows)
+        if form == "mixed":
+            return False
+        place = Place(transaction, "INSERT", relation)
         self._become(relation.target.acts_as, place)
         self._pipeline.sync()
+        binary = form == "binary"
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
-            copyin.run(self._connection, statement, rows, binary=binary)
+            copyin.run(self._connection, statement, columnar_copy.copy_stream(groups[0], binary=binary))
         except psycopg.Error as error:
             raise StatementFailed(place, error, None) from None
+        self.changes += len(payloads)
+        return True
 
     def update(self, place: Place) -> None:
         """Update the row that ``place.old`` or the key of ``place.new`` finds."""
@@ -186,7 +202,7 @@ class RowWriter:
 
     def leave(self) -> None:
         """Out of the pipeline, whatever it says: the session is about to roll back."""
-        self._inserts, self._insert_place, self._insert_bytes = [], None, 0
+        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         self._pipeline.sync()
 
     def _become(self, role: str | None, place: Place | None = None) -> None:

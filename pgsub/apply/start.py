@@ -131,6 +131,9 @@ def _session(spec: WorkerSpec) -> TargetSession:
     name = SessionName(sub.subid, spec.role, claim.epoch)
     connection = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit)
     try:
+        # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
+        # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
+        connection.execute("SET enable_seqscan = off")
         progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
         return TargetSession(
             connection, progress, RelationCache(connection, sub, replica=target.is_replica(connection))

@@ -15,7 +15,8 @@ import psycopg
 from pgsub.errors import ApplyError, SchemaFault
 from pgsub.protocol.messages import Tuple
 from pgsub.target import remedy
-from pgsub.target.relation import RelationMap, TargetColumn
+from pgsub.target.mapping import RelationMap
+from pgsub.target.relation import TargetColumn
 from pgsub.target.statements import Statement
 
 _HEADER = 4  #: VARHDRSZ, part of the modifier of character types and numeric
@@ -41,7 +42,7 @@ def explained(
     """
     state = error.sqlstate or ""
     if state == _NOT_NULL:
-        return _null(fault, error.diag.column_name, relation)
+        return _null(fault, error.diag, relation)
     if state[:2] != "22" and state != _DOMAIN_CHECK:
         return fault
     position = _parameter(error, statement)
@@ -50,10 +51,13 @@ def explained(
     return fault if position is None else _narrow(fault, relation, position)
 
 
-def _null(fault: ApplyError, column: str | None, relation: RelationMap) -> ApplyError:
+def _null(fault: ApplyError, diag: psycopg.errors.Diagnostic, relation: RelationMap) -> ApplyError:
+    target, column = relation.target, diag.column_name
+    if (diag.schema_name, diag.table_name) != (target.schema, target.name) or column is None:
+        return fault  # a partition's, or another table's that a trigger writes to
     fault.column = column
-    if column is not None and column not in relation.target.identity:
-        fault.hint = remedy.hint(remedy.nullable(relation.target.schema, relation.target.name, column))
+    if column not in target.identity:
+        fault.hint = remedy.hint(remedy.nullable(target.schema, target.name, column))
     return fault
 
 

@@ -8,10 +8,9 @@ copy new tables by the old publications.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,20 @@ from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alteration, definition, passwords, preflight, refreshing, two_phase_change
+from pgsub.commands import alter_ends, alteration, definition, refreshing, two_phase_change
+from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refreshing import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.commands.wait import WaitOptions, wait
-from pgsub.errors import PgsubError, StateForbids, SubscriptionExists, TimeoutExpired
+from pgsub.errors import PgsubError, SubscriptionExists, TimeoutExpired
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, membership, two_phase
+from pgsub.target import membership, two_phase
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -45,20 +45,6 @@ LET_GO_SECONDS = 45.0
 NOTICE_SECONDS = 1.0
 #: How long apply may take to get past the creation of a new publication.
 CONFIRM_SECONDS = 30.0
-
-
-@dataclass(slots=True)
-class _Ends:
-    """New connection strings: with their passwords, for this command, and as they will be stored."""
-
-    params: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
-    files: dict[str, Path] = field(default_factory=dict)
-
-    def secret(self, side: str, stored: str) -> str:
-        """The connection string to use now; ``stored`` where it does not change."""
-        from pgsub import conninfo as ci
-
-        return ci.join(self.params[side]) if side in self.params else stored
 
 
 def alter(options: AlterOptions, *, reporter: Reporter) -> None:
@@ -101,13 +87,13 @@ def _alter_with_servers(
     deadline: float | None,
 ) -> None:
 
-    ends = _ends(options, sub)
+    ends = alter_ends.given(options, sub)
     with contextlib.ExitStack() as stack:
         reached = replace(sub, target=ends.secret("target", sub.target))
         connection = ends.secret("publisher", sub.connection)
         session = stack.enter_context(opened(reached))
         stack.enter_context(membership.maintenance(session, sub.subid, sub.name))
-        _ends_and_slot(options, session, sub, fields, ends, reporter)
+        alter_ends.check(options, session, sub, fields, ends, reporter)
         if options.two_phase is not None and alteration.asks_two_phase(options, sub):
             stack.enter_context(two_phase_change.alone(session, sub, options.state_dir))
             new = replace(sub, **fields)
@@ -138,31 +124,6 @@ def _alter_with_servers(
         service.redefined(wanted.sub)
         session.close()
         conclude(service, wanted, before, options, deadline)
-
-
-def _ends_and_slot(
-    options: AlterOptions,
-    session: psycopg.Connection,
-    sub: Subscription,
-    fields: dict[str, Any],
-    ends: _Ends,
-    reporter: Reporter,
-) -> None:
-    """Whether both ends may be what they will be; then the slot, which follows ``failover`` at once."""
-    if options.target is not None:
-        fields |= _new_target(session, sub, reporter)
-    connection = ends.secret("publisher", sub.connection)
-    stored = options.connection is None and passwords.stored(sub, options.state_dir)
-    passwords.check(
-        session,
-        replace(sub, **fields),
-        given=options.settings.get("password_required"),
-        holds_password=stored or "publisher" in ends.files,
-    )
-    if options.connection is not None:
-        _new_publisher(session, replace(sub, **fields), connection, reporter)
-    if "failover" in fields:
-        _alter_slot(connection, sub, fields["failover"])
 
 
 def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:
@@ -207,89 +168,9 @@ def _pass_creation(
     )
 
 
-def _ends(options: AlterOptions, sub: Subscription) -> _Ends:
-
-    ends, token = _Ends(), secrets.token_hex(4)
-    if options.connection is not None:
-        ends.params["publisher"] = definition.publisher_parameters(options.connection)
-    if options.target is not None:
-        ends.params["target"] = definition.target_parameters(options.target, options.environment)
-    for side, params in ends.params.items():
-        if ci.split_password(params)[1] is not None:
-            # never the file in use: workers of the old definition may read it until they have ended
-            ends.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
-    return ends
-
-
-def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
-    """Another way to the same database: the one whose ledger knows the subscription.
-
-    :return: the fields that depend on the role.
-    """
-
-    warnings = preflight.check_target(session)
-    ledger.identity(session, sub.subid)
-    row = session.execute(
-        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    if sub.dboid and row[1] != sub.dboid:
-        raise StateForbids(
-            "the new target is another database",
-            detail=f"The subscription replicates into the database with OID {sub.dboid}, this one has OID {row[1]}.",
-            hint="A subscription stays with its database. Create another one for another target.",
-        )
-    _check_prepared(session, sub)
-    for warned in warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
-    return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
-
-
-def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
-    """What the old role prepared the new one must be able to commit."""
-    others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
-    if others:
-        raise StateForbids(
-            "the new target's role cannot finish the subscription's prepared transactions",
-            detail=f"They were prepared by role {', '.join(others)}; only that role or a superuser may commit them.",
-            hint="Let them be committed or rolled back on the publisher, and let the subscription catch up.",
-            sqlstate="42501",
-        )
-
-
-def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
-    """Another way to the same publisher, or to the standby that took its place."""
-
-    if ledger.identity(session, sub.subid).system_identifier is None:
-        return  # as in the server: what was never connected is not connected now
-    refreshing.verify_publisher(session, sub, connection)
-    if sub.slot_name is None:
-        return
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
-        state = slots.slot_state(source, sub.slot_name)
-    if state is None or state.wal_status == "lost":
-        reporter.warning(
-            f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
-            "Workers will end with an error until there is one that goes back far enough.",
-        )
-
-
-def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
-
-    assert sub.slot_name is not None
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
-        if replication.info.server_version < slots.FAILOVER_VERSION:
-            raise StateForbids(
-                "the publisher has no failover slots",
-                detail="They came with PostgreSQL 17.",
-                sqlstate="0A000",
-            )
-        slots.alter_slot(replication, sub.slot_name, failover=failover)
-
-
 @contextlib.contextmanager
 def _redefined(
-    session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], ends: _Ends
+    session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], ends: Ends
 ) -> Iterator[None]:
     """Write the definition, ledger first; taken back if what follows is refused."""
 

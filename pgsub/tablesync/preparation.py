@@ -19,8 +19,9 @@ from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
+from pgsub.target.mapping import column_faults, missing
 from pgsub.target.owner import must_use_password
-from pgsub.target.relation import TargetRelation, column_faults, describe_many, missing
+from pgsub.target.relation import TargetRelation, describe_many
 from pgsub.target.remedy import column_types
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.errors import SchemaFault
-from pgsub.target.relation import RelationMap, TargetColumn, TargetRelation
+from pgsub.target.mapping import RelationMap
+from pgsub.target.relation import TargetColumn, TargetRelation
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.sql import Identifier, Literal
-from workload import TYPES, Run, Table, Workload, grow_table, published
+from workload import TYPES, Table, Workload, grow_table, published
+from workload_run import Run
 
 from pgsub.apply import applier, loop
 from pgsub.apply.applier import Applier

@@ -8,7 +8,7 @@ from fix_pair import MakePair
 from pgsub.apply import rows
 from pgsub.errors import SchemaFault
 from pgsub.target import statements
-from pgsub.target.relation import RelationMap
+from pgsub.target.mapping import RelationMap
 
 #: Longer than what a tuple keeps inline, and not compressible.
 TOAST = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"
@@ -266,3 +266,19 @@ def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monk
     assert len(built) > 200
     p.same("f")
     assert p.events() == []
+
+
+def test_a_table_that_grows_within_a_transaction_is_not_read_whole_for_each_row(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    p.apply("INSERT INTO t VALUES (0, 'x')")
+    p.subdb.execute("VACUUM ANALYZE t")  # known to be of one row
+    p.apply(
+        "UPDATE t SET v = 'y'; UPDATE t SET v = 'z'; UPDATE t SET v = 'a'; UPDATE t SET v = 'b'; UPDATE t SET v = 'c';"
+        "UPDATE t SET v = 'd'; INSERT INTO t SELECT g, 'x' FROM generate_series(1, 3000) g;"
+        "UPDATE t SET v = v || '!'; DELETE FROM t WHERE id % 2 = 0"
+    )
+    p.same("t")
+    p.subdb.execute("SELECT pg_stat_force_next_flush()")
+    read = "SELECT seq_tup_read < 100000 FROM pg_stat_user_tables WHERE relname = 't'"  # else nine million
+    p.subdb.wait("SELECT n_tup_del > 0 FROM pg_stat_user_tables WHERE relname = 't'")
+    assert p.subdb.value(read)

@@ -10,10 +10,12 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from protocol.encoding import encode, text_tuple
 from psycopg import sql
 
 from pgsub.errors import TargetUnavailable
-from pgsub.protocol.messages import Tuple
+from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.messages import Column, Insert, Relation
 from pgsub.target import connect as target
 from pgsub.target import copyin
 from pgsub.target import pipeline as pipelines
@@ -160,12 +162,11 @@ def test_a_lost_session_is_the_targets_absence(connect: Connect) -> None:
 def test_copied_text_is_the_same_text(connect: Connect, rows: list[tuple[str | None, ...]]) -> None:
     session = connect()
     session.execute("CREATE TEMP TABLE c (a text, b text, c text)")
-    tuples = [
-        Tuple(b"".join(b"n" if v is None else b"t" for v in row), tuple(v and v.encode() for v in row)) for row in rows
-    ]
-    tuples = [Tuple(t.kinds, tuple(b"" if v == "" else v for v in t.values)) for t in tuples]
+    relation = Relation(1, "public", "c", "d", tuple(Column(0, name, 25, -1) for name in "abc"))
+    tuples = [text_tuple([None if v is None else v.encode() for v in row]) for row in rows]
+    [changes], _ = columnar.decode([encode(Insert(relation.relid, one)) for one in tuples], False)
     for binary in (False, True):
-        copyin.run(session, _copy(binary), tuples, binary=binary)
+        copyin.run(session, _copy(binary), columnar_copy.copy_stream(changes, binary=binary))
     found = session.execute("SELECT a, b, c FROM c ORDER BY ctid").fetchall()
     session.execute("DROP TABLE c")
     assert found == rows + rows
@@ -173,15 +174,6 @@ def test_copied_text_is_the_same_text(connect: Connect, rows: list[tuple[str | N
 
 def _copy(binary: bool) -> sql.Composed:
     return sql.SQL("COPY pg_temp.c FROM STDIN{}").format(sql.SQL(" WITH (FORMAT binary)" if binary else ""))
-
-
-def test_rows_of_one_kind_go_into_one_stream() -> None:
-    text, binary, null = Tuple(b"tn", (b"1", None)), Tuple(b"bn", (b"1", None)), Tuple(b"nn", (None, None))
-    assert copyin.format_of([text, null]) == "text"
-    assert copyin.format_of([null, binary]) == "binary"
-    assert copyin.format_of([null]) == "text"
-    assert copyin.format_of([text, binary]) is None
-    assert copyin.format_of([Tuple(b"tb", (b"1", b"1"))]) is None
 
 
 def test_sessions_are_what_apply_relies_on(subdb: Database) -> None:

@@ -16,7 +16,7 @@ from pgsub.commands.preflight.facts import Facts, Type, Unique
 from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
 from pgsub.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
-from pgsub.target.relation import check_updatable, column_faults, map_relation
+from pgsub.target.mapping import check_updatable, column_faults, map_relation
 
 _STOPS = "Replication of this table stops at its first change until the target table fits."
 _FITS = "Change the target's table, or make sure that no row of the publisher is concerned."
@@ -59,9 +59,11 @@ def misfits(
 
     :param binary: whether values come in the binary format.
     """
-    faults = column_faults(dict.fromkeys(pair.sent), pair.table.target)
+    known = pair.source.columns
+    types_ = {name: known[name].type_text if name in known else None for name in pair.sent}
+    faults = column_faults(types_, pair.table.target)
     for fault in faults:
-        yield _about(pair, fault.message, hint=_STOPS)
+        yield _about(pair, fault.message, hint=f"{_STOPS}\n{fault.hint}")
     yield from _types(pair, source_types, target_types, binary=binary)
     yield from _nulls(pair)
     yield from _generated(pair)

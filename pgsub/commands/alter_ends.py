@@ -1,0 +1,140 @@
+"""The two ends of a subscription that is altered: new connection strings, and whether both may be what they will be."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub import conninfo as ci
+from pgsub.commands import definition, passwords, preflight, refreshing
+from pgsub.commands.alteration import AlterOptions
+from pgsub.commands.reporter import Reporter
+from pgsub.errors import StateForbids
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.subscription import Subscription
+from pgsub.target import ledger, two_phase
+
+
+@dataclass(slots=True)
+class Ends:
+    """New connection strings: with their passwords, for this command, and as they will be stored."""
+
+    params: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def secret(self, side: str, stored: str) -> str:
+        """The connection string to use now; ``stored`` where it does not change."""
+        return ci.join(self.params[side]) if side in self.params else stored
+
+
+def given(options: AlterOptions, sub: Subscription) -> Ends:
+    """What the options say of the ends; passwords get new files."""
+    ends, token = Ends(), secrets.token_hex(4)
+    if options.connection is not None:
+        ends.params["publisher"] = definition.publisher_parameters(options.connection)
+    if options.target is not None:
+        ends.params["target"] = definition.target_parameters(options.target, options.environment)
+    for side, params in ends.params.items():
+        if ci.split_password(params)[1] is not None:
+            # never the file in use: workers of the old definition may read it until they have ended
+            ends.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
+    return ends
+
+
+def check(
+    options: AlterOptions,
+    session: psycopg.Connection,
+    sub: Subscription,
+    fields: dict[str, Any],
+    ends: Ends,
+    reporter: Reporter,
+) -> None:
+    """Whether both ends may be what they will be; then the slot, which follows ``failover`` at once.
+
+    :param session: on the target as it will be.
+    :param fields: those that change; the ones that depend on the target's role are added.
+    :raises PgsubError: they may not.
+    """
+    if options.target is not None:
+        fields |= _new_target(session, sub, reporter)
+    connection = ends.secret("publisher", sub.connection)
+    stored = options.connection is None and passwords.stored(sub, options.state_dir)
+    passwords.check(
+        session,
+        replace(sub, **fields),
+        given=options.settings.get("password_required"),
+        holds_password=stored or "publisher" in ends.files,
+    )
+    if options.connection is not None:
+        _new_publisher(session, replace(sub, **fields), connection, reporter)
+    if "failover" in fields:
+        _alter_slot(connection, sub, fields["failover"])
+
+
+def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
+    """Another way to the same database: the one whose ledger knows the subscription.
+
+    :return: the fields that depend on the role.
+    """
+    warnings = preflight.check_target(session)
+    ledger.identity(session, sub.subid)
+    row = session.execute(
+        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    if sub.dboid and row[1] != sub.dboid:
+        raise StateForbids(
+            "the new target is another database",
+            detail=f"The subscription replicates into the database with OID {sub.dboid}, this one has OID {row[1]}.",
+            hint="A subscription stays with its database. Create another one for another target.",
+        )
+    _check_prepared(session, sub)
+    for warned in warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+    return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
+
+
+def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
+    """What the old role prepared the new one must be able to commit."""
+    others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
+    if others:
+        raise StateForbids(
+            "the new target's role cannot finish the subscription's prepared transactions",
+            detail=f"They were prepared by role {', '.join(others)}; only that role or a superuser may commit them.",
+            hint="Let them be committed or rolled back on the publisher, and let the subscription catch up.",
+            sqlstate="42501",
+        )
+
+
+def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
+    """Another way to the same publisher, or to the standby that took its place."""
+    if ledger.identity(session, sub.subid).system_identifier is None:
+        return  # as in the server: what was never connected is not connected now
+    refreshing.verify_publisher(session, sub, connection)
+    if sub.slot_name is None:
+        return
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+        state = slots.slot_state(source, sub.slot_name)
+    if state is None or state.wal_status == "lost":
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
+            "Workers will end with an error until there is one that goes back far enough.",
+        )
+
+
+def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
+    assert sub.slot_name is not None
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+        if replication.info.server_version < slots.FAILOVER_VERSION:
+            raise StateForbids(
+                "the publisher has no failover slots",
+                detail="They came with PostgreSQL 17.",
+                sqlstate="0A000",
+            )
+        slots.alter_slot(replication, sub.slot_name, failover=failover)
