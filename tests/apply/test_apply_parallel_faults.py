@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import itertools
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import psycopg
 import pytest
+from fix_pair import Pair
 from fix_parallel import TABLE, Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
 from pgsub.apply.start import streams
+from pgsub.apply.worker import ApplyRole
 from pgsub.errors import ApplyError, Fenced
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
@@ -132,6 +137,42 @@ def test_a_worker_that_was_taken_over_opens_no_further_session(parallel: Paralle
         with pytest.raises(Fenced):
             opened.open_session()
     p.until("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'", value=0)
+
+
+def _take_origins(stack: ExitStack, p: Pair) -> None:
+    """Use up all that the target has (max_active_replication_origins)."""
+    with suppress(psycopg.errors.ConfigurationLimitExceeded):
+        for number in itertools.count():
+            session = stack.enter_context(closing(p.subdb.connect()))
+            session.execute(f"SELECT pg_replication_origin_create('taken{number}')".encode())
+            session.execute(f"SELECT pg_replication_origin_session_setup('taken{number}')".encode())
+
+
+def test_nothing_is_applied_early_by_a_session_without_an_origin(parallel: Parallel, replays: Replays) -> None:
+    """A peer that subscribes to the target with origin = none would get it back."""
+    p = parallel()
+    task = p.start()
+    p.pubdb.wait("SELECT active FROM pg_replication_slots WHERE slot_name = %s", p.sub.slot_name)
+    with ExitStack() as stack:
+        _take_origins(stack, p)
+        p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
+        p.until("SELECT count(*) = 1 FROM t", task=task)
+    p.stop(task)
+    assert "no replication origin is free" in replays()[0]
+    assert p.subdb.value("SELECT roident > 0 FROM t, pg_xact_commit_timestamp_origin(t.xmin)")
+
+
+def test_early_work_that_begins_right_after_a_table_became_ready_is_not_in_vain(parallel: Parallel) -> None:
+    p = parallel(state="s")
+    p.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = '0/1'")
+    spec = p.spec(p.take_over())
+    with streams(spec) as opened:
+        role = ApplyRole(opened, spec)
+        role.attach(SimpleNamespace(remote_lsn=2, position=2))
+        role.boundary(None)
+        early = role.admits_early()
+        assert early is not None
+        assert early[0] == p.subdb.value("SELECT states_version FROM pgsub.progress WHERE worker = 0")
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
