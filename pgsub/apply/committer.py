@@ -131,6 +131,7 @@ class Committer:
                 if not self._ending.rolled_back():
                     raise
                 relations.restore(before)
+                self._executor.forget()
                 if error.sqlstate == _DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
                     continue
                 if error.directive is not Directive.FAULT:

@@ -136,6 +136,10 @@ class Executor:
         with contextlib.suppress(StatementFailed):
             self._rows.leave()
 
+    def forget(self) -> None:
+        """The target transaction was rolled back, and psycopg may have deallocated what was prepared for it."""
+        self._rows.forget()
+
     def savepoint(self) -> None:
         """Changes from here on can be taken back by :meth:`rollback_to`."""
         self._rows.command(statements.SAVEPOINT)

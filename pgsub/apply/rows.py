@@ -206,6 +206,10 @@ class RowWriter:
         self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         self._pipeline.sync()
 
+    def forget(self) -> None:
+        """Prepare every statement anew."""
+        self._pipeline.reset()
+
     def _become(self, role: str | None, place: Place | None = None) -> None:
         """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
         if role == self._role:

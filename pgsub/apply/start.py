@@ -118,7 +118,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         own,
         sender,
         Assembler(spool, parallel_streaming=parallel),
-        partial(_session, spec),
+        partial(_further_session, spec),
         standby,
         timing,
         appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger.APPLY else 0,
@@ -142,6 +142,20 @@ def _session(spec: WorkerSpec) -> TargetSession:
     except BaseException:
         connection.close()
         raise
+
+
+def _further_session(spec: WorkerSpec) -> TargetSession:
+    """One more, while the claim stands: a take-over ended those that it found, and this one may have come too late.
+
+    :raises Fenced: the epoch was raised.
+    """
+    session = _session(spec)
+    try:
+        session.progress.control()
+    except BaseException:
+        session.connection.close()
+        raise
+    return session
 
 
 def _two_phase(

@@ -247,10 +247,12 @@ class Assembler:
                     message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
                 )
             case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid):
+                self._discard(xid)
                 return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED)
             case RollbackPrepared():
                 # the message has no start of its record, only the end: any LSN inside the record covers alike
                 end = message.rollback_end_lsn
+                self._discard(message.xid)
                 return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
             case LogicalMessage():  # of no transaction: the decoder lets no other pass here
                 if self.emitted is not None:
@@ -281,16 +283,27 @@ class Assembler:
                 self.watch.stopped(stream.xid, stream.spooled)
 
     def _aborted(self, message: StreamAbort) -> None:
-        stream = self._streams.get(message.xid)
-        if stream is None:
-            return
-        if self.watch is not None:
-            self.watch.aborted(message.xid, message.subxid)
         if message.xid == message.subxid:
-            del self._streams[message.xid]
-            stream.spooled.remove()
-        else:
+            self._discard(message.xid)
+            return
+        stream = self._streams.get(message.xid)
+        if stream is not None:
+            if self.watch is not None:
+                self.watch.aborted(message.xid, message.subxid)
             stream.spooled.abort(message.subxid)
+
+    def _discard(self, xid: int) -> None:
+        """A transaction in progress comes to nothing.
+
+        One that was prepared before the stream began is not sent again as prepared, but when it is the largest that a
+        full memory of the publisher holds (ReorderBufferCheckMemoryLimit) its changes are streamed all the same, and
+        nothing but COMMIT PREPARED or ROLLBACK PREPARED ends that.
+        """
+        stream = self._streams.pop(xid, None)
+        if stream is not None:
+            if self.watch is not None:
+                self.watch.aborted(xid, xid)
+            stream.spooled.remove()
 
     def _streamed(self, xid: int, finish_lsn: int, end_lsn: int, at: int, kind: Kind) -> RemoteTransaction:
         stream = self._streams.pop(xid, None) or _Stream(xid, self._spool.open(xid))

@@ -203,6 +203,7 @@ class Decoder:
         committed = isinstance(message, CommitPrepared)
         self._check_outside("COMMIT PREPARED" if committed else "ROLLBACK PREPARED")
         self._check_progress(message.end_lsn if isinstance(message, CommitPrepared) else message.rollback_end_lsn)
+        self._streamed.discard(message.xid)  # a publisher streams what was prepared before the stream began
 
     def _origin(self, _message: Origin) -> None:
         if self.stream_xid is None and (self._open is None or self._changed):

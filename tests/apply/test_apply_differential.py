@@ -176,9 +176,15 @@ class Subscribers:
         deadline = time.monotonic() + 60
         for database in (self.native, self.subdb):
             while not database.value(query, number):
-                assert time.monotonic() < deadline, f"{database.name} did not get there"
+                assert time.monotonic() < deadline, f"{database.name} is behind:\n{self._doing(database)}"
                 self._run()
                 time.sleep(0.005)
+
+    def _doing(self, database: Database) -> str:
+        """What the sessions of a target wait for, and the end of its server's log."""
+        query = "SELECT ROW(pid, application_name, state, wait_event, pg_blocking_pids(pid), query)::text"
+        rows = database.rows(f"{query} FROM pg_stat_activity WHERE datname = current_database()")
+        return "\n".join([*(row for (row,) in rows), database.server.log.read_text(errors="replace")[-3000:]])
 
     def _marker(self) -> Identifier:
         return Identifier(self.name, "marker")
@@ -204,7 +210,8 @@ class Subscribers:
     def _compare_with_publisher(self) -> None:
         for table in [one for one in self.tables if one.alike]:
             wide = sql.SQL(", ").join(
-                sql.SQL("{}::{}").format(Identifier(c.name), sql.SQL(c.wide)) for c in (*table.key, *table.columns)
+                sql.SQL("{}::text::{}").format(Identifier(c.name), sql.SQL(c.wide))
+                for c in (*table.key, *table.columns)
             )
             assert self.rows(self.subdb, table, wide) == self.rows(self.pubdb, table, wide), table.name
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
-from fix_parallel import Parallel, Replays, publishing, wait_open
+from fix_parallel import TABLE, Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
-from pgsub.errors import ApplyError
+from pgsub.apply.start import streams
+from pgsub.errors import ApplyError, Fenced
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 _REFUSING = """
@@ -120,3 +122,40 @@ def test_a_transaction_whose_wait_for_the_ledger_ends_in_a_deadlock_is_replayed(
     p.until("SELECT count(*) = 1 FROM t", task=task)
     p.stop(task)
     assert "deadlock" in replays()[0]
+
+
+def test_a_worker_that_was_taken_over_opens_no_further_session(parallel: Parallel) -> None:
+    """Its own were ended by the take-over; one that came later would hold locks that nobody looks for."""
+    p = parallel()
+    with streams(p.spec(p.take_over())) as opened:
+        p.take_over()
+        with pytest.raises(Fenced):
+            opened.open_session()
+    p.until("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'", value=0)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_of_a_prepared_transaction_that_is_streamed_again_nothing_stays(
+    parallel: Parallel, tmp_path: Path, end: str
+) -> None:
+    """A new stream does not send the PREPARE again, but its changes where memory is short."""
+    p = parallel(f"{TABLE}; CREATE TABLE log (v text)", two_phase="p")
+    p.pubdb.execute(
+        f"ALTER DATABASE {p.pubdb.name} RESET debug_logical_replication_streaming;"
+        f" ALTER DATABASE {p.pubdb.name} SET logical_decoding_work_mem = '64kB'"
+    )
+    p.apply("INSERT INTO t VALUES (0, 'x')")
+    rows = "INSERT INTO {} SELECT repeat('x', 500) FROM generate_series(1, {}) g"
+    p.pubdb.execute(f"BEGIN; {rows.format('log', 60)}; PREPARE TRANSACTION 'held'")
+    p.apply("INSERT INTO t VALUES (1, 'x')")
+    task = p.start(spool_dir=str(tmp_path))
+    with publishing(p, rows.format("log", 50)) as session:
+        wait_open(p, task)
+        assert len(list(tmp_path.glob("*/*.changes"))) == 1
+        p.pubdb.execute(f"{end} PREPARED 'held'")
+        wait_open(p, task, 0)
+        assert not list(tmp_path.glob("*/*.changes"))
+        session.execute("COMMIT")
+    p.until("SELECT count(*) FROM log", value=110 if end == "COMMIT" else 50, task=task)
+    p.stop(task)
+    p.same("t", "log")

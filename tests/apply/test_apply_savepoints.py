@@ -37,7 +37,7 @@ class Bench:
         self._spec = p.spec(p.take_over())
         self._relid = p.relid("t")
         self.parallel = ParallelApply(
-            1, self._session, p.subid, 0, admits=lambda: (1, lambda *_: self._relid), before_block=lambda: None
+            1, self._session, p.subid, admits=lambda: (1, lambda *_: self._relid), before_block=lambda: None
         )
 
     def _session(self) -> TargetSession:

@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 from fix_pair import MakePair, Pair
 
+from pgsub.apply import loop
 from pgsub.apply.unfit import binary_numeric
 from pgsub.errors import ApplyError, SchemaFault
 from pgsub.target import ledger
@@ -273,4 +274,20 @@ def test_a_table_that_is_subscribed_after_its_create_table_gets_what_comes_next(
     p.apply()
     p.sync("t")
     p.apply("UPDATE t SET v = 'y'")
+    p.same("t")
+
+
+def test_a_table_that_is_missing_after_a_long_run_keeps_nothing_back_that_came_before(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psycopg deallocates every prepared statement of a session in which it sees a ROLLBACK for the first time."""
+    monkeypatch.setattr(loop, "BATCH_TRANSACTIONS", 2)
+    p = pair("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int)")
+    for number in range(21):
+        p.pubdb.execute(f"INSERT INTO t VALUES ({number})")
+    p.pubdb.execute("INSERT INTO u VALUES (1)")
+    p.subdb.execute("DROP TABLE u")
+    with pytest.raises(SchemaFault) as caught:
+        p.catch_up()
+    assert caught.value.relation == "public.u"
     p.same("t")

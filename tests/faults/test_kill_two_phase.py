@@ -5,10 +5,10 @@ After each, both sides are equal again and nothing stays prepared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fix_faults import Site, until
+from fix_faults import Site, Writer, until
 
 if TYPE_CHECKING:
     from fix_servers import Pair
@@ -33,19 +33,23 @@ def _nothing_prepared(case: Site) -> bool:
     return case.subdb.value(_PREPARED) == 0 and case.subdb.value(_LEFT) == 0
 
 
-def test_a_worker_killed_between_any_two_steps_of_two_phase_commit_loses_and_repeats_nothing(site: Make) -> None:
-    case = site()
-    writer = case.make_ready(*TABLES, prepare=True)
-    case.disarm(*STEPS)
-    process = case.run("--timeout", "120s", points=dict.fromkeys(STEPS, "kill"))
-    for step in STEPS:
-        case.wait_equal()
+def _kill_at_each(case: Site, writer: Writer, steps: Sequence[str]) -> None:
+    for step in steps:
+        case.wait_equal()  # also: the kill before this one was survived
         writer.resume()
         epoch = case.epoch()
         case.arm(step)
         case.wait_fired(step)
         until(lambda before=epoch: case.epoch() > before, "the launcher started no other worker")
     case.wait_equal()
+
+
+def test_a_worker_killed_between_any_two_steps_of_two_phase_commit_loses_and_repeats_nothing(site: Make) -> None:
+    case = site()
+    writer = case.make_ready(*TABLES, prepare=True)
+    case.disarm(*STEPS)
+    process = case.run("--timeout", "120s", points=dict.fromkeys(STEPS, "kill"))
+    _kill_at_each(case, writer, STEPS)
     until(lambda: _nothing_prepared(case), "something stayed prepared")
     case.terminate(process)
     case.check()
@@ -57,14 +61,7 @@ def test_a_worker_killed_while_it_applies_early_loses_and_repeats_nothing(site: 
     case.pubdb.execute(f"ALTER DATABASE {case.pubdb.name} SET debug_logical_replication_streaming = immediate")
     case.disarm(*STREAM)
     process = case.run("--timeout", "120s", points=dict.fromkeys(STREAM, "kill"))
-    for step in STREAM:
-        case.wait_equal()
-        writer.resume()
-        epoch = case.epoch()
-        case.arm(step)
-        case.wait_fired(step)
-        until(lambda before=epoch: case.epoch() > before, "the launcher started no other worker")
-    case.wait_equal()
+    _kill_at_each(case, writer, STREAM)
     case.terminate(process)
     case.check()
 
