@@ -29,6 +29,7 @@ class Subscription:
     run_as_owner: bool = False
     origin: str = "any"  #: any, none
     failover: bool = False
+    messages: bool = False  #: pg_logical_emit_message() into the log
     apply_mode: str = "batched"  #: batched, transactional
     copy_atomic: bool = False
     skip_lsn: int = 0

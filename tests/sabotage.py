@@ -276,7 +276,7 @@ GUARDS = (
     Guard(
         "memory: missing rows do not pile up",
         "pgsub/apply/executor.py",
-        (("if len(self._rows.missing) >= MISSING_ROWS and self._spill is not None:", "if self._spill is None:"),),
+        (("if len(self._rows.records) >= RECORDS and self._spill is not None:", "if self._spill is None:"),),
         ("tests/apply/test_apply_memory.py::test_very_many_rows_that_are_missing",),
     ),
     Guard(

@@ -20,6 +20,7 @@ from functools import partial
 import psycopg
 
 from pgsub import failpoints
+from pgsub.apply.commit import Record
 from pgsub.apply.conflict import MissingRow
 from pgsub.apply.executor import Executor, Filter
 from pgsub.apply.relations import RelationCache
@@ -36,6 +37,7 @@ LOCK_TIMEOUT = "2s"
 SAVEPOINTS = 1000
 #: Seconds for an applier to end with its worker.
 CLOSE_SECONDS = 10.0
+_MESSAGE = ord("M")
 
 _AWAITED = (
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
@@ -88,7 +90,7 @@ class Applier(threading.Thread):
         self._levels: list[_Level] = []
         self._aborted: set[int] = set()
         self._read = self._changes = 0
-        self._missing: list[MissingRow] = []
+        self._records: list[Record] = []
         self.session: TargetSession | None = None
         self._closing = False
         self._wanted: object = None  #: what the worker's thread wants done,
@@ -128,16 +130,17 @@ class Applier(threading.Thread):
         """A subtransaction was rolled back."""
         self._commands.put(partial(self._abort, subxid))
 
-    def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[MissingRow] | None:
+    def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[Record] | None:
         """The transaction ended: wait until all of it is applied.
 
         :param beat: called now and then meanwhile.
-        :return: changes whose row is missing; None where it was given up. The target transaction is still open.
+        :return: changes whose row is missing, and messages; None where it was given up. The target transaction is
+            still open.
         """
         self._commands.put(partial(self._drain, transaction))
         while not self._ready.wait(0.2):
             beat()
-        return None if self.reason is not None else self._missing
+        return None if self.reason is not None else self._records
 
     def release(self) -> None:
         """The transaction is over, one way or another; what is still open is rolled back."""
@@ -186,7 +189,7 @@ class Applier(threading.Thread):
         self._rollback()
         self._token = token
         self._transaction, self._spooled, self._admits = transaction, spooled, admits
-        self._levels, self._aborted, self._read, self._missing, self.reason = [], set(), 0, [], None
+        self._levels, self._aborted, self._read, self._records, self.reason = [], set(), 0, [], None
         session, executor = self._connected()
         session.relations.restore({})
         session.connection.execute("BEGIN")
@@ -215,7 +218,8 @@ class Applier(threading.Thread):
         for subxid, payload in self._spooled.records(self._read, end):
             if self._token is not self._wanted:
                 raise _GivesUp("it is not wanted any more")
-            self._enter(subxid)
+            if payload[0] != _MESSAGE:  # those bear the whole transaction's xid, wherever they stand (pgoutput_message)
+                self._enter(subxid)
             yield payload
         self._read = end
 
@@ -258,8 +262,9 @@ class Applier(threading.Thread):
             )
             self._apply_to(self._spooled.end)
             self._take_back()
-            self._missing = self._executor.finish()
-            if not all(one.place.relation is None or one.place.relation.by_identity for one in self._missing):
+            self._records = self._executor.finish()
+            missing = [one.place.relation for one in self._records if isinstance(one, MissingRow)]
+            if not all(relation is None or relation.by_identity for relation in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise _GivesUp("a row that was looked for by all of its columns is missing")
             # what is left to wait for is the ledger's row, as without an applier
@@ -283,8 +288,8 @@ class Applier(threading.Thread):
         if row is not None and row[0]:
             self._give_up("another session waited for it")
 
-    def _too_many(self, missing: Sequence[MissingRow]) -> None:
-        raise _GivesUp("too many rows are missing")
+    def _too_many(self, records: Sequence[Record]) -> None:
+        raise _GivesUp("too many rows are missing, or too many messages")
 
     def _give_up(self, reason: str) -> None:
         self.reason = self.reason or reason

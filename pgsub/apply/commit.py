@@ -7,6 +7,7 @@ same for the session that applies whole transactions and for those that apply th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -15,9 +16,13 @@ from psycopg.types.json import Jsonb
 from pgsub import failpoints
 from pgsub.apply import conflict
 from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
 from pgsub.target.progress import Progress
+
+#: What the launcher is to log: a change that was skipped, or a message.
+Record: TypeAlias = MissingRow | EmittedMessage
 
 
 class LedgerCommit:
@@ -32,12 +37,14 @@ class LedgerCommit:
         self._subid = subid
         self.recorded = False
 
-    def record(self, missing: Sequence[MissingRow]) -> None:
-        """Changes that were skipped, in the same commit as the rest of their transaction."""
-        if not missing:
+    def record(self, records: Sequence[Record]) -> None:
+        """Changes that were skipped, and messages, in the same commit as the rest of their transaction."""
+        if not records:
             return
         self.recorded = True
-        rows = [(self._subid, Jsonb(one.record(self._subid).body())) for one in missing]
+        if self._connection.info.parameter_status("server_encoding") != "UTF8":  # a message must not stop apply
+            records = [one.escaped() if isinstance(one, EmittedMessage) else one for one in records]
+        rows = [(self._subid, Jsonb(one.body(self._subid))) for one in records]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 

@@ -13,13 +13,14 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.applier import Applier, TargetSession
-from pgsub.apply.commit import LedgerCommit
-from pgsub.apply.conflict import MissingRow
+from pgsub.apply.commit import LedgerCommit, Record
+from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.executor import Executor
 from pgsub.apply.role import Role
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.two_phase import TwoPhase
 from pgsub.errors import Directive, PgsubError, StreamsMustRestart
+from pgsub.protocol.messages import LogicalMessage
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 _DEALLOCATED = "26000"
 _DEADLOCK = "40P01"
 _TRIES = 5
+#: Messages that belong to no transaction and wait for a commit.
+_MESSAGES = 1000
 
 
 class Committer:
@@ -57,6 +60,7 @@ class Committer:
         self._ending = LedgerCommit(session.connection, session.progress, subid)
         self._executor = Executor(session.connection, subid, session.relations, self._ending.record)
         self._two_phase = TwoPhase(session, self._ending, subid)
+        self._emitted: list[EmittedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
 
@@ -77,6 +81,21 @@ class Committer:
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied; what it says of relations is learnt."""
         self._executor.skim(transaction)
+
+    def emitted(self, message: LogicalMessage) -> None:
+        """A message that belongs to no transaction came in."""
+        self._emitted.append(EmittedMessage.of(message, None))
+        if len(self._emitted) >= _MESSAGES:
+            self.record_emitted()
+
+    def record_emitted(self) -> None:
+        """Commit what :meth:`emitted` took: before ledger or feedback pass it, for it is not sent again then."""
+        if not self._emitted:
+            return
+        with self._session.connection.transaction():
+            self._session.progress.lock(self.remote_lsn)
+            self._ending.record(self._emitted)
+        self._emitted = []
 
     def apply(self, batch: Sequence[RemoteTransaction], applier: Applier | None = None) -> int:
         """Apply the first ones of a batch: as many as the role admits, in one target transaction if all is well.
@@ -153,9 +172,9 @@ class Committer:
 
     def _commit_applied(self, transaction: RemoteTransaction, applier: Applier) -> bool:
         """Commit what the applier holds; False where it is to be replayed from its file."""
-        missing = applier.complete(transaction, self._beat)
+        records = applier.complete(transaction, self._beat)
         session = applier.session
-        if missing is None or session is None:
+        if records is None or session is None:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
             return False
         ending = LedgerCommit(session.connection, session.progress, self._subid)
@@ -165,7 +184,7 @@ class Committer:
                 _log.debug("transaction %s is replayed: the states of tables changed meanwhile", transaction.xid)
                 ending.rolled_back()  # its locks would stand in the way
                 return False
-            ending.record(missing)
+            ending.record(records)
             self._moved(ending.commit(self.remote_lsn, transaction))
         except (PgsubError, psycopg.Error) as error:
             if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ending.rolled_back():
@@ -183,7 +202,7 @@ class Committer:
     # prepared transactions
 
     def _prepare(self, transaction: RemoteTransaction, applier: Applier | None) -> int:
-        def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+        def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
             # what an applier holds is gone after a PREPARE that failed: the next try begins with nothing
             nonlocal applier
             once, applier = applier, None
@@ -203,7 +222,7 @@ class Committer:
                 self._ending.rolled_back()
                 raise
 
-    def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+    def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
         """Its changes in a transaction that never touches the progress row: a prepared one would keep the lock."""
         progress = self._session.progress
         progress.read()
@@ -216,11 +235,11 @@ class Committer:
 
     def _applied(
         self, transaction: RemoteTransaction, applier: Applier | None
-    ) -> tuple[TargetSession, Sequence[MissingRow]] | None:
+    ) -> tuple[TargetSession, Sequence[Record]] | None:
         if applier is None:
             return None
-        missing, session = applier.complete(transaction, self._beat), applier.session
-        if missing is None or session is None:
+        records, session = applier.complete(transaction, self._beat), applier.session
+        if records is None or session is None:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
             return None
         self._session.progress.read()
@@ -228,4 +247,4 @@ class Committer:
             LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
             return None
         self._done_in_parallel(transaction, applier, recorded=False)
-        return session, missing
+        return session, records

@@ -45,6 +45,10 @@ class MissingRow(NamedTuple):
     remote_tuple: str | None
     detail: str
 
+    def body(self, subid: int) -> dict[str, object]:
+        """As JSON for the ledger, once the transaction's end is known."""
+        return {"kind": "conflict", **asdict(self.record(subid))}
+
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
         place, transaction = self.place, self.transaction
@@ -80,10 +84,6 @@ class ConflictRecord:
     message: str
     detail: str
     context: str
-
-    def body(self) -> dict[str, object]:
-        """As JSON for the ledger."""
-        return {"kind": "conflict", **asdict(self)}
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import psycopg
 
 from pgsub.apply import conflict
-from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.commit import Record
+from pgsub.apply.conflict import Place
+from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Delete, Message, Relation, Truncate, TypeName, Update
+from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
 from pgsub.protocol.reader import INT32
 from pgsub.target import statements
 from pgsub.target.mapping import RelationMap
@@ -28,14 +30,14 @@ from pgsub.target.pipeline import StatementFailed
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")
 _RELID = INT32.unpack_from
-#: Missing rows that are kept in memory before they are handed on.
-MISSING_ROWS = 1000
+#: Missing rows and messages that are kept in memory before they are handed on.
+RECORDS = 1000
 
 #: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
 #: finish LSN: the oid of the subscribed table, or None to leave it.
 Filter = Callable[[Relation, int, int], int | None]
-#: Takes missing rows in the middle of a transaction; the session is free for other statements then.
-Spill = Callable[[Sequence[MissingRow]], None]
+#: Takes missing rows and messages in the middle of a transaction; the session is free for other statements then.
+Spill = Callable[[Sequence[Record]], None]
 
 
 class Executor:
@@ -43,7 +45,7 @@ class Executor:
 
     :param connection: autocommit; the caller opens and ends transactions around :meth:`run`.
     :param subid: names the origin in contexts.
-    :param spill: where missing rows go when there are many; the rest is returned by :meth:`finish`.
+    :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class Executor:
         finally:
             self._rows.copies = True
 
-    def run(self, transactions: Iterable[RemoteTransaction], admits: Filter) -> list[MissingRow]:
+    def run(self, transactions: Iterable[RemoteTransaction], admits: Filter) -> list[Record]:
         """Apply everything; returns when every statement has succeeded.
 
         :param admits: asked for each change, with the transaction's finish LSN.
-        :return: changes that were skipped because their row is missing.
+        :return: changes that were skipped because their row is missing, and messages.
         :raises PgsubError: located; the target transaction is aborted.
         """
         self.begin()
@@ -104,11 +106,11 @@ class Executor:
                         self._rows.insert(transaction, relation, payload)
                     continue
                 self._one(transaction, decode_change(payload, transaction.in_stream), admits)
-                if len(self._rows.missing) >= MISSING_ROWS and self._spill is not None:
+                if len(self._rows.records) >= RECORDS and self._spill is not None:
                     self._rows.sync()
                     self._spill(self._taken())
 
-    def finish(self) -> list[MissingRow]:
+    def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.
 
         :return: see :meth:`run`.
@@ -155,7 +157,7 @@ class Executor:
                 self._rows.command(statements.RELEASE)
                 self._rows.depth -= 1
             self._rows.sync()
-        self._rows.missing = [one for one in self._rows.missing if one[0] <= depth]
+        self._rows.records = [one for one in self._rows.records if one[0] <= depth]
 
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
@@ -171,9 +173,9 @@ class Executor:
             self._relations.learn(message)
             self._admitted.pop(message.relid, None)
 
-    def _taken(self) -> list[MissingRow]:
-        missing, self._rows.missing = self._rows.missing, []
-        return [row for _, row in missing]
+    def _taken(self) -> list[Record]:
+        records, self._rows.records = self._rows.records, []
+        return [record for _, record in records]
 
     @contextlib.contextmanager
     def _locating(self) -> Iterator[None]:
@@ -222,6 +224,8 @@ class Executor:
                 self._learn(message)
             case Truncate():
                 self._truncate(transaction, message, admits)
+            case LogicalMessage():
+                self._rows.records.append((self._rows.depth, EmittedMessage.of(message, transaction.xid)))
 
     def _target(
         self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter

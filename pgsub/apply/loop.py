@@ -23,6 +23,7 @@ from pgsub.apply.relations import RelationCache
 from pgsub.apply.role import Role
 from pgsub.apply.standby import StandbyNames
 from pgsub.apply.transactions import Assembler, Kind, RemoteTransaction
+from pgsub.apply.unmirrored import Unmirrored
 from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.lsn import covered
@@ -121,6 +122,8 @@ class ApplyLoop:
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
         self._next_report = self._next_control = self._next_ping = 0.0
         self._committer.recorded = True  # an earlier worker may have left something
+        streams.assembler.emitted = self._committer.emitted
+        self._unmirrored = Unmirrored(self._progress)
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
 
@@ -159,7 +162,7 @@ class ApplyLoop:
     def _burst(self, frames: Sequence[bytes]) -> None:
         for frame in frames:
             if self._done or self._ending:
-                return
+                break
             if frame[0] == _KEEPALIVE:
                 self._keepalive(frame)
                 continue
@@ -168,7 +171,9 @@ class ApplyLoop:
             transaction = self._streams.assembler.feed(frame[_HEADER:])
             if transaction is not None:
                 self._take(transaction)
-        self._streams.assembler.pause()
+        else:
+            self._streams.assembler.pause()
+        self._committer.record_emitted()
 
     def _keepalive(self, frame: bytes) -> None:
         keepalive = envelope.parse(frame)
@@ -218,6 +223,8 @@ class ApplyLoop:
 
     def _apply_batch(self, applier: Applier | None = None) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if batch:
+            self._committer.record_emitted()  # the ledger will stand behind them
         while batch:
             done = self._committer.apply(batch, applier)
             applier = None  # what it holds counts once
@@ -270,10 +277,12 @@ class ApplyLoop:
     def _report(self) -> None:
         """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
         self._next_report = time.monotonic() + REPORT_SECONDS
-        if self._committer.recorded and self._progress.unmirrored_events():
+        position: int | None = self.position
+        if self._committer.recorded:
+            position = self._unmirrored.reportable(self.position)
+            self._committer.recorded = self._unmirrored.left
+        if position is None:
             return
-        self._committer.recorded = False
-        position = self.position
         self._progress.report(position)
         failpoints.point("apply.after_reported_lsn")
         self._receiver.progress(flushed=position)

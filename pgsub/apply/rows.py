@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from pgsub.apply import conflict
-from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.commit import Record
+from pgsub.apply.conflict import Place
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import PgsubError, ProtocolViolation
@@ -44,7 +45,7 @@ class RowWriter:
     :param connection: autocommit; the caller opens and ends transactions.
     :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
     :ivar changes: rows applied, for statistics.
-    :ivar missing: rows that were not there, each with the depth of savepoints it was met at.
+    :ivar records: rows that were not there, and messages, each with the depth of savepoints it was met at.
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
@@ -56,7 +57,7 @@ class RowWriter:
         self._insert_of: tuple[RemoteTransaction, RelationMap] | None = None  #: the first one's
         self.copies = True
         self.changes = 0
-        self.missing: list[tuple[int, MissingRow]] = []
+        self.records: list[tuple[int, Record]] = []
         self.depth = 0
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
@@ -64,7 +65,7 @@ class RowWriter:
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is waiting."""
         self._inserts, self._insert_of, self._insert_bytes = [], None, 0
-        self.missing, self.depth, self._role = [], 0, None
+        self.records, self.depth, self._role = [], 0, None
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -168,7 +169,7 @@ class RowWriter:
 
         def on_count(count: int) -> None:
             if count == 0:
-                self.missing.append((depth, conflict.missing_row(place)))
+                self.records.append((depth, conflict.missing_row(place)))
 
         return on_count
 

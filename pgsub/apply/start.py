@@ -107,6 +107,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         streaming=sub.streaming,
         origin=sub.origin,
         two_phase=prepares,
+        messages=sub.messages and claim.worker == ledger.APPLY,
     )
     parallel = walsender.negotiated(options).parallel_streaming
     standby = StandbyNames(sub.connection, spec.application_name, named(replication))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -151,6 +151,7 @@ class Assembler:
     :param spool: where unfinished and large ones wait.
     :param parallel_streaming: streaming = parallel was negotiated.
     :ivar watch: told of transactions in progress, if anybody wants to know.
+    :ivar emitted: takes messages that are not transactional.
     """
 
     def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:
@@ -161,6 +162,7 @@ class Assembler:
         self._stream: _Stream | None = None
         self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
         self.watch: StreamWatch | None = None
+        self.emitted: Callable[[LogicalMessage], None] | None = None
 
     @property
     def in_transaction(self) -> bool:
@@ -179,7 +181,7 @@ class Assembler:
         :raises ProtocolViolation: malformed or out of order.
         """
         kind = payload[0] if payload else 0
-        if kind in _CHANGES or (kind == _MESSAGE and self._stream is not None):
+        if kind in _CHANGES or (kind == _MESSAGE and (self._stream is not None or self._current is not None)):
             self._change(payload, kind)
             return None
         return self._control(self._decoder.decode(payload))
@@ -252,8 +254,9 @@ class Assembler:
                 end = message.rollback_end_lsn
                 self._discard(message.xid)
                 return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
-            case LogicalMessage():
-                pass  # carries no row; worker.c ignores it as well
+            case LogicalMessage():  # of no transaction: the decoder lets no other pass here
+                if self.emitted is not None:
+                    self.emitted(message)
             case _:
                 raise ProtocolViolation(f"unexpected {type(message).__name__} message")
         return None

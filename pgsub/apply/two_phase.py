@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from pgsub import failpoints
 from pgsub.apply.applier import TargetSession
-from pgsub.apply.commit import LedgerCommit
-from pgsub.apply.conflict import MissingRow, Place, located
+from pgsub.apply.commit import LedgerCommit, Record
+from pgsub.apply.conflict import Place, located
+from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.errors import ApplyError
 from pgsub.target import prepared
@@ -19,7 +20,7 @@ from pgsub.target.prepared import Found, PreparedTransactions
 _log = logging.getLogger(__name__)
 
 #: Applies the changes in an open transaction of some session; None if that cannot be begun now.
-Apply = Callable[[RemoteTransaction], tuple[TargetSession, Sequence[MissingRow]] | None]
+Apply = Callable[[RemoteTransaction], tuple[TargetSession, Sequence[Record]] | None]
 
 
 class TwoPhase:
@@ -46,7 +47,7 @@ class TwoPhase:
         """
         gid = self._transactions.gid(transaction.xid, transaction.finish_lsn)
         found = self._transactions.find(gid)
-        missing: Sequence[MissingRow] = ()
+        missing: Sequence[Record] = ()
         if found.prepared and not found.listed:
             # Only the ledger's commit was lost. Done again, the rows that were missing come to light again too.
             _log.debug("prepared transaction %s was sent again: prepared anew", gid)
@@ -58,18 +59,24 @@ class TwoPhase:
             applied = apply(transaction)
             if applied is None:
                 return None
-            session, missing = applied
-            self._end(session, gid, transaction)
+            session, records = applied
+            missing = [one for one in records if not isinstance(one, EmittedMessage)]
+            messages = [one for one in records if isinstance(one, EmittedMessage)]
+            self._end(session, gid, transaction, messages)
         return self._list(old, transaction, gid, missing)
 
-    def _end(self, session: TargetSession, gid: str, transaction: RemoteTransaction) -> None:
+    def _end(
+        self, session: TargetSession, gid: str, transaction: RemoteTransaction, messages: Sequence[Record]
+    ) -> None:
+        ending = LedgerCommit(session.connection, session.progress, self._subid)
+        ending.record(messages)  # part of what is prepared: they come to light if it is committed
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
-        LedgerCommit(session.connection, session.progress, self._subid).end(transaction, prepared.prepare(gid))
+        ending.end(transaction, prepared.prepare(gid))
         failpoints.point("apply.after_prepare")
 
-    def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[MissingRow]) -> int:
+    def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:
         self._session.connection.execute("BEGIN")
         self._session.progress.lock(old)
         self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
@@ -93,7 +100,7 @@ class TwoPhase:
         self._session.progress.lock(old)
         if gid is not None:
             self._transactions.unlist(gid)
-            # where many rows were missing, most records are part of what was prepared and have come to light now
+            # messages, and most records where many rows were missing, were part of what was prepared: they show now
             self._ending.recorded = True
         return self._ending.commit(old, transaction)
 

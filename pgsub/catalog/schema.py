@@ -216,8 +216,8 @@ ALTER TABLE pg_stat_progress_copy ADD COLUMN started_at TEXT;
 ALTER TABLE pg_stat_progress_copy ADD COLUMN bytes_per_second INTEGER;
 """
 
-# What is prepared on the target and not decided; whether --password-required was asked for in so many words; which
-# column of a relation is to blame for an error.
+# What is prepared on the target and not decided; whether --password-required was asked for in so many words; options
+# of apply; which column of a relation is to blame for an error.
 VERSION_3 = """
 CREATE TABLE pgsub_prepared_pending (
     subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
@@ -230,5 +230,6 @@ CREATE TABLE pgsub_prepared_pending (
 ALTER TABLE pg_subscription ADD COLUMN pgsub_password_enforced INTEGER NOT NULL DEFAULT 0
     CHECK (pgsub_password_enforced IN (0, 1));
 ALTER TABLE pg_subscription ADD COLUMN pgsub_max_parallel_apply_workers INTEGER NOT NULL DEFAULT 2;
+ALTER TABLE pg_subscription ADD COLUMN pgsub_messages INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_messages IN (0, 1));
 ALTER TABLE pgsub_error ADD COLUMN "column" TEXT;
 """

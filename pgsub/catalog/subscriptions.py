@@ -47,6 +47,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "max_parallel_apply_workers": ("pgsub_max_parallel_apply_workers", INT),
     "unavailable": ("pgsub_unavailable", NAMES),
     "password_enforced": ("pgsub_password_enforced", BOOL),
+    "messages": ("pgsub_messages", BOOL),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "two_phase"}

@@ -150,6 +150,13 @@ def alter(
         bool | None,
         typer.Option("--run-as-owner/--no-run-as-owner", help="Apply as the target's user, not as the tables' owners."),
     ] = None,
+    messages: Annotated[
+        bool | None,
+        typer.Option(
+            "--messages/--no-messages",
+            help="Receive logical decoding messages (pg_logical_emit_message) and write them to the log.",
+        ),
+    ] = None,
     apply_mode: Annotated[
         Literal["batched", "transactional"] | None,
         typer.Option(
@@ -193,6 +200,7 @@ def alter(
         "run_as_owner": run_as_owner,
         "origin": origin,
         "failover": failover,
+        "messages": messages,
         "apply_mode": apply_mode,
         "copy_atomic": copy_atomic,
         "max_sync_workers": max_sync_workers,

@@ -44,6 +44,10 @@ a user that is no member goes on as itself with its own privileges on the table,
 
 A password in a connection string is moved to a file that only you can read.
 
+With --messages the publisher sends what pg_logical_emit_message() writes too, and pgsub run logs it: the message of a
+transaction once that is committed here, any other as it comes, perhaps again after a restart. A large transaction that
+is streamed may bring messages of savepoints that are rolled back: they are not told apart by the publisher.
+
 With --password-required in so many words the publisher must ask for a password, at every connection, and --connection
 must hold it; that binds every user of the target but superusers, who alone may give --no-password-required. Without
 either nothing is enforced: the server keeps roles of the database from the credentials of its operating-system user,
@@ -87,6 +91,7 @@ def create(
     origin: given.Origin = "any",
     failover: given.Failover = False,
     run_as_owner: given.RunAsOwner = False,
+    messages: given.Messages = False,
     apply_mode: given.ApplyMode = "batched",
     copy_atomic: given.CopyAtomic = False,
     max_sync_workers: given.MaxSyncWorkers = 2,
@@ -133,6 +138,7 @@ def create(
             origin=origin,
             failover=failover,
             run_as_owner=run_as_owner,
+            messages=messages,
             apply_mode=apply_mode,
             copy_atomic=copy_atomic,
             if_not_exists=if_not_exists,

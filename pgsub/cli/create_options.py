@@ -114,6 +114,13 @@ RunAsOwner = Annotated[
     bool,
     typer.Option("--run-as-owner/--no-run-as-owner", help="Apply as the target's user, not as the tables' owners."),
 ]
+Messages = Annotated[
+    bool,
+    typer.Option(
+        "--messages/--no-messages",
+        help="Receive logical decoding messages (pg_logical_emit_message) and write them to the log.",
+    ),
+]
 ApplyMode = Annotated[
     Literal["batched", "transactional"],
     typer.Option(

@@ -41,6 +41,7 @@ class CreateOptions:
     origin: str = "any"
     failover: bool = False
     run_as_owner: bool = False
+    messages: bool = False
     apply_mode: str = "batched"
     copy_atomic: bool = False
     if_not_exists: bool = False
@@ -106,6 +107,7 @@ def resolve(options: CreateOptions) -> Definition:
         run_as_owner=options.run_as_owner,
         origin=options.origin,
         failover=options.failover,
+        messages=options.messages,
         apply_mode=options.apply_mode,
         copy_atomic=options.copy_atomic,
         max_sync_workers=options.max_sync_workers,

@@ -26,6 +26,7 @@ Row = dict[str, Any]
 _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
+    "pgsub_messages",
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
 }
 _JSON = frozenset(("subpublications", "pgsub_unavailable"))

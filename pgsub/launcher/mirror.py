@@ -138,7 +138,7 @@ class Mirror:
         return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
 
     def events(self) -> None:
-        """Move conflicts from the ledger into log and state store, then let the worker's feedback pass."""
+        """Move conflicts and messages from the ledger into log and state store, then let the worker's feedback pass."""
         rows = self._session.execute(
             "SELECT id, body FROM pgsub.event WHERE subid = %s ORDER BY id LIMIT 1000", (self._sub.subid,)
         ).fetchall()
@@ -146,8 +146,20 @@ class Mirror:
             return
         with self._store.batch():
             for _, body in rows:
-                self._conflict(body)
+                if body["kind"] == "message":
+                    self._message(body)
+                else:
+                    self._conflict(body)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
+
+    def _message(self, body: dict[str, Any]) -> None:
+        place = f" in transaction {body['xid']}" if body["transactional"] else ""
+        text = f'logical decoding message "{body["prefix"]}": {body["content"]}'.replace("\n", "\n\t")
+        self._log(
+            "LOG",
+            f'{text}\nCONTEXT:  processing remote data for replication origin "pgsub_{self._sub.subid}" during message'
+            f' type "MESSAGE"{place}, emitted at {body["lsn"]}',
+        )
 
     def _conflict(self, body: dict[str, Any]) -> None:
         self._log("LOG", f"{body['message']}\nDETAIL:  {body['detail']}\nCONTEXT:  {body['context']}")

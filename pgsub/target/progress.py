@@ -168,14 +168,12 @@ class Progress:
             raise Fenced("another worker took over")
         return Control(*row)
 
-    def unmirrored_events(self) -> bool:
-        """Whether the launcher still has to record something that feedback must not pass."""
-        return bool(
-            self._connection.execute(
-                "SELECT FROM pgsub.event WHERE subid = %s LIMIT 1", (self._claim.subid,)
-            ).fetchone()
-            is not None
-        )
+    def unmirrored_events(self) -> tuple[int, int] | None:
+        """The first and the last of what the launcher still has to record, by id; None where there is nothing."""
+        row = self._connection.execute(
+            "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s", (self._claim.subid,)
+        ).fetchone()
+        return None if row is None or row[0] is None else (row[0], row[1])
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:

@@ -250,7 +250,7 @@ def test_a_prepared_transaction_keeps_nobody_else_waiting(prepared: Callable[...
 def test_feedback_waits_for_all_rows_that_were_missing_in_a_prepared_transaction(
     prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "MISSING_ROWS", 3)
+    monkeypatch.setattr(executor, "RECORDS", 3)
     p = prepared()
     p.apply("INSERT INTO t SELECT generate_series(1, 600)")  # more than a round trip
     p.subdb.execute("TRUNCATE t")

@@ -36,6 +36,7 @@ OTHER = Subscription(
     run_as_owner=True,
     origin="none",
     failover=True,
+    messages=True,
     apply_mode="transactional",
     copy_atomic=True,
     skip_lsn=2**64 - 1,

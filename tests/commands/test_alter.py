@@ -182,7 +182,7 @@ def test_a_missing_publication_is_the_servers_warning(stored, tables):
 def test_every_option_changes_and_is_stored(stored):
     words = (
         "--binary --streaming off --synchronous-commit local --disable-on-error --no-password-required --run-as-owner"
-        " --origin none --apply-mode transactional --copy-atomic --max-sync-workers 7 --copy-workers 5"
+        " --origin none --apply-mode transactional --copy-atomic --max-sync-workers 7 --copy-workers 5 --messages"
     )
     assert stored("alter", "s", *words.split()).stderr == ""
     columns = (
@@ -197,8 +197,9 @@ def test_every_option_changes_and_is_stored(stored):
         "pgsub_copy_atomic",
         "pgsub_max_sync_workers",
         "pgsub_copy_workers",
+        "pgsub_messages",
     )
-    assert definition(stored, *columns) == (1, "f", "local", 1, 0, 1, "none", "transactional", 1, 7, 5)
+    assert definition(stored, *columns) == (1, "f", "local", 1, 0, 1, "none", "transactional", 1, 7, 5, 1)
     assert stored("alter", "s", "--no-binary", "--streaming", "PARALLEL", "--origin", "any").returncode == 0
     assert definition(stored, "subbinary", "substream", "suborigin", "pgsub_copy_workers") == (0, "p", "any", 5)
     assert [row[0] for row in stored.sql("SELECT action FROM pgsub_journal")] == ["create", "alter", "alter"]

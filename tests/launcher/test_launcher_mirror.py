@@ -239,3 +239,28 @@ def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
     mirrored.subdb.execute("DELETE FROM pgsub.prepared_pending; UPDATE pgsub.subscription SET two_phase = 'd'")
     _refresh(mirrored)
     assert shown() == ("d", [])
+
+
+def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(
+    pair, pulses, state_dir: Path
+):
+    it = pair("CREATE TABLE t (id int PRIMARY KEY)", messages=True)
+    it.apply("SELECT pg_logical_emit_message(false, 'beat', '')")
+    it.apply("SELECT pg_logical_emit_message(true, 'audit', E'who\nDETAIL:  forged')")
+    heartbeat, audit = it.events()
+    logged: list[tuple[str, str]] = []
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: logged.append((level, text)))
+        for _ in range(2):
+            mirror.events()
+    where = f'processing remote data for replication origin "pgsub_{it.subid}" during message type "MESSAGE"'
+    assert logged == [
+        ("LOG", f'logical decoding message "beat": \nCONTEXT:  {where}, emitted at {heartbeat["lsn"]}'),
+        (
+            "LOG",
+            'logical decoding message "audit": who\n\tDETAIL:  forged\n'
+            f"CONTEXT:  {where} in transaction {audit['xid']}, emitted at {audit['lsn']}",
+        ),
+    ]
+    assert it.events() == []

@@ -1,0 +1,62 @@
+"""Messages of pg_logical_emit_message() on their way into the log. Mirrors pgoutput_message (pgoutput.c).
+
+The server's own subscriber never asks for them. Here they travel as conflicts do: through the ledger's event table to
+the launcher, which logs them before feedback passes them.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import NamedTuple
+
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import LogicalMessage
+
+_SHOWN = 64  #: bytes of prefix and content in the log, as of a value in a conflict
+
+
+class EmittedMessage(NamedTuple):
+    """What the log will say of a message. The message itself is not kept: there may be a million in a transaction.
+
+    :ivar prefix: truncated, as ``content``, which is text if it is UTF-8, else hexadecimal.
+    :ivar lsn: where it stands in the publisher's WAL.
+    :ivar xid: its top-level transaction, None if it is not transactional.
+    """
+
+    prefix: str
+    content: str
+    lsn: int
+    xid: int | None
+
+    @classmethod
+    def of(cls, message: LogicalMessage, xid: int | None) -> EmittedMessage:
+        """What is shown of a message."""
+        return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
+
+    def escaped(self) -> EmittedMessage:
+        """The same in ASCII, for a target whose encoding may not know a character."""
+        prefix, content = (text.encode("ascii", "backslashreplace").decode() for text in (self.prefix, self.content))
+        return self._replace(prefix=prefix, content=content)
+
+    def body(self, _subid: int) -> dict[str, object]:
+        """As JSON for the ledger."""
+        return {
+            "kind": "message",
+            "prefix": self.prefix,
+            "content": self.content,
+            "lsn": format_lsn(self.lsn),
+            "transactional": self.xid is not None,
+            "xid": self.xid,
+        }
+
+
+def _shown(raw: bytes) -> str:
+    """Truncated with its length named; JSON cannot hold NUL."""
+    start = raw[:_SHOWN]
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(raw) <= _SHOWN)
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        text = "\\x" + start.hex()
+    return text if len(raw) <= _SHOWN else f"{text}... ({len(raw)} bytes)"
