@@ -218,7 +218,9 @@ class Applier(threading.Thread):
         for subxid, payload in self._spooled.records(self._read, end):
             if self._token is not self._wanted:
                 raise _GivesUp("it is not wanted any more")
-            if payload[0] != _MESSAGE:  # those bear the whole transaction's xid, wherever they stand (pgoutput_message)
+            if not payload:
+                continue
+            if payload[0] != _MESSAGE:  # one belongs to the subtransaction that it stands in, whatever its xid says
                 self._enter(subxid)
             yield payload
         self._read = end
