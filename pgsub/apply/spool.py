@@ -3,6 +3,10 @@
 One file per top-level transaction; a record is the subtransaction's xid, a length and the message as it came. An
 aborted subtransaction is remembered and left out when the file is read. The server truncates instead; leaving out
 gives the same rows and needs no assumption about the order of aborts.
+
+A logical message in a stream bears the xid of the whole transaction (pgoutput_message). Between the first change of a
+subtransaction and its abort the session was inside it, so messages there are left out with it; to know that place, an
+abort is a record too, without a message.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pgsub.errors import Directive, PgsubError
 
 _RECORD = struct.Struct(">II")
 _BUFFER = 1 << 20
+_MESSAGE = ord("M")
 
 
 class SpoolFailed(PgsubError):
@@ -63,6 +68,7 @@ class SpooledTransaction:
         self._writer: BinaryIO | None = None
         self._written = 0
         self._aborted: set[int] = set()
+        self._ended: list[int] = []  #: aborted since the last message was written
         self.size = 0
         self.end = 0
 
@@ -75,12 +81,20 @@ class SpooledTransaction:
             if self._writer is None:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
+            if self._ended:
+                self._mark(self._writer)
             self._writer.write(_RECORD.pack(subxid, len(payload)))
             self._writer.write(payload)
         except OSError as error:
             raise self._failed(error) from None
         self.size += len(payload)
         self._written += _RECORD.size + len(payload)
+
+    def _mark(self, writer: BinaryIO) -> None:
+        for subxid in self._ended:
+            writer.write(_RECORD.pack(subxid, 0))
+        self._written += _RECORD.size * len(self._ended)
+        self._ended.clear()
 
     def publish(self) -> None:
         """Let who follows the file read everything so far.
@@ -116,9 +130,10 @@ class SpooledTransaction:
     def abort(self, subxid: int) -> None:
         """Discard exactly the changes of one subtransaction."""
         self._aborted.add(subxid)
+        self._ended.append(subxid)
 
     def records(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Pairs of subtransaction and message as they came, aborted ones included.
+        """Pairs of subtransaction and message as they came, aborted ones included; an abort has an empty message.
 
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
@@ -137,8 +152,13 @@ class SpooledTransaction:
         """The messages in order, without those of aborted subtransactions."""
         self.pause()
         aborted = self._aborted
+        inside: set[int] = set()  # aborted ones that the session was in here
         for subxid, payload in self.records(0, self.end):
-            if subxid not in aborted:
+            if not payload:
+                inside.discard(subxid)
+            elif subxid in aborted:
+                inside.add(subxid)
+            elif not inside or payload[0] != _MESSAGE:
                 yield payload
 
     def remove(self) -> None:

@@ -46,7 +46,8 @@ A password in a connection string is moved to a file that only you can read.
 
 With --messages the publisher sends what pg_logical_emit_message() writes too, and pgsub run logs it: the message of a
 transaction once that is committed here, any other as it comes, perhaps again after a restart. A large transaction that
-is streamed may bring messages of savepoints that are rolled back: they are not told apart by the publisher.
+is streamed can bring a message that was written after a savepoint and before any change of a row, though that savepoint
+is rolled back.
 
 With --password-required in so many words the publisher must ask for a password, at every connection, and --connection
 must hold it; that binds every user of the target but superusers, who alone may give --no-password-required. Without

@@ -12,6 +12,7 @@ from fix_servers import Database
 from pgsub import failpoints
 from pgsub.apply import executor, loop, transactions
 from pgsub.apply.commit import LedgerCommit
+from pgsub.apply.spool import SpooledTransaction
 from pgsub.demo.servers import Server
 from pgsub.errors import PgsubError
 from pgsub.protocol.lsn import parse_lsn
@@ -128,24 +129,37 @@ def test_very_many_messages_of_a_transaction_are_handed_on_in_parts(
     assert max(parts) == 10 and len(parts) >= 10
 
 
-def test_messages_of_a_transaction_that_is_applied_early_show_with_its_commit(
-    parallel: Parallel, replays: Replays
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+def test_messages_of_a_streamed_transaction_show_with_its_commit_without_those_of_subtransactions_taken_back(
+    parallel: Parallel, replays: Replays, monkeypatch: pytest.MonkeyPatch, streaming: str
 ) -> None:
+    spooled: list[str] = []
+    append = SpooledTransaction.append
+
+    def noted(self: SpooledTransaction, subxid: int, payload: bytes) -> None:
+        spooled.append(chr(payload[0]))
+        append(self, subxid, payload)
+
+    monkeypatch.setattr(SpooledTransaction, "append", noted)
     p = parallel(messages=True)
+    p.set(streaming=streaming)
     task = p.start()
     with publishing(p, "INSERT INTO t VALUES (1, 'x')", _emit("kept")) as session:
-        for statement in (
-            *("SAVEPOINT a", "INSERT INTO t VALUES (2, 'a')", _emit("a"), "SAVEPOINT b", "DELETE FROM t"),
-            *(_emit("b"), "ROLLBACK TO a", _emit("kept too"), "SAVEPOINT c", "INSERT INTO t VALUES (3, 'c')"),
-            *("RELEASE c", _emit("last")),
+        for number, statement in enumerate(
+            (
+                *("SAVEPOINT a", "INSERT INTO t VALUES (2, 'a')", _emit("a"), "SAVEPOINT b", "DELETE FROM t"),
+                *("RELEASE b", _emit("b"), "ROLLBACK TO a", _emit("kept too"), "SAVEPOINT c", _emit("of c")),
+                *("INSERT INTO t VALUES (3, 'c')", "RELEASE c", _emit("last")),
+            )
         ):
             session.execute(statement.encode())
-        wait_open(p, task)
-        assert _contents(p) == []
+            p.pubdb.execute(_emit())  # of a transaction of its own: all that stands before it has come
+            p.until("SELECT count(*) FROM pgsub.event", value=number + 1, task=task)
+        assert spooled.count("M") == 6 + number + 1 and _contents(p) == []
         session.execute("COMMIT")
     p.until("SELECT count(*) = 2 FROM t", task=task)
     p.stop(task)
-    assert _contents(p) == ["kept", "kept too", "last"]
+    assert _contents(p) == ["kept", "kept too", "of c", "last"]
     assert not replays()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
+import threading
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from fix_pair import Pair
 from fix_parallel import OPEN, TABLE, Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
+from pgsub.apply.applier import Applier
 from pgsub.apply.start import streams
 from pgsub.apply.worker import ApplyRole
 from pgsub.errors import ApplyError, Fenced
@@ -125,6 +129,22 @@ def test_a_transaction_whose_wait_for_the_ledger_ends_in_a_deadlock_is_replayed(
     p.until("SELECT count(*) = 1 FROM t", task=task)
     p.stop(task)
     assert "deadlock" in replays()[0]
+
+
+def test_a_session_that_only_the_worker_lost_does_not_keep_its_locks(parallel: Parallel, replays: Replays) -> None:
+    """The server hears nothing of a cut connection until it has something to say itself."""
+    p = parallel()
+    task = p.start()
+    with publishing(p, "INSERT INTO t VALUES (1, 'x')") as session:
+        wait_open(p, task)
+        [one] = [thread for thread in threading.enumerate() if isinstance(thread, Applier) and thread.xid]
+        assert one.session is not None
+        with socket.socket(fileno=os.dup(one.session.connection.fileno())) as kept:
+            kept.shutdown(socket.SHUT_RD)
+            session.execute("INSERT INTO t VALUES (2, 'x'); COMMIT")
+            p.until("SELECT count(*) = 2 FROM t", task=task)
+    p.stop(task)
+    assert len(replays()) == 1
 
 
 def test_a_worker_that_was_taken_over_opens_no_further_session(parallel: Parallel) -> None:
