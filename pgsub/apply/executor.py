@@ -83,8 +83,16 @@ class Executor:
         self.begin()
         for transaction in transactions:
             self.feed(transaction, transaction.payloads(), admits)
-            transaction.applied(self._relations)
+            self._leave(transaction)
         return self.finish()
+
+    def _leave(self, transaction: RemoteTransaction) -> None:
+        """From here on relations are what the publisher takes for known; what waits is of the older description."""
+        if transaction.leaves:
+            with self._locating():
+                self._rows.flush()
+            transaction.applied(self._relations)
+            self._admitted.clear()
 
     def begin(self) -> None:
         """A target transaction was opened."""

@@ -12,14 +12,19 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from fix_pair import Pair
+from protocol.encoding import encode, text_tuple
+from fix_pair import MakePair, Pair
 from fix_parallel import OPEN, TABLE, Parallel, Replays, publishing, wait_open
 
 from pgsub.apply import applier
 from pgsub.apply.applier import Applier
+from pgsub.apply.executor import Executor
+from pgsub.apply.relations import RelationCache
 from pgsub.apply.start import streams
+from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import ApplyRole
 from pgsub.errors import ApplyError, Fenced
+from pgsub.protocol.messages import Column, Insert, Relation
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 _REFUSING = """
@@ -218,3 +223,19 @@ def test_of_a_prepared_transaction_that_is_streamed_again_nothing_stays(
     p.until("SELECT count(*) FROM log", value=110 if end == "COMMIT" else 50, task=task)
     p.stop(task)
     p.same("t", "log")
+
+
+def test_rows_after_a_streamed_transaction_go_into_the_columns_that_were_described_meanwhile(pair: MakePair) -> None:
+    """Its own description is older than the one that the publisher takes for known."""
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, a text, b text)")
+    old, new = (Relation(1, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, c, 25, -1))) for c in "ab")
+    rows = [encode(Insert(1, text_tuple([b"%d" % number, b"x"]))) for number in (1, 2)]
+    batch = [
+        RemoteTransaction(1, 10, 11, messages=[encode(old), rows[0]], leaves=(new,)),
+        RemoteTransaction(2, 20, 21, messages=rows[1:]),
+    ]
+    executor = Executor(p.session, p.subid, RelationCache(p.session, p.sub, replica=True))
+    oid = p.relid("t")
+    with p.session.transaction():
+        executor.run(batch, lambda *_: oid)
+    assert p.subdb.rows("SELECT * FROM t ORDER BY id") == [(1, "x", None), (2, None, "x")]
