@@ -394,7 +394,7 @@ GUARDS = (
     ),
     Guard(
         "a prepared transaction that is streamed again ends with its COMMIT PREPARED",
-        "pgsub/apply/transactions.py",
+        "pgsub/apply/assembler.py",
         (("                self._discard(xid)\n", ""),),
         ("tests/apply/test_apply_parallel_faults.py",),
     ),
