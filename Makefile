@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 2)))')
 ARGS ?=
 
-.PHONY: venv demo test lint tests bench sabotage docs clean
+.PHONY: venv demo test lint tests thorough bench sabotage docs clean
 
 venv: $(STAMP)
 
@@ -37,6 +37,10 @@ lint: $(STAMP)
 tests: $(STAMP)
 	servers=$$($(PY) tests/servers.py) && \
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
+
+# With further variants of what takes long.
+thorough: export PGSUB_TEST_THOROUGH = 1
+thorough: tests
 
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)

@@ -393,6 +393,36 @@ GUARDS = (
         ("tests/apply/test_apply_parallel_faults.py",),
     ),
     Guard(
+        "a prepared transaction that is streamed again ends with its COMMIT PREPARED",
+        "pgsub/apply/assembler.py",
+        (("                self._discard(xid)\n", ""),),
+        ("tests/apply/test_apply_parallel_faults.py",),
+    ),
+    Guard(
+        "nothing is applied early without the origin that the rest has",
+        "pgsub/apply/start.py",
+        (("if tagged and not session.progress.tagged:", "if tagged is None:"),),
+        ("tests/apply/test_apply_parallel_faults.py",),
+    ),
+    Guard(
+        "a further session is opened only under the claim",
+        "pgsub/apply/start.py",
+        (("        session.progress.control()\n        if tagged", "        if tagged"),),
+        ("tests/apply/test_apply_parallel_faults.py",),
+    ),
+    Guard(
+        "what psycopg deallocated is prepared again before a fault is named",
+        "pgsub/apply/committer.py",
+        (("                self._executor.forget()\n", ""),),
+        ("tests/apply/test_apply_schema_faults.py",),
+    ),
+    Guard(
+        "the backend of a lost session is ended",
+        "pgsub/apply/applier.py",
+        (("            if before:\n", "            if before is None:\n"),),
+        ("tests/apply/test_apply_parallel_faults.py",),
+    ),
+    Guard(
         "savepoints are rolled back only where nothing else goes with them",
         "pgsub/apply/applier.py",
         (("if not level.changed <= self._aborted:", "if not level.changed:"),),

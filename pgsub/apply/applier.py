@@ -43,6 +43,11 @@ _AWAITED = (
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
     " AND pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(l.pid)))"
 )
+#: The server may not have noticed that a session was lost, and holds its locks until it does.
+_END = (
+    "SELECT pg_catalog.pg_terminate_backend(pid, 5000) FROM pg_catalog.pg_stat_activity"
+    " WHERE pid = %s AND application_name = pg_catalog.current_setting('application_name')"
+)
 
 
 @dataclass(slots=True)
@@ -92,6 +97,7 @@ class Applier(threading.Thread):
         self._read = self._changes = 0
         self._records: list[Record] = []
         self.session: TargetSession | None = None
+        self._pid = 0  #: of its backend, or of that of the session before
         self._closing = False
         self._wanted: object = None  #: what the worker's thread wants done,
         self._token: object = None  #: and what this thread is at: files are long
@@ -204,7 +210,10 @@ class Applier(threading.Thread):
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
             self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
-            self.session = session
+            self.session, before = session, self._pid
+            self._pid = session.connection.info.backend_pid
+            if before:
+                session.connection.execute(_END, (before,))
         return self.session, self._executor
 
     def _apply_to(self, end: int) -> None:
@@ -307,5 +316,12 @@ class Applier(threading.Thread):
                 self._executor.abandon()
             session.connection.execute("ROLLBACK")
         except Exception:
-            session.connection.close()
-            self.session = self._executor = None
+            self._lost(session)
+
+    def _lost(self, session: TargetSession) -> None:
+        """A new session at once: it ends what is left of the old one, whose locks the replay would wait for."""
+        session.connection.close()
+        self.session = self._executor = None
+        with contextlib.suppress(Exception):
+            if not self._closing:  # a take-over ends what it finds
+                self._connected()

@@ -12,13 +12,13 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.applier import TargetSession
+from pgsub.apply.assembler import Assembler
 from pgsub.apply.loop import Streams
 from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
 from pgsub.apply.standby import StandbyNames, named
-from pgsub.apply.transactions import Assembler
-from pgsub.errors import PublisherUnavailable
+from pgsub.errors import PublisherUnavailable, TargetUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
@@ -118,7 +118,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         own,
         sender,
         Assembler(spool, parallel_streaming=parallel),
-        partial(_further_session, spec),
+        partial(_further_session, spec, tagged=own.progress.tagged),
         standby,
         timing,
         appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger.APPLY else 0,
@@ -144,14 +144,22 @@ def _session(spec: WorkerSpec) -> TargetSession:
         raise
 
 
-def _further_session(spec: WorkerSpec) -> TargetSession:
+def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
     """One more, while the claim stands: a take-over ended those that it found, and this one may have come too late.
 
+    :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
+        local, and send back, what comes from a session without.
     :raises Fenced: the epoch was raised.
+    :raises TargetUnavailable: no origin is free.
     """
     session = _session(spec)
     try:
         session.progress.control()
+        if tagged and not session.progress.tagged:
+            raise TargetUnavailable(
+                "no replication origin is free on the target for a further session",
+                hint="Consider increasing max_active_replication_origins (max_replication_slots before 18).",
+            )
     except BaseException:
         session.connection.close()
         raise

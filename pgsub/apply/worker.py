@@ -160,7 +160,8 @@ class ApplyRole:
             except _LOCKED:
                 self._next_ready = time.monotonic() + _PAUSE
                 return False
-            self._take(-1)
+            self._streams.progress.read()
+            self._take(self._streams.progress.states_version)
         return False
 
     def _take(self, version: int) -> None:

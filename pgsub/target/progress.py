@@ -51,6 +51,11 @@ class Progress:
         self.reported_lsn = 0
         self.states_version = -1
 
+    @property
+    def tagged(self) -> bool:
+        """Whether what the session writes carries a replication origin."""
+        return self._tagged
+
     def claim(self) -> None:
         """Take the epoch for this attempt; a second attempt of the same task ends here.
 

@@ -16,6 +16,7 @@ import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Pair as Servers
 from psycopg import sql
+from thorough import thorough
 
 from pgsub.apply import loop
 from pgsub.errors import Directive, PgsubError
@@ -163,13 +164,17 @@ def _watched(p: Pair, transactions: int) -> None:
     ("mode", "streaming", "two_phase"),
     [
         ("batched", "off", "d"),
-        ("batched", "off", "p"),
-        ("batched", "on", "d"),
-        ("batched", "parallel", "d"),
         ("batched", "parallel", "p"),
-        ("transactional", "off", "d"),
         ("transactional", "on", "p"),
         ("transactional", "parallel", "d"),
+        *thorough(
+            [
+                ("batched", "off", "p"),
+                ("batched", "on", "d"),
+                ("batched", "parallel", "d"),
+                ("transactional", "off", "d"),
+            ]
+        ),
     ],
 )
 def test_a_reader_sees_states_that_the_publisher_had_in_their_order(

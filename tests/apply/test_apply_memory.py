@@ -19,7 +19,7 @@ from fix_pair import MakePair, Pair
 from pgsub.target import ledger
 
 MB = 1 << 20
-STREAM_MB = int(os.environ.get("PGSUB_TEST_STREAM_MB", "300"))
+STREAM_MB = int(os.environ.get("PGSUB_TEST_STREAM_MB", "160"))
 VALUE_MB = int(os.environ.get("PGSUB_TEST_VALUE_MB", "100"))
 #: Of the process of one worker, interpreter and libraries included.
 LIMIT = 130 * MB

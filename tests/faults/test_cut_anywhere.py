@@ -14,6 +14,7 @@ import pytest
 from fix_engine import Subscriber
 from fix_proxy import Harm, Link, Proxy
 from fix_servers import Database
+from thorough import thorough
 
 from pgsub.errors import Directive, PgsubError
 from pgsub.protocol.lsn import parse_lsn
@@ -157,9 +158,23 @@ def _apply(spec: object) -> object:
 
 
 @pytest.mark.usefixtures("log")
-@pytest.mark.parametrize("kind", ["swallow", "lose reply"])
-@pytest.mark.parametrize("side", ["target", "publisher"])
-@pytest.mark.parametrize("mode", ["atomic", "chunked"])
+@pytest.mark.parametrize(
+    ("mode", "side", "kind"),
+    [
+        ("atomic", "target", "lose reply"),
+        ("atomic", "publisher", "swallow"),
+        ("chunked", "target", "lose reply"),
+        *thorough(
+            [
+                ("atomic", "target", "swallow"),
+                ("atomic", "publisher", "lose reply"),
+                ("chunked", "target", "swallow"),
+                ("chunked", "publisher", "swallow"),
+                ("chunked", "publisher", "lose reply"),
+            ]
+        ),
+    ],
+)
 def test_a_synchronization_survives_a_cut_at_any_message(
     pubdb: Database,
     subdb: Database,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from fix_faults import Site, until
+from thorough import thorough
 
 Make = Callable[[], Site]
 
@@ -65,7 +66,7 @@ def test_a_python_worker_killed_at_any_step_of_a_commit_loses_and_repeats_nothin
 def test_a_jvm_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     writer = case.make_ready(*TABLES)
-    points = (*WORKER_POINTS, MIRROR)
+    points = (WORKER_POINTS[1], MIRROR, *thorough((WORKER_POINTS[0], *WORKER_POINTS[2:])))
     case.disarm(*points)
     process = case.run("--timeout", "100s", points=dict.fromkeys(points, "kill:JVM"))
     for point in points:

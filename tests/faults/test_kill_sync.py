@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from fix_faults import Site
+from thorough import thorough
 
 Make = Callable[[], Site]
 
@@ -29,6 +30,9 @@ STEPS = (
     "sync.before_slot_drop",
 )
 COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
+#: Whoever kills the JVM kills the workers: the steps at which something of it lasts.
+_LASTING = ("sync.after_slot", "copy.before_commit", "sync.after_f", "sync.after_s")
+OF_JVM = (*_LASTING, *thorough(step for step in STEPS if step not in _LASTING))
 #: Steps that only a python worker takes.
 OF_WORKER = (*COPY_STEPS, "sync.after_claim")
 #: Tables that share a slot are claimed before it exists, and catch up with nothing.
@@ -91,7 +95,11 @@ def finish_following(case: Site, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize(
     ("action", "steps", "env"),
-    [("kill", OF_WORKER, ALONE), ("kill:JVM", STEPS, ALONE), ("kill", COPY_STEPS, {})],
+    [
+        ("kill", OF_WORKER, ALONE),
+        ("kill:JVM", OF_JVM, ALONE),
+        ("kill", COPY_STEPS, {}),
+    ],
     ids=["worker", "jvm", "worker of several tables"],
 )
 def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(
@@ -104,7 +112,7 @@ def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_noth
     finish_following(case, process)
 
 
-@pytest.mark.parametrize("victim", ["worker", "jvm"])
+@pytest.mark.parametrize("victim", ["worker", *thorough(["jvm"])])
 def test_a_worker_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make, victim: str) -> None:
     case = site()
     case.make(*BIG)

@@ -1,0 +1,18 @@
+"""Variants of a test that find what others find too, only later; they run with ``PGSUB_TEST_THOROUGH=1``.
+
+A suite that is run at every change has to end within minutes; what it leaves out is never a promise, only another
+way to the same one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def thorough(items: Iterable[Item]) -> list[Item]:
+    """These items where the thorough variants are wanted, else none."""
+    return list(items) if os.environ.get("PGSUB_TEST_THOROUGH") else []
