@@ -394,7 +394,7 @@ GUARDS = (
     ),
     Guard(
         "a prepared transaction that is streamed again ends with its COMMIT PREPARED",
-        "pgsub/apply/transactions.py",
+        "pgsub/apply/assembler.py",
         (("                self._discard(xid)\n", ""),),
         ("tests/apply/test_apply_parallel_faults.py",),
     ),
@@ -454,8 +454,37 @@ GUARDS = (
     Guard(
         "the list of prepared transactions and the progress move together",
         "pgsub/apply/two_phase.py",
-        (("        if gid is not None:\n            self._transactions.unlist(gid)\n", ""),),
+        (("            self._transactions.unlist(gid)\n", ""),),
         ("tests/apply/test_apply_two_phase.py",),
+    ),
+    Guard(
+        "messages of no transaction are recorded before the ledger passes them",
+        "pgsub/apply/loop.py",
+        (
+            (
+                "            self._committer.record_emitted()  # the ledger will stand behind them\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/apply/test_apply_messages.py",),
+    ),
+    Guard(
+        "messages of a prepared transaction are part of it",
+        "pgsub/apply/two_phase.py",
+        (("        ending.record(messages)", "        self._ending.record(messages[:0])"),),
+        ("tests/apply/test_apply_messages.py",),
+    ),
+    Guard(
+        "messages of subtransactions that were rolled back are left out",
+        "pgsub/apply/spool.py",
+        (("            elif not inside or payload[0] != _MESSAGE:\n", "            else:\n"),),
+        ("tests/apply/test_apply_messages.py",),
+    ),
+    Guard(
+        "messages and conflicts hold feedback back until they are logged",
+        "pgsub/apply/unmirrored.py",
+        (("if self._mark is not None and first > self._mark[0]:", "if self._mark is not None:"),),
+        ("tests/apply/test_apply_messages.py",),
     ),
 )
 

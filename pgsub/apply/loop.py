@@ -16,13 +16,14 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.applier import Applier, TargetSession
+from pgsub.apply.assembler import Assembler
 from pgsub.apply.committer import Committer
 from pgsub.apply.parallel import ParallelApply
 from pgsub.apply.receiver import Receiver, Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.role import Role
 from pgsub.apply.standby import StandbyNames
-from pgsub.apply.transactions import Assembler, Kind, RemoteTransaction
+from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.unmirrored import Unmirrored
 from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive

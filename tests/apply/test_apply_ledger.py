@@ -9,7 +9,8 @@ from contextlib import closing
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply import committer, loop, transactions, worker
+from pgsub.apply import assembler, committer, loop, worker
+from pgsub.apply.spool import SpooledTransaction
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import parse_lsn
@@ -252,14 +253,14 @@ def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = transactions.SpooledTransaction.payloads
+    original = SpooledTransaction.payloads
 
-    def payloads(self: transactions.SpooledTransaction) -> Iterator[bytes]:
+    def payloads(self: SpooledTransaction) -> Iterator[bytes]:
         read.append(self.size)
         return original(self)
 
-    monkeypatch.setattr(transactions.SpooledTransaction, "payloads", payloads)
-    monkeypatch.setattr(transactions, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(SpooledTransaction, "payloads", payloads)
+    monkeypatch.setattr(assembler, "MEMORY_LIMIT", 1000)
     p = pair(TABLES)
     p.apply("INSERT INTO other VALUES (1)")
     p.subdb.execute(

@@ -10,7 +10,7 @@ from fix_parallel import AT_ONCE, TABLE, Parallel, Replays, publishing, wait_ope
 from fix_servers import Database
 
 from pgsub import failpoints
-from pgsub.apply import executor, loop, transactions
+from pgsub.apply import assembler, executor, loop
 from pgsub.apply.commit import LedgerCommit
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.demo.servers import Server
@@ -121,7 +121,7 @@ def test_very_many_messages_of_a_transaction_are_handed_on_in_parts(
 
     monkeypatch.setattr(LedgerCommit, "record", counted)
     monkeypatch.setattr(executor, "RECORDS", 10)
-    monkeypatch.setattr(transactions, "MEMORY_LIMIT", 1000)
+    monkeypatch.setattr(assembler, "MEMORY_LIMIT", 1000)
     p = pair(TABLE, messages=True, streaming=streaming)
     p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET {AT_ONCE}")
     p.apply(f"BEGIN; INSERT INTO t VALUES (1, 'x'); {_emit(of='g::text')} FROM generate_series(1, 95) g; COMMIT")

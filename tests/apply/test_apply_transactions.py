@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply import loop, transactions
-from pgsub.apply.spool import Spool, SpoolFailed
+from pgsub.apply import assembler, loop
+from pgsub.apply.spool import Spool, SpooledTransaction, SpoolFailed
 from pgsub.errors import ApplyError, Directive
 
 TABLES = (
@@ -249,9 +249,9 @@ def test_a_batch_never_cuts_a_transaction(pair: MakePair, monkeypatch: pytest.Mo
 def test_a_transaction_larger_than_memory_waits_in_a_file(
     pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: str
 ) -> None:
-    monkeypatch.setattr(transactions, "MEMORY_LIMIT", 10_000)
+    monkeypatch.setattr(assembler, "MEMORY_LIMIT", 10_000)
     written: list[int] = []
-    monkeypatch.setattr(transactions.SpooledTransaction, "payloads", _watched(written))
+    monkeypatch.setattr(SpooledTransaction, "payloads", _watched(written))
     p = pair(TABLES, streaming=streaming)
     _decode_with(p, SMALL_MEMORY)
     p.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 2000) g")
@@ -269,9 +269,9 @@ def test_a_transaction_larger_than_memory_waits_in_a_file(
 
 
 def _watched(sizes: list[int]) -> object:
-    original = transactions.SpooledTransaction.payloads
+    original = SpooledTransaction.payloads
 
-    def payloads(self: transactions.SpooledTransaction) -> object:
+    def payloads(self: SpooledTransaction) -> object:
         sizes.append(self.size)
         return original(self)
 

@@ -80,6 +80,24 @@ def test_a_create_that_watches_ends_with_its_timeout_or_with_the_error_of_the_ta
     assert cli.sql("SELECT subname FROM pg_subscription") == [(name,)]
 
 
+def test_messages_come_into_the_log_of_the_launcher_once_they_are_asked_for(synchronized, tables):
+    cli, name = synchronized
+    pubdb, subdb = tables
+    emit = "BEGIN; INSERT INTO b VALUES ({0}, {0}); SELECT pg_logical_emit_message(true, 'audit', '{1}'); COMMIT"
+    pubdb.execute(emit.format(1, "not asked for"))
+    subdb.wait("SELECT count(*) FROM b", value=1)
+    assert cli.status(name)["pgsub_messages"] is False
+    assert cli("alter", name, "--messages").stderr == ""
+    until(lambda: cli.running.log.read_text().count(f'apply worker for subscription "{name}" has started') == 2)
+    pubdb.execute(emit.format(2, "asked for"))
+    subdb.wait("SELECT count(*) FROM b", value=2)
+    subdb.wait("SELECT count(*) FROM pgsub.event", value=0)
+    log = cli.running.log.read_text()
+    assert log.count('LOG:  logical decoding message "audit": asked for\n') == 1
+    assert log.count("logical decoding message") == 1
+    assert cli.status(name)["pgsub_messages"] is True
+
+
 def test_disable_ends_the_workers_and_enable_starts_them_again(synchronized, tables):
     cli, name = synchronized
     pubdb, subdb = tables

@@ -64,8 +64,11 @@ def test_a_sync_worker_that_is_behind_claims_and_apply_takes_a_claim_back_that_n
     late, claimed = tmp_path / "late", tmp_path / "claimed"
     process = case.create("--follow", points={"sync.after_f": f"pause:{late}", "sync.after_claim": f"pause:{claimed}"})
     case.wait_fired("sync.after_f")
-    [(relid,)] = case.subdb.rows("SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE srsubstate = 'f' LIMIT 1")
-    until(lambda: case.ledger("remote_lsn") > sync_lsn(case, relid), "apply does not pass the sync worker")
+    passed = (
+        "SELECT count(*) > 0 FROM pgsub.subscription_rel r JOIN pgsub.progress p ON p.worker = r.srrelid"
+        " JOIN pgsub.progress a ON a.worker = 0 WHERE r.srsubstate = 'f' AND a.remote_lsn > p.remote_lsn"
+    )
+    until(lambda: case.subdb.value(passed), "apply does not pass the sync worker")
     writer.some(100)
     late.touch()
     case.wait_fired("sync.after_claim")

@@ -16,8 +16,8 @@ from message_strategies import examples
 from recorded_streams import EVERY_KIND, Stream, history, live, replay, set_up
 from test_protocol_hostile_bytes import mutate
 
+from pgsub.apply.assembler import Assembler
 from pgsub.apply.spool import Spool
-from pgsub.apply.transactions import Assembler
 from pgsub.demo.servers import Server
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol import envelope
