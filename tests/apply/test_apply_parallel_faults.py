@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from protocol.encoding import encode, text_tuple
 from fix_pair import MakePair, Pair
 from fix_parallel import OPEN, TABLE, Parallel, Replays, publishing, wait_open
+from protocol.encoding import encode, text_tuple
 
 from pgsub.apply import applier
 from pgsub.apply.applier import Applier
