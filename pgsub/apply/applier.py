@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import psycopg
@@ -23,18 +22,16 @@ from pgsub import failpoints
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import MissingRow
 from pgsub.apply.executor import Executor, Filter
-from pgsub.apply.relations import RelationCache
+from pgsub.apply.savepoints import GivesUp, Savepoints
 from pgsub.apply.spool import SpooledTransaction
+from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.target.progress import Progress
 
 #: Seconds without more to apply after which an applier asks whether it stands in the way.
 IDLE_SECONDS = 0.5
 #: What an applier waits for a lock. Its holder may be a prepared transaction, whose end is only read when this one has
 #: ended: on the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
 LOCK_TIMEOUT = "2s"
-#: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
-SAVEPOINTS = 1000
 #: Seconds for an applier to end with its worker.
 CLOSE_SECONDS = 10.0
 _MESSAGE = ord("M")
@@ -48,27 +45,6 @@ _END = (
     "SELECT pg_catalog.pg_terminate_backend(pid, 5000) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = %s AND application_name = pg_catalog.current_setting('application_name')"
 )
-
-
-@dataclass(slots=True)
-class TargetSession:
-    """A writing session under the worker's claim."""
-
-    connection: psycopg.Connection
-    progress: Progress
-    relations: RelationCache
-
-
-class _GivesUp(Exception):
-    """The transaction is better replayed from its file."""
-
-
-@dataclass(slots=True)
-class _Level:
-    """What was applied since one savepoint: of which subtransaction it is, and whose changes came since."""
-
-    subxid: int
-    changed: set[int] = field(default_factory=set)
 
 
 class Applier(threading.Thread):
@@ -92,8 +68,7 @@ class Applier(threading.Thread):
         self._ready = threading.Event()
         self._executor: Executor | None = None
         self._open = False  #: a target transaction is open and this thread's
-        self._levels: list[_Level] = []
-        self._aborted: set[int] = set()
+        self._savepoints: Savepoints | None = None
         self._read = self._changes = 0
         self._records: list[Record] = []
         self.session: TargetSession | None = None
@@ -195,8 +170,9 @@ class Applier(threading.Thread):
         self._rollback()
         self._token = token
         self._transaction, self._spooled, self._admits = transaction, spooled, admits
-        self._levels, self._aborted, self._read, self._records, self.reason = [], set(), 0, [], None
+        self._read, self._records, self.reason = 0, [], None
         session, executor = self._connected()
+        self._savepoints = Savepoints(executor, transaction.xid)
         session.relations.restore({})
         session.connection.execute("BEGIN")
         executor.begin()
@@ -217,54 +193,31 @@ class Applier(threading.Thread):
         return self.session, self._executor
 
     def _apply_to(self, end: int) -> None:
-        if not self._open or self._executor is None or end <= self._read:
+        if not self._open or self._executor is None or self._savepoints is None or end <= self._read:
             return
-        self._executor.feed(self._transaction, self._payloads(end), self._admits)
+        self._executor.feed(self._transaction, self._payloads(end, self._savepoints), self._admits)
         failpoints.point("apply.stream_open")
 
-    def _payloads(self, end: int) -> Iterator[bytes]:
-        self._take_back()
+    def _payloads(self, end: int, savepoints: Savepoints) -> Iterator[bytes]:
+        savepoints.take_back()
         for subxid, payload in self._spooled.records(self._read, end):
             if self._token is not self._wanted:
-                raise _GivesUp("it is not wanted any more")
+                raise GivesUp("it is not wanted any more")
             if not payload:
                 continue
             if payload[0] != _MESSAGE:  # one belongs to the subtransaction that it stands in, whatever its xid says
-                self._enter(subxid)
+                savepoints.enter(subxid)
             yield payload
         self._read = end
 
-    def _enter(self, subxid: int) -> None:
-        """A savepoint before the first change of each subtransaction (pa_start_subtrans)."""
-        levels = self._levels
-        if subxid != self._transaction.xid and all(level.subxid != subxid for level in reversed(levels)):
-            if len(levels) >= SAVEPOINTS:
-                raise _GivesUp("too many subtransactions")
-            assert self._executor is not None
-            self._executor.savepoint()
-            levels.append(_Level(subxid))
-        if levels:
-            levels[-1].changed.add(subxid)
-
     def _abort(self, subxid: int) -> None:
-        self._aborted.add(subxid)
-
-    def _take_back(self) -> None:
-        """Roll back what was aborted since the last change; aborts of a whole subtree come one by one, inner first."""
-        first = next((i for i, level in enumerate(self._levels) if level.subxid in self._aborted), None)
-        if first is None:
-            return
-        for level in self._levels[first:]:
-            if not level.changed <= self._aborted:
-                raise _GivesUp("subtransactions were rolled back in an order that savepoints do not allow")
-        assert self._executor is not None
-        self._executor.rollback_to(first)
-        del self._levels[first:]
+        if self._savepoints is not None:
+            self._savepoints.abort(subxid)
 
     def _drain(self, transaction: RemoteTransaction) -> None:
         try:
-            if not self._open or self._executor is None:
-                raise _GivesUp("it was given up before")
+            if not self._open or self._executor is None or self._savepoints is None:
+                raise GivesUp("it was given up before")
             own = self._transaction
             own.finish_lsn, own.end_lsn, own.commit_ts = (
                 transaction.finish_lsn,
@@ -272,12 +225,12 @@ class Applier(threading.Thread):
                 transaction.commit_ts,
             )
             self._apply_to(self._spooled.end)
-            self._take_back()
+            self._savepoints.take_back()
             self._records = self._executor.finish()
             missing = [one.place.relation for one in self._records if isinstance(one, MissingRow)]
             if not all(relation is None or relation.by_identity for relation in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
-                raise _GivesUp("a row that was looked for by all of its columns is missing")
+                raise GivesUp("a row that was looked for by all of its columns is missing")
             # what is left to wait for is the ledger's row, as without an applier
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._open = False
@@ -291,16 +244,16 @@ class Applier(threading.Thread):
 
         What was taken back on the publisher does not count: its locks go first.
         """
-        if self._executor is None or self.session is None:
+        if self._executor is None or self.session is None or self._savepoints is None:
             return
-        self._take_back()
+        self._savepoints.take_back()
         self._executor.wait()
         row = self.session.connection.execute(_AWAITED.encode()).fetchone()
         if row is not None and row[0]:
             self._give_up("another session waited for it")
 
     def _too_many(self, records: Sequence[Record]) -> None:
-        raise _GivesUp("too many rows are missing, or too many messages")
+        raise GivesUp("too many rows are missing, or too many messages")
 
     def _give_up(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from pgsub import failpoints
-from pgsub.apply.applier import Applier, TargetSession
+from pgsub.apply.applier import Applier
 from pgsub.apply.commit import LedgerCommit, Record
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.executor import Executor
 from pgsub.apply.role import Role
+from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.two_phase import TwoPhase
 from pgsub.errors import Directive, PgsubError, StreamsMustRestart

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import psycopg
 
 from pgsub import failpoints
-from pgsub.apply.applier import Applier, TargetSession
-from pgsub.apply.assembler import Assembler
+from pgsub.apply.applier import Applier
 from pgsub.apply.committer import Committer
 from pgsub.apply.parallel import ParallelApply
-from pgsub.apply.receiver import Receiver, Timing
-from pgsub.apply.relations import RelationCache
+from pgsub.apply.receiver import Receiver
 from pgsub.apply.role import Role
-from pgsub.apply.standby import StandbyNames
+from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.unmirrored import Unmirrored
 from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.lsn import covered
-from pgsub.publisher.walsender import WalSender
 from pgsub.pulse import Pulse, PulseSender
 from pgsub.target.connect import translate
-from pgsub.target.progress import Control, Progress
+from pgsub.target.progress import Control
 
 #: A batch ends at these; a lone small transaction is applied at once.
 BATCH_BYTES, BATCH_TRANSACTIONS, BATCH_SECONDS = 16 << 20, 200, 1.0
@@ -45,35 +41,6 @@ IDLE_REPORT_BYTES = 16 << 20
 MIRROR_SECONDS = 2.0
 _KEEPALIVE = ord("k")
 _HEADER = 25
-
-
-@dataclass(slots=True)
-class Streams:
-    """Both ends of one worker: restarted together, never one alone."""
-
-    session: TargetSession
-    walsender: WalSender
-    assembler: Assembler
-    open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
-    standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
-    timing: Timing
-    appliers: int = 0  #: transactions that may be applied while they arrive
-    pending: bool = False  #: two_phase waits for every table to be r
-
-    @property
-    def connection(self) -> psycopg.Connection:
-        """Of the worker's own target session."""
-        return self.session.connection
-
-    @property
-    def progress(self) -> Progress:
-        """Of the worker's own target session."""
-        return self.session.progress
-
-    @property
-    def relations(self) -> RelationCache:
-        """Of the worker's own target session."""
-        return self.session.relations
 
 
 class ApplyLoop:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgsub.apply.applier import Applier, TargetSession
+from pgsub.apply.applier import Applier
 from pgsub.apply.executor import Filter
 from pgsub.apply.spool import SpooledTransaction
+from pgsub.apply.streams import TargetSession
 
 
 class ParallelApply:

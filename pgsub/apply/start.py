@@ -11,13 +11,12 @@ from functools import partial
 import psycopg
 
 from pgsub import failpoints
-from pgsub.apply.applier import TargetSession
 from pgsub.apply.assembler import Assembler
-from pgsub.apply.loop import Streams
 from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool
 from pgsub.apply.standby import StandbyNames, named
+from pgsub.apply.streams import Streams, TargetSession
 from pgsub.errors import PublisherUnavailable, TargetUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender

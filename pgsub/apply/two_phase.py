@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pgsub import failpoints
-from pgsub.apply.applier import TargetSession
 from pgsub.apply.commit import LedgerCommit, Record
 from pgsub.apply.conflict import Place, located
 from pgsub.apply.emitted import EmittedMessage
+from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.errors import ApplyError
 from pgsub.target import prepared

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.executor import Filter
-from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import NEVER, local_name
 from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
+from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation

@@ -13,10 +13,11 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.executor import Filter
-from pgsub.apply.loop import ApplyLoop, Streams
+from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import local_name
 from pgsub.apply.role import Positions
 from pgsub.apply.start import WorkerSpec, streams
+from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import WorkerResult
 from pgsub.protocol.lsn import covered

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply import applier, start
-from pgsub.apply.applier import TargetSession
+from pgsub.apply import savepoints, start
 from pgsub.apply.parallel import ParallelApply
 from pgsub.apply.spool import Spool, SpooledTransaction
+from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Column, Insert, Relation
@@ -106,7 +106,7 @@ def test_an_order_that_savepoints_do_not_allow_is_left_to_the_file(
 def test_more_subtransactions_than_savepoints_are_worth_are_left_to_the_file(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier, "SAVEPOINTS", 5)
+    monkeypatch.setattr(savepoints, "SAVEPOINTS", 5)
     assert bench.run([("insert", number) for number in range(1, 6)])[0] == [1, 2, 3, 4, 5]
     shown, _, reason = bench.run([("insert", number) for number in range(1, 7)])
     assert shown is None and reason is not None and "too many" in reason
