@@ -123,7 +123,10 @@ class TwoPhase:
             f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
             detail="Somebody ended it by hand: pgsub does that only when the publisher says so.",
             hint="Mend the rows of that transaction on the target, then let apply pass it:\n"
-            f"DELETE FROM pgsub.prepared_pending WHERE subid = {self._subid} AND gid = '{gid}';",
+            + " ".join(
+                f"DELETE FROM pgsub.{table} WHERE subid = {self._subid} AND gid = '{gid}';"
+                for table in ("prepared_xact", "prepared_pending")
+            ),
             sqlstate="42704",
         )
         located(error, self._subid, Place(transaction, transaction.kind.value))

@@ -205,6 +205,7 @@ def test_a_prepared_transaction_that_somebody_ended_the_other_way_is_told(
     assert gid in caught.value.message and caught.value.hint is not None
     p.subdb.execute(caught.value.hint.splitlines()[-1])
     p.apply()
+    assert _ledger(p) == (0, 0)
 
 
 def test_a_prepared_transaction_that_somebody_ended_the_same_way_is_found_done(
