@@ -52,7 +52,6 @@ WORKLOAD = (
     "streamed abort",
     "subtransaction abort in a stream",
     "applied while it arrived",
-    "replayed from its file",
     "prepare",
     "streamed prepare",
     "commit prepared",

@@ -27,12 +27,14 @@ TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;"
     "CREATE TABLE u (id int PRIMARY KEY, n int)"
 )
-_WORKER = """
-import json, pickle, resource, sys
+_WORKER = r"""
+import json, pickle, re, sys
 from pgsub.apply import loop, worker
 loop.MIRROR_SECONDS = 0.0
 result = worker.run(pickle.load(sys.stdin.buffer))
-print(json.dumps([result.outcome, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+# ru_maxrss would be that of whoever forked this process, where that was larger
+peak = int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) * 1024
+print(json.dumps([result.outcome, peak]))
 """
 _ROOT = Path(__file__).parents[2]
 

@@ -18,6 +18,7 @@ from fix_faults import Child, until
 from fix_pair import Pair
 from fix_servers import Database
 from fix_servers import Pair as ServerPair
+from thorough import thorough
 
 from pgsub import failpoints
 from pgsub.apply import loop
@@ -30,6 +31,9 @@ ROWS = (
     "INSERT INTO u SELECT g, md5(g::text) FROM generate_series(1, 500) g"
 )
 _numbers = itertools.count(1)
+
+
+ALL = ("process", "publisher", "target")
 
 
 @dataclass(frozen=True)
@@ -53,23 +57,25 @@ class Row:
     together: bool = False
     atomic: bool = False
     slots: tuple[int, ...] = (1,)
-    victims: tuple[str, ...] = ("process", "publisher", "target")
+    victims: tuple[str, ...] = ("process", *thorough(("publisher", "target")))
 
 
 TABLE = (
     Row("i, nothing done", "", "i", True, slots=(0,), victims=("publisher", "target")),
     Row("d, before the slot", "sync.before_slot", "d", True, slots=(0,)),
     Row("d, before the copy", "sync.after_slot", "d", True),
-    Row("d, in the middle of a copy", "copy.middle", "d", True, atomic=True),
+    Row("d, in the middle of a copy", "copy.middle", "d", True, atomic=True, victims=ALL),
     Row("d, before the copy's commit", "copy.before_commit", "d", True, atomic=True, victims=("process", "target")),
     Row("d, some chunks committed", "copy.before_commit@3", "d", True),
     Row("f, copy committed", "copy.after_commit", "f", False, atomic=True, victims=("process", "target")),
     Row("f, several tables copied together", "sync.after_f", "f", False, together=True, victims=("process", "target")),
-    Row("f, one of them passed by apply", "sync.before_separation", "f", False, passed=True, together=True),
+    Row(
+        "f, one of them passed by apply", "sync.before_separation", "f", False, passed=True, together=True, victims=ALL
+    ),
     Row("f, with a slot of its own", "sync.after_separation", "f", False, passed=True, together=True, slots=(2,)),
     Row("w, before s", "sync.before_s", "f", False, victims=("process", "target")),
     Row("c, where it changes hands is fixed", "sync.after_claim", "f", False, passed=True),
-    Row("c, changes applied", "apply.after_target_commit", "f", False, passed=True),
+    Row("c, changes applied", "apply.after_target_commit", "f", False, passed=True, victims=ALL),
     Row("s, slot not dropped", "sync.after_s", "s", False, victims=("process", "target")),
     Row("s, after catching up", "sync.before_slot_drop", "s", False, passed=True),
 )
