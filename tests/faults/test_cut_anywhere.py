@@ -163,13 +163,13 @@ def _apply(spec: object) -> object:
     [
         ("atomic", "target", "lose reply"),
         ("atomic", "publisher", "swallow"),
-        ("chunked", "target", "lose reply"),
+        ("chunked", "publisher", "swallow"),
         *thorough(
             [
+                ("chunked", "target", "lose reply"),
                 ("atomic", "target", "swallow"),
                 ("atomic", "publisher", "lose reply"),
                 ("chunked", "target", "swallow"),
-                ("chunked", "publisher", "swallow"),
                 ("chunked", "publisher", "lose reply"),
             ]
         ),

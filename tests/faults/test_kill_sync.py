@@ -76,7 +76,7 @@ def test_a_launcher_killed_at_any_step_of_a_synchronization_loses_and_repeats_no
 def test_a_launcher_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     case.make(*BIG)
-    kill_launcher_at(case, COPY_STEPS, **CHUNKS)
+    kill_launcher_at(case, ("copy.after_commit", *thorough(COPY_STEPS[:2])), **CHUNKS)
     assert chunks_done(case) > 0
     assert case.subdb.value("SELECT count(*) FROM pgsub.subscription_rel WHERE copy_mode = 'chunked'") > 0
     finish(case)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fix_program import until
+from thorough import thorough
 
 MB = 1_000_000
 WIDTH = 50 * MB
@@ -74,7 +75,7 @@ def wide(cli, tables):
     return cli
 
 
-@pytest.mark.parametrize("binary", ["--no-binary", "--binary"])
+@pytest.mark.parametrize("binary", ["--no-binary", *thorough(["--binary"])])
 def test_a_copy_takes_120_mb_and_four_times_the_widest_row_at_most(wide, tables, binary):
     launcher = wide.launcher()
     jvm = wide.state / "run" / "jvm.pid"
