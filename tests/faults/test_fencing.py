@@ -129,8 +129,9 @@ def test_what_one_attempt_of_a_copy_task_does_the_other_finds_done(
         jobs.append(Twice([child(task, items[0]) for _ in range(2)]))
         return jobs[-1]
 
-    monkeypatch.setattr(sub, "submit", submit)
-    sub.sync("log")
+    with monkeypatch.context() as patch:  # apply, later, has one attempt
+        patch.setattr(sub, "submit", submit)
+        sub.sync("log")
     attempts = [one.outcome() for job in jobs for one in job.pair]
     assert all(attempt.error is None for attempt in attempts)
     assert sum(attempt.rows for attempt in attempts) == 3000
