@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,10 @@ def test_a_session_that_only_the_worker_lost_does_not_keep_its_locks(parallel: P
         assert one.session is not None
         with socket.socket(fileno=os.dup(one.session.connection.fileno())) as kept:
             kept.shutdown(socket.SHUT_RD)
+            deadline = time.monotonic() + 20
+            while one.reason is None:  # it looks around, and learns that its session is gone
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             session.execute("INSERT INTO t VALUES (2, 'x'); COMMIT")
             p.until("SELECT count(*) = 2 FROM t", task=task)
     p.stop(task)
