@@ -186,7 +186,8 @@ def test_a_sync_slot_lost_after_the_copy_is_told_with_the_command_that_copies_th
     # of tables that came to f a moment ago apply may be still behind: those need no slot any more
     copied = case.subdb.rows(
         "SELECT r.relname, r.srrelid::bigint FROM pgsub.subscription_rel r"
-        " JOIN pgsub.progress p ON p.worker = r.srrelid JOIN pgsub.progress a ON a.worker = 0 WHERE r.srsubstate = 'f' AND a.remote_lsn > p.remote_lsn"
+        " JOIN pgsub.progress p ON p.worker = r.srrelid"
+        " JOIN pgsub.progress a ON a.worker = 0 WHERE r.srsubstate = 'f' AND a.remote_lsn > p.remote_lsn"
     )
     assert copied
     slots = "SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name ~ '_sync_'"
