@@ -36,6 +36,11 @@ class Found:
     listed: bool
 
 
+def gid_prefix(subid: int) -> str:
+    """How the identifiers of a subscription's prepared transactions begin (``TwoPhaseTransactionGid``)."""
+    return f"pgsub_{subid}_"
+
+
 class PreparedTransactions:
     """One subscription's prepared transactions, through one target session.
 
@@ -48,7 +53,7 @@ class PreparedTransactions:
 
     def gid(self, xid: int, prepare_lsn: int) -> str:
         """Name on the target: of this subscription and no other, and never used twice although xids come again."""
-        return f"pgsub_{self._subid}_{xid}_{prepare_lsn:X}"
+        return f"{gid_prefix(self._subid)}{xid}_{prepare_lsn:X}"
 
     def listed(self, xid: int) -> str | None:
         """The gid under which the ledger has the publisher's prepared transaction; its xid is not used again before

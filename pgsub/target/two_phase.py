@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
 
 from pgsub.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target import ledger, states
+from pgsub.target import prepared as prepared_xacts
 from pgsub.target.ledger import Claim
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"
@@ -68,11 +68,6 @@ class Prepared:
     gid: str
     owner: str
     ours: bool
-
-
-def gid_prefix(subid: int) -> str:
-    """How the identifiers of a subscription's prepared transactions begin (``TwoPhaseTransactionGid``)."""
-    return f"pgsub_{subid}_"
 
 
 def state(connection: psycopg.Connection, subid: int) -> str:
@@ -166,7 +161,7 @@ def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
 
 def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
     """The subscription's prepared transactions on the target, oldest first."""
-    rows = connection.execute(_PREPARED.encode(), (gid_prefix(subid),)).fetchall()
+    rows = connection.execute(_PREPARED.encode(), (prepared_xacts.gid_prefix(subid),)).fetchall()
     return [Prepared(*row) for row in rows]
 
 
@@ -178,7 +173,7 @@ def check_finishable(found: Sequence[Prepared]) -> None:
     others = [one for one in found if not one.ours]
     if others:
         owners = ", ".join(sorted({f'"{one.owner}"' for one in others}))
-        statements = [sql.SQL("ROLLBACK PREPARED {};").format(sql.Literal(one.gid)).as_string() for one in others]
+        statements = [f"{prepared_xacts.rollback(one.gid).as_string()};" for one in others]
         raise PermissionMissing(
             "permission denied to finish prepared transactions on the target",
             detail=f"They were prepared by role {owners}; only that role or a superuser may finish them.",
@@ -194,7 +189,7 @@ def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None
     """
     for one in found:
         with contextlib.suppress(psycopg.errors.UndefinedObject):
-            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(one.gid)))
+            connection.execute(prepared_xacts.rollback(one.gid))
 
 
 def ask_for(connection: psycopg.Connection, subid: int) -> None:
