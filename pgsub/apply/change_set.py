@@ -165,7 +165,9 @@ def _taken(rows: Rows, columns: Sequence[int]) -> Rows:
 
 
 def _at(rows: Rows, messages: Offsets) -> Rows:
-    return Rows(rows.kinds[:, messages], rows.offsets[:, messages], rows.lengths[:, messages])
+    return Rows(
+        rows.kinds.take(messages, axis=1), rows.offsets.take(messages, axis=1), rows.lengths.take(messages, axis=1)
+    )
 
 
 class _Fold:

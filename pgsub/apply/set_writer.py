@@ -20,7 +20,7 @@ from pgsub.target.set_statements import Parameter
 from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
-PAYS_FROM = 20
+PAYS_FROM = 50
 
 _BINARY = ord("b")
 

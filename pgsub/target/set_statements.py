@@ -90,10 +90,11 @@ def _statement(
     :param verb: what stands before the table, ``between`` what stands between the two.
     """
     parameters = [*keys, *values]
+    # in a select list, where they go in step: in FROM each would be written to a store of its own first
     arrays = sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${i + 1})") for i in range(len(parameters)))
     names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
     found = sql.SQL(" AND ").join(_equals(relation, key, i) for i, key in enumerate(keys))
-    text = sql.SQL("{} ONLY {} AS t{}ROWS FROM ({}) AS u ({}) WHERE {}").format(
+    text = sql.SQL("{} ONLY {} AS t{}(SELECT {}) AS u ({}) WHERE {}").format(
         sql.SQL(verb), table_name(relation.target), between, arrays, names, found
     )
     columns = [(relation.columns[parameter.position], parameter) for parameter in parameters]
