@@ -328,7 +328,7 @@ class _Fold:
 
 def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
     """The distinct columns of a table of flags, and which of them each column is."""
-    if not alone.any():
+    if (alone == alone[:, :1]).all():
         return [alone[:, 0]], np.zeros(alone.shape[1], np.int64)
     packed = np.ascontiguousarray(np.packbits(alone, axis=0).T)
     _, where, group = np.unique(packed, axis=0, return_index=True, return_inverse=True)

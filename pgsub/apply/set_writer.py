@@ -21,6 +21,8 @@ from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50
+#: Statements that are remembered for a relation: there is one for each set of columns that updates set.
+_STATEMENTS = 100
 
 _BINARY = ord("b")
 
@@ -76,8 +78,8 @@ class SetWriter:
     ) -> Outcome:
         """Execute a piece of row messages; whether all went well is known at :meth:`finish`.
 
-        :param payloads: INSERT, UPDATE and DELETE messages, in order.
-        :param relations: of each remote relid; None: its changes are not to be applied. Messages of others are left.
+        :param payloads: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
+        :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
         :param in_stream: messages carry an xid.
         :raises Deviation: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
@@ -87,7 +89,9 @@ class SetWriter:
         by_relid: dict[int, list[Changes]] = {}
         for group in groups:
             by_relid.setdefault(group.relid, []).append(group)
-        outcome = Outcome([position for position, _ in others])
+        if others or not by_relid.keys() <= relations.keys():
+            return Outcome(list(range(len(payloads))))
+        outcome = Outcome()
         self._execute(self._sets(by_relid, relations, outcome), outcome)
         outcome.left.sort()
         return outcome
@@ -95,15 +99,13 @@ class SetWriter:
     def _sets(
         self, by_relid: Mapping[int, list[Changes]], relations: Mapping[int, RelationMap | None], outcome: Outcome
     ) -> list[ChangeSet]:
-        mapped = {relid: one for relid in by_relid if (one := relations.get(relid)) is not None}
+        mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
         together = self._reason_for_all(list(mapped.values()))
         sets = []
-        for relid, groups in by_relid.items():
-            relation = mapped.get(relid)
-            if relation is None and relid in relations:
-                continue
+        for relid, relation in mapped.items():
+            groups = by_relid[relid]
             made: ChangeSet | str | None = None
-            if relation is not None and sum(len(group.positions) for group in groups) >= PAYS_FROM:
+            if sum(len(group.positions) for group in groups) >= PAYS_FROM:
                 made = together or self._made(relation, groups)
             if isinstance(made, ChangeSet):
                 sets.append(made)
@@ -218,6 +220,8 @@ class _Known:
                 known = set_statements.delete(self.relation, keys)
             else:
                 known = set_statements.present(self.relation, keys)
+            if len(self._statements) >= _STATEMENTS:
+                self._statements.clear()
             self._statements[shape] = known
         return known
 
