@@ -400,6 +400,15 @@ def test_keys_with_one_hash_are_told_from_each_other(bench: Bench, monkeypatch: 
     assert isinstance(made, ChangeSet) and (made.changes, made.effects) == (2, 1)
 
 
+def test_keys_that_differ_in_their_length_alone_are_different(bench: Bench) -> None:
+    relation = _map(bench.session, "CREATE TABLE public.t (a bytea, b bytea, v int, PRIMARY KEY (a, b))")
+    for sizes in ([0, 1, 2, 3], [8, 9, 10, 17]):
+        rows = [Tuple(b"bbn", (bytes(one), bytes(other), None)) for one in sizes for other in sizes]
+        payloads = [encode(Update(5, "", None, row)) for row in rows]
+        made = fold(relation, columnar.decode(payloads, in_stream=False)[0])
+        assert isinstance(made, ChangeSet) and made.effects == len(rows)
+
+
 def test_mere_inserts_need_no_key_and_keep_their_order(bench: Bench) -> None:
     relation = _map(bench.session, "CREATE TABLE public.t (v text)")
     bench.session.execute("ALTER TABLE public.t ADD n serial")
@@ -472,6 +481,9 @@ def test_what_no_statement_can_express_is_left(bench: Bench) -> None:
         relid = relation.remote.relid
         outcome = _apply(bench, {relid: relation}, *(Update(relid, "", None, row) for row in rows))
         assert outcome.left == list(range(len(rows))) and reason in outcome.serial[relid], outcome
+    for kind in "KO":
+        move = Update(1, kind, _text("1", "x"), _text("2", "x"))
+        assert "changes a key" in _apply(bench, {1: name}, move, Delete(1, "K", _text("1", None))).serial[1]
     outcome = _apply(bench, {1: name}, Insert(1, _text("1", "x")), Insert(1, Tuple(b"tb", (b"2", b"x"))))
     assert "text and in binary" in outcome.serial[1]
     bench.session.execute("ROLLBACK")
