@@ -89,17 +89,20 @@ class SetWriter:
         by_relid: dict[int, list[Changes]] = {}
         for group in groups:
             by_relid.setdefault(group.relid, []).append(group)
-        if others or not by_relid.keys() <= relations.keys():
+        try:
+            mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
+        except KeyError:
+            return Outcome(list(range(len(payloads))))
+        if others:
             return Outcome(list(range(len(payloads))))
         outcome = Outcome()
-        self._execute(self._sets(by_relid, relations, outcome), outcome)
+        self._execute(self._sets(by_relid, mapped, outcome), outcome)
         outcome.left.sort()
         return outcome
 
     def _sets(
-        self, by_relid: Mapping[int, list[Changes]], relations: Mapping[int, RelationMap | None], outcome: Outcome
+        self, by_relid: Mapping[int, list[Changes]], mapped: Mapping[int, RelationMap], outcome: Outcome
     ) -> list[ChangeSet]:
-        mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
         together = self._reason_for_all(list(mapped.values()))
         sets = []
         for relid, relation in mapped.items():
