@@ -13,7 +13,7 @@ from pgsub.apply import set_rules
 from pgsub.apply.change_set import ChangeSet, Updates, fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
-from pgsub.protocol.columnar import Changes, Rows
+from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.target import set_statements
 from pgsub.target.mapping import RelationMap
 from pgsub.target.set_statements import Parameter
@@ -74,27 +74,28 @@ class SetWriter:
         self._deviation = None
 
     def apply(
-        self, payloads: Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
+        self, messages: Messages | Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
     ) -> Outcome:
         """Execute a piece of row messages; whether all went well is known at :meth:`finish`.
 
-        :param payloads: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
+        :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
         :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
         :param in_stream: messages carry an xid.
         :raises Deviation: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
         :raises ProtocolViolation: a message is malformed.
         """
-        groups, others = columnar.decode(payloads, in_stream)
+        groups, others = columnar.decode(messages, in_stream)
         by_relid: dict[int, list[Changes]] = {}
         for group in groups:
             by_relid.setdefault(group.relid, []).append(group)
         try:
             mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
         except KeyError:
-            return Outcome(list(range(len(payloads))))
-        if others:
-            return Outcome(list(range(len(payloads))))
+            mapped = None
+        if mapped is None or others:
+            count = sum(len(group.positions) for group in groups) + len(others)
+            return Outcome(list(range(count)))
         outcome = Outcome()
         self._execute(self._sets(by_relid, mapped, outcome), outcome)
         outcome.left.sort()
