@@ -345,9 +345,9 @@ def test_readers_do_not_block_apply_for_long_and_who_holds_the_table_is_named(se
     with subdb.connect(application_name="report") as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM a")
-        refreshing = cli.start("refresh", name, "--resync", "public.a", "--yes", "--timeout", "20s")
+        refreshing = cli.start("refresh", name, "--resync", "public.a", "--yes", "--timeout", "12s")
         waiting = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted"
-        for number in range(5):
+        for number in range(3):
             subdb.wait(waiting)
             pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
             subdb.wait("SELECT count(*) FROM b WHERE id = %s", number, value=1)
