@@ -108,7 +108,7 @@ class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
     ``relation``, ``column``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict
-    type or None.
+    type or None. Then ``record`` is what is kept of it, and ``clash`` what it takes to look closer (pgsub.apply).
     """
 
     exit_code = 6
@@ -120,6 +120,8 @@ class ApplyError(PgsubError):
     finish_lsn: str | None = None
     xid: int | None = None
     conflict: str | None = None
+    record: Any = None
+    clash: Any = None
 
 
 class SchemaFault(ApplyError):

@@ -60,10 +60,16 @@ class Trouble:
         """Finish LSN of the error shown for a worker, 0 for none."""
         return self._shown.get(worker, 0)
 
-    def clear(self, worker: str) -> None:
-        """The worker got past it, whichever launcher met it."""
+    def clear(self, worker: str, position: int = 0) -> None:
+        """The worker got past it, whichever launcher met it.
+
+        :param position: of apply: conflicts that it covers are no longer in the way.
+        """
         if self._shown.pop(worker, None) is not None:
-            self._store.clear_error(self._sub.subid, worker)
+            with self._store.batch():
+                self._store.clear_error(self._sub.subid, worker)
+                if position:
+                    self._store.conflicts_passed(self._sub.subid, position)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget the errors of all other workers: their tables are done."""

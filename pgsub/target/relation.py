@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -82,7 +82,7 @@ kind AS MATERIALIZED (
              ORDER BY k.opcintype = t.oid DESC, k.amname, k.oid LIMIT 1) AS eq ON true)
 SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
        a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
-       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v'
+       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', pg_catalog.quote_ident(a.attname)
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -153,6 +153,7 @@ class TargetColumn:
     typmod: int = -1
     full_type: str = ""  #: with the modifier, as SQL
     virtual: bool = False  #: generated, and not stored
+    quoted: str = ""  #: its name as SQL, as messages of the server have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class TargetRelation:
     access: str = "own"
     owner_row_security: bool = False  #: a policy applies to the owner
     acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
+    server_version: int = 180000  #: decides how conflicts are worded
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -225,7 +227,7 @@ def describe_many(
     for schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
         identity = tuple(key for key, _ in keys[oid])
         deferrable = any(not immediate for _, immediate in keys[oid])
-        found[schema, name] = TargetRelation(
+        relation = TargetRelation(
             oid,
             schema,
             name,
@@ -239,4 +241,5 @@ def describe_many(
             deferrable,
             *roles,
         )
+        found[schema, name] = replace(relation, server_version=connection.info.server_version)
     return found
