@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pgsub.catalog.codec import Table
+from pgsub.catalog.codec import TEXT, Table
 from pgsub.catalog.progress import ProgressCatalog
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.times import utc_now
@@ -36,7 +36,7 @@ class ConflictFilter:
 
     subid: int | None = None
     conflict_type: str | None = None
-    table: tuple[str, str] | None = None  #: schema and name
+    table: str | None = None  #: schema.name
     since: str | None = None  #: met again at this time or later, as text of :mod:`pgsub.catalog.times`
     action: str | None = None
 
@@ -73,12 +73,10 @@ class ConflictCatalog(ProgressCatalog):
 
         :param limit: rows, None for all.
         """
-        schema, name = wanted.table or (None, None)
         conditions = {
             "subid = ?": wanted.subid,
             "conflict_type = ?": wanted.conflict_type,
-            "schemaname = ?": schema,
-            "relname = ?": name,
+            "schemaname || '.' || relname = ?": wanted.table,
             "last_at >= ?": wanted.since,
             "action = ?": wanted.action,
         }
@@ -99,6 +97,12 @@ class ConflictCatalog(ProgressCatalog):
         sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE id = ?"
         found = self._database.rows(sql, (conflict_id,))
         return _CONFLICT.decode(found[0]) if found else None
+
+    def conflicts_of(self, subname: str) -> int | None:
+        """Id of the newest subscription of a name that a conflict is recorded of; it may be dropped."""
+        sql = "SELECT subid FROM pgsub_conflict WHERE subname = ? ORDER BY id DESC LIMIT 1"
+        found = self._database.rows(sql, (TEXT.encode(subname),))
+        return found[0][0] if found else None
 
     def conflicts_passed(self, subid: int, position: int, action: str = APPLIED) -> int:
         """Apply got past what had stopped it: say what became of it.

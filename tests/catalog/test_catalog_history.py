@@ -76,7 +76,7 @@ def test_conflicts_are_found_by_type_table_time_and_action(store: StateStore) ->
 
     assert found() == [of_all, new, old]
     assert found(subid=5, conflict_type="update_missing") == found(subid=5, action="skipped") == [new]
-    assert found(table=("public", "a.b")) == [old]
+    assert found(table="public.a.b") == [old]
     assert found(subid=5, since="2026-01-01T00:00:00.000001Z") == [new]
 
 
