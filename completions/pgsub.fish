@@ -169,6 +169,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from status' -l json -d 'JSON docum
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l check -d 'Tell the health by the exit code.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l max-lag -x -d 'With --check: the lag that is tolerated.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l reset-stats -d 'Set the counters of pg_stat_subscription_stats to 0 first.'
+complete -c pgsub -n '__fish_seen_subcommand_from status' -l runbook -d 'Print what to do next, with real names and positions.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l expanded -s x -d 'One line for each column.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l color -x -a 'auto always never' -d 'Colours on standard error.'

@@ -213,6 +213,11 @@ def is_transient(sqlstate: str | None) -> bool:
     return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
 
 
+def is_unreachable(sqlstate: str | None) -> bool:
+    """Whether a transient error says that a server, or the way to it, is not there: no transaction is to blame."""
+    return sqlstate is None or sqlstate[:2] in ("08", "57")
+
+
 def exit_code_table() -> list[tuple[int, str]]:
     """Exit codes and their meanings, from the classes: the source of README and pgsub(1)."""
     table = {0: "done, or asked to stop"}

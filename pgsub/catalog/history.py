@@ -62,17 +62,18 @@ class HistoryCatalog(ConflictCatalog):
     def record_error(self, subid: int, row: ErrorRow) -> ErrorRow:
         """Record the error that ended a worker; the same message at the same finish LSN counts as a further attempt.
 
-        :param row: ``at``, ``attempts`` and ``first_at`` are the store's.
+        :param row: ``at``, ``attempts``, ``first_at``, ``restarts`` and ``stuck_since`` are the store's.
         :return: the row as stored.
         """
         at = row.at or utc_now()
         with self._database.transaction():
             self.require(subid)
             known = next((error for error in self.errors(subid) if error.worker == row.worker), None)
+            stored = replace(row, at=at, attempts=1, first_at=at, restarts=0, stuck_since=at)
             if known and (known.message, known.finish_lsn) == (row.message, row.finish_lsn):
-                stored = replace(row, at=at, attempts=known.attempts + 1, first_at=known.first_at)
-            else:
-                stored = replace(row, at=at, attempts=1, first_at=at)
+                stored = replace(stored, attempts=known.attempts + 1, first_at=known.first_at)
+            if known and row.position is not None and known.position == row.position:
+                stored = replace(stored, restarts=known.restarts + 1, stuck_since=known.stuck_since)
             self._database.run(_ERROR.insert, subid, *_ERROR.encode(stored))
         return stored
 

@@ -167,13 +167,17 @@ class ErrorRow:
     attempts: int = 1
     first_at: Time | None = None
     column: str | None = None
+    position: Lsn | None = None  #: of apply when it ended
+    restarts: int = 0  #: ends at that very position before this one, whatever their errors
+    stuck_since: Time | None = None  #: the first of them; restarts and this are the store's
 
     @classmethod
-    def of(cls, error: PgsubError, worker: str) -> ErrorRow:
+    def of(cls, error: PgsubError, worker: str, position: int | None = None) -> ErrorRow:
         """The row of an exception.
 
         :param error: what ended the worker.
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
+        :param position: of apply.
         """
         place = error if isinstance(error, ApplyError) else ApplyError("")
         return cls(
@@ -189,6 +193,7 @@ class ErrorRow:
             finish_lsn=parse_lsn(place.finish_lsn) if place.finish_lsn else None,
             xid=place.xid,
             column=place.column,
+            position=position,
         )
 
 
@@ -215,6 +220,8 @@ class SlotRow:
     synced: bool | None = None
     retained_bytes: int | None = None  #: WAL kept on the publisher for this slot
     taken_at: Time | None = None
+    current_lsn: Lsn | None = None  #: where the publisher's WAL ended
+    wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
 
 
 @dataclass(frozen=True, slots=True)

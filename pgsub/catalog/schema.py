@@ -235,7 +235,8 @@ ALTER TABLE pgsub_error ADD COLUMN "column" TEXT;
 """
 
 # Both rows of a conflict as JSON, when it was met first and last, and where it came from; how many of them the bound
-# has taken. What was text of rows before is in the detail too. Actions are a closed set in the row type's words.
+# has taken. What was text of rows before is in the detail too. How often apply ended at one position; how fast the
+# publisher writes WAL.
 VERSION_4 = """
 ALTER TABLE pgsub_conflict RENAME TO pgsub_conflict_3;
 DROP INDEX pgsub_conflict_place;
@@ -276,4 +277,9 @@ DROP TABLE pgsub_conflict_3;
 CREATE INDEX pgsub_conflict_place ON pgsub_conflict (subid, finish_lsn, key);
 CREATE INDEX pgsub_conflict_stopped ON pgsub_conflict (subid) WHERE action = 'stopped';
 CREATE TABLE pgsub_conflict_dropped (subid INTEGER PRIMARY KEY, dropped INTEGER NOT NULL);
+ALTER TABLE pgsub_error ADD COLUMN position TEXT;
+ALTER TABLE pgsub_error ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE pgsub_error ADD COLUMN stuck_since TEXT;
+ALTER TABLE pgsub_slot ADD COLUMN current_lsn TEXT;
+ALTER TABLE pgsub_slot ADD COLUMN wal_bytes_per_second INTEGER;
 """

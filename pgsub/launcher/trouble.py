@@ -41,11 +41,15 @@ class Trouble:
         self._log("ERROR", "\n".join([error.message, *error.lines()]))
         if self._store.subscription_by_id(self._sub.subid) is None:
             return
-        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker))
+        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker, self._position(worker)))
         self._shown[worker] = faults.place(error)
         if counter is not None and error.directive is Directive.FAULT:
             faults.count(self._store, self._sub, error, counter)
             self._disable_if_asked(error)
+
+    def _position(self, worker: str) -> int | None:
+        origin = self._store.origin(self._sub.subid) if worker == APPLY else None
+        return None if origin is None else origin.remote_lsn
 
     def _disable_if_asked(self, error: PgsubError) -> None:
         current = self._store.subscription_by_id(self._sub.subid)
