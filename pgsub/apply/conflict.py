@@ -114,7 +114,9 @@ class Clash:
     message_type: str
     new: Tuple
     old: Tuple | None
-    key: str | None  #: as the failing statement told it
+    key: str | None  #: as the failing statement told it, as what follows
+    message: str  #: where it is no conflict in the server's sense
+    detail: str | None
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:
@@ -208,5 +210,6 @@ def _unique(error: psycopg.Error, place: Place) -> ApplyError:
         )
         if place.message_type == "UPDATE":
             record.replica_identity = searched_by(relation, searched)
-        raised.clash = Clash(relation, place.message_type, place.new, place.old, key)
+        plain = translate(error, f'apply remote transaction to relation "{place.name()}"')
+        raised.clash = Clash(relation, place.message_type, place.new, place.old, key, plain.message, plain.detail)
     return raised

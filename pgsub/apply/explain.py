@@ -67,6 +67,10 @@ def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) 
 def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
     """Put what was found into the error and its record."""
     record: ConflictRecord = error.record
+    if found is not None and record.index_name not in found.indexes:
+        error.conflict, error.record, error.message, error.detail = None, None, clash.message, clash.detail
+        error.args = (error.message,)
+        return
     relation = clash.relation
     met = found.hits if found is not None else []
     if record.index_name not in {hit.index for hit in met}:  # what the statement itself said counts anyhow

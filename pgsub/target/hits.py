@@ -86,11 +86,13 @@ class Search:
     :ivar hits: in the order of the server's report.
     :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
     :ivar moved: it would leave the partition that it is in.
+    :ivar indexes: all that stop a row at once; a violation of any other is none of the server's conflicts.
     """
 
     hits: list[Hit]
     remote: dict[str, str | None] | None
     moved: bool
+    indexes: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +134,18 @@ def search(
     with connection.transaction(), _bounded(connection, role):
         generated, unknown = _expressions(connection, table.oid, sent, inserts=inserts)
         rows = _Rows(connection, table, _result(table, change.text, generated), change.types, values, formats)
-        found = rows.remote()
+        indexes, found = _indexes(connection, table.oid), rows.remote()
+        names = frozenset(index.name for index in indexes)
         if found is None:
-            return Search([], None, moved=False)
+            return Search([], None, moved=False, indexes=names)
         remote, tableoid = found
         hits = [
             hit
-            for index in _indexes(connection, table.oid)
+            for index in indexes
             if not unknown.intersection(index.columns) and (hit := rows.hit(index, sent)) is not None
         ]
         hits = [_written(connection, hit) for hit in hits]
-        return Search(hits, remote, moved=tableoid is not None and tableoid != table.oid)
+        return Search(hits, remote, moved=tableoid not in (None, table.oid), indexes=names)
 
 
 @contextlib.contextmanager
