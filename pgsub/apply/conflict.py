@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
+from pgsub.target import routing
 from pgsub.target.connect import translate
 from pgsub.target.mapping import RelationMap
 from pgsub.target.statements import Statement
@@ -47,6 +49,7 @@ class MissingRow(NamedTuple):
     remote: dict[str, str | None] | None
     identity: dict[str, str | None]
     detail: str
+    leaf: tuple[str, str] | None = None  #: of a partitioned table the partition, once somebody has asked
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
@@ -54,11 +57,31 @@ class MissingRow(NamedTuple):
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        record = _record(f"{self.place.message_type.lower()}_missing", self.place)
+        record = _record(f"{self.place.message_type.lower()}_missing", self.place, *(self.leaf or ()))
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.context = context(subid, self.place)
         return record
+
+
+def with_leaves(connection: psycopg.Connection, missing: Sequence[MissingRow]) -> list[MissingRow]:
+    """Rows missing in partitioned tables with the partition that they are missing in.
+
+    :param connection: in the transaction that records them.
+    """
+    named = list(missing)
+    tables: dict[int, list[int]] = {}
+    for number, one in enumerate(named):
+        relation = one.place.relation
+        if relation is not None and relation.target.relkind == "p":
+            tables.setdefault(id(relation), []).append(number)
+    for numbers in tables.values():
+        relation = named[numbers[0]].place.relation
+        assert relation is not None
+        rows = [{**(named[number].remote or {}), **named[number].identity} for number in numbers]
+        for number, leaf in zip(numbers, routing.leaves(connection, relation.target, rows), strict=True):
+            named[number] = named[number]._replace(leaf=leaf)
+    return named
 
 
 @dataclass(slots=True)

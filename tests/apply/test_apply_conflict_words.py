@@ -160,16 +160,18 @@ def test_missing_rows_are_told_as_the_server_tells_them(both: Callable[..., Both
     it = both()
     it.pair.apply(
         "INSERT INTO one VALUES (1, 'a'), (2, 'b'); INSERT INTO whole VALUES (1, 'a'), (2, NULL);"
-        "INSERT INTO sums VALUES (1, 1.5, '2026-01-01 12:00:00+00', true, 'x')"
+        "INSERT INTO sums VALUES (1, 1.5, '2026-01-01 12:00:00+00', true, 'x');"
+        "INSERT INTO parts VALUES (1, 1, 'a'), (2, 150, 'b')"
     )
     it.pair.pubdb.wait(
         "SELECT confirmed_flush_lsn >= pg_current_wal_flush_lsn() FROM pg_replication_slots WHERE slot_name = %s",
         it.native.name,
     )
-    it.local("TRUNCATE one, whole, sums")
+    it.local("TRUNCATE one, whole, sums, parts")
     update, moved, delete, *rest = it.skipped(
         f"UPDATE one SET v = '{LONG}' WHERE id = 1; UPDATE one SET id = 3 WHERE id = 1; DELETE FROM one WHERE id = 2;"
-        "UPDATE whole SET b = 'new' WHERE a = 1; DELETE FROM whole WHERE a = 2; UPDATE sums SET n = 2"
+        "UPDATE whole SET b = 'new' WHERE a = 1; DELETE FROM whole WHERE a = 2; UPDATE sums SET n = 2;"
+        "UPDATE parts SET v = 'x'; DELETE FROM parts WHERE id = 1"
     )
     assert [e["conflict_type"] for e in (update, moved, delete)] == [
         "update_missing",
@@ -184,3 +186,4 @@ def test_missing_rows_are_told_as_the_server_tells_them(both: Callable[..., Both
     )
     assert (delete["remote_tuple"], delete["replica_identity"]) == (None, {"id": "2"})
     assert rest[0]["replica_identity"] == {"a": "1", "b": "a"}
+    assert [e["relname"] for e in rest[-3:]] == ["parts_low", "parts_high", "parts_low"]
