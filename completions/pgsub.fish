@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable drop demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts drop demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -19,6 +19,8 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a status -d 'S
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a wait -d 'Wait until a subscription has reached a state'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a enable -d 'Enable a subscription'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable -d 'Disable a subscription'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable-on-error -d 'Let an error disable a subscription, or let it be tried again'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d 'Show the conflicts that a subscription has met'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a demo -d 'Try pgsub on two throw-away PostgreSQL servers'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a version -d 'Show the versions of pgsub and of what it stands on'
@@ -167,6 +169,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from status' -l json -d 'JSON docum
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l check -d 'Tell the health by the exit code.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l max-lag -x -d 'With --check: the lag that is tolerated.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l reset-stats -d 'Set the counters of pg_stat_subscription_stats to 0 first.'
+complete -c pgsub -n '__fish_seen_subcommand_from status' -l runbook -d 'Print what to do next, with real names and positions.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l expanded -s x -d 'One line for each column.'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from status' -l color -x -a 'auto always never' -d 'Colours on standard error.'
@@ -197,6 +200,27 @@ complete -c pgsub -n '__fish_seen_subcommand_from disable' -l verbose -s v -d 'S
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -a 'on off'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from disable-on-error' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -a 'list show'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l type -x -a 'insert_exists update_origin_differs update_exists update_missing delete_origin_differs delete_missing multiple_unique_conflicts' -d 'With list: only conflicts of this type.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l table -x -d 'With list: only conflicts on this table.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l since -x -d 'With list: met within this time.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l limit -x -d 'With list: no more than the newest N.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l json -d 'One JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'

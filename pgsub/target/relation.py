@@ -104,7 +104,8 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
        a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
        pg_catalog.format_type(a.atttypid, -1), k.typarray::bigint, k.from_text, a.atttypmod = -1 OR k.fits,
-       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic)
+       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic),
+       pg_catalog.quote_ident(a.attname)
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -181,6 +182,7 @@ class TargetColumn:
     from_text: bool = False  #: a cast of text to cast_type is what the input function does
     fits: bool = True  #: an assignment checks what the modifier demands
     deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
+    quoted: str = ""  #: its name as SQL, as messages of the server have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ class TargetRelation:
     #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
     checked_late: bool = False
     key_collated: bool = True  #: the key's index compares by the collations of its columns
+    server_version: int = 180000  #: decides how conflicts are worded
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -272,5 +275,11 @@ def describe_many(
             *roles,
         )
         collated = all(by_column for _, _, by_column in keys[oid])
-        found[schema, name] = replace(table, partition=partition, checked_late=late, key_collated=collated)
+        found[schema, name] = replace(
+            table,
+            partition=partition,
+            checked_late=late,
+            key_collated=collated,
+            server_version=connection.info.server_version,
+        )
     return found
