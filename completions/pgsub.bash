@@ -97,6 +97,13 @@ _pgsub() {
             options="--state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             ;;
+        skip-lsn)
+            options="--preview --rows --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            case $prev in
+                --rows) _pgsub_words "whole conflicting" "$cur"; return ;;
+            esac
+            ;;
         drop)
             options="--if-exists --keep-slot --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -122,7 +129,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable skip-lsn drop demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

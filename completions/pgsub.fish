@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable drop demo version completion
+set -l commands create run refresh alter status wait enable disable skip-lsn drop demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -19,6 +19,7 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a status -d 'S
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a wait -d 'Wait until a subscription has reached a state'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a enable -d 'Enable a subscription'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable -d 'Disable a subscription'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a demo -d 'Try pgsub on two throw-away PostgreSQL servers'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a version -d 'Show the versions of pgsub and of what it stands on'
@@ -197,6 +198,17 @@ complete -c pgsub -n '__fish_seen_subcommand_from disable' -l verbose -s v -d 'S
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from disable' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l preview -d 'Show what would be lost, and change nothing.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l rows -x -a 'whole conflicting' -d 'Which rows of the transaction are skipped.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l yes -s y -d 'Do not ask.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l json -d 'A JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'

@@ -17,6 +17,7 @@ COMMANDS = [
     "wait",
     "enable",
     "disable",
+    "skip-lsn",
     "drop",
     "demo",
     "version",
