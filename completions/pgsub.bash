@@ -104,6 +104,10 @@ _pgsub() {
                 --rows) _pgsub_words "whole conflicting" "$cur"; return ;;
             esac
             ;;
+        origin-advance)
+            options="--preview --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            ;;
         drop)
             options="--if-exists --keep-slot --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -129,7 +133,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable skip-lsn drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable skip-lsn origin-advance drop demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

@@ -55,6 +55,8 @@ POINTS = (
     "alter.after_definition",
     "alter.after_slot",
     "drop.after_slots",
+    "advance.before_ledger",
+    "advance.after_ledger",
 )
 
 _counts: dict[str, int] = {}

@@ -148,6 +148,8 @@ class Mirror:
             for _, body in rows:
                 if body["kind"] == "message":
                     self._message(body)
+                elif body["kind"] == "log":
+                    self._log(body["level"], body["text"])
                 else:
                     self._conflict(body)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))

@@ -18,6 +18,7 @@ COMMANDS = [
     "enable",
     "disable",
     "skip-lsn",
+    "origin-advance",
     "drop",
     "demo",
     "version",
