@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import psycopg
@@ -23,9 +24,10 @@ from pgsub.apply.commit import Record
 from pgsub.apply.conflict import MissingRow
 from pgsub.apply.executor import Executor, Filter
 from pgsub.apply.savepoints import GivesUp, Savepoints
-from pgsub.apply.spool import SpooledTransaction
+from pgsub.apply.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.protocol.frames import Segment
 
 #: Seconds without more to apply after which an applier asks whether it stands in the way.
 IDLE_SECONDS = 0.5
@@ -34,7 +36,6 @@ IDLE_SECONDS = 0.5
 LOCK_TIMEOUT = "2s"
 #: Seconds for an applier to end with its worker.
 CLOSE_SECONDS = 10.0
-_MESSAGE = ord("M")
 
 _AWAITED = (
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
@@ -45,6 +46,13 @@ _END = (
     "SELECT pg_catalog.pg_terminate_backend(pid, 5000) FROM pg_catalog.pg_stat_activity"
     " WHERE pid = %s AND application_name = pg_catalog.current_setting('application_name')"
 )
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A command to apply the file up to here."""
+
+    end: int
 
 
 class Applier(threading.Thread):
@@ -60,10 +68,15 @@ class Applier(threading.Thread):
     :ivar reason: why it gave the transaction up, None while it did not.
     """
 
-    def __init__(self, number: int, open_session: Callable[[], TargetSession], subid: int) -> None:
+    def __init__(
+        self, number: int, open_session: Callable[[], TargetSession], subid: int, *, set_based: bool = True
+    ) -> None:
         super().__init__(name=f"parallel apply {number}", daemon=True)
         self._open_session = open_session
         self._subid = subid
+        self._set_based = set_based
+        self._lock = threading.Lock()
+        self._growth: _Growth | None = None  #: commanded last and not begun: it may be told of more
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._executor: Executor | None = None
@@ -98,6 +111,8 @@ class Applier(threading.Thread):
         :param version: the states_version that ``admits`` decides by.
         """
         self.xid, self.version = xid, version
+        with self._lock:
+            self._growth = None
         self._ready.clear()
         self._wanted = token = object()
         transaction = RemoteTransaction(xid, 0, in_stream=True)
@@ -105,10 +120,17 @@ class Applier(threading.Thread):
 
     def grown(self, end: int) -> None:
         """The file holds more."""
-        self._commands.put(partial(self._apply_to, end))
+        with self._lock:
+            if self._growth is not None:
+                self._growth.end = end
+                return
+            self._growth = growth = _Growth(end)
+        self._commands.put(partial(self._apply_growth, growth))
 
     def aborted(self, subxid: int) -> None:
-        """A subtransaction was rolled back."""
+        """A subtransaction was rolled back; nothing that comes after that may be applied before."""
+        with self._lock:
+            self._growth = None
         self._commands.put(partial(self._abort, subxid))
 
     def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[Record] | None:
@@ -185,29 +207,36 @@ class Applier(threading.Thread):
             # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
-            self._executor = Executor(session.connection, self._subid, session.relations, self._too_many)
+            self._executor = Executor(
+                session.connection, self._subid, session.relations, self._too_many, set_based=self._set_based
+            )
             self.session, before = session, self._pid
             self._pid = session.connection.info.backend_pid
             if before:
                 session.connection.execute(_END, (before,))
         return self.session, self._executor
 
+    def _apply_growth(self, growth: _Growth) -> None:
+        with self._lock:
+            if self._growth is growth:
+                self._growth = None
+        self._apply_to(growth.end)
+
     def _apply_to(self, end: int) -> None:
         if not self._open or self._executor is None or self._savepoints is None or end <= self._read:
             return
-        self._executor.feed(self._transaction, self._payloads(end, self._savepoints), self._admits)
+        self._executor.feed(self._transaction, self._segments(end, self._savepoints), self._admits)
         failpoints.point("apply.stream_open")
 
-    def _payloads(self, end: int, savepoints: Savepoints) -> Iterator[bytes]:
+    def _segments(self, end: int, savepoints: Savepoints) -> Iterator[Segment]:
         savepoints.take_back()
-        for subxid, payload in self._spooled.records(self._read, end):
-            if self._token is not self._wanted:
-                raise GivesUp("it is not wanted any more")
-            if not payload:
-                continue
-            if payload[0] != _MESSAGE:  # one belongs to the subtransaction that it stands in, whatever its xid says
-                savepoints.enter(subxid)
-            yield payload
+        for segment in self._spooled.segments(self._read, end):
+            for subxid, stretch in by_subtransaction(segment):
+                if self._token is not self._wanted:
+                    raise GivesUp("it is not wanted any more")
+                if subxid:
+                    savepoints.enter(subxid)
+                yield stretch
         self._read = end
 
     def _abort(self, subxid: int) -> None:

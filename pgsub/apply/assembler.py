@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from pgsub.apply.runs import RUN_FROM, WHOLE, Run
 from pgsub.apply.spool import Spool, SpooledTransaction
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.errors import ProtocolViolation
-from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change, message_xid
+from pgsub.protocol import envelope, frames
+from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change
+from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -28,12 +32,17 @@ from pgsub.protocol.messages import (
     StreamStart,
     StreamStop,
 )
+from pgsub.protocol.reader import INT32
 
-_CHANGES = frozenset(b"RYIUDT")
-_MESSAGE = ord("M")
-_RELATION = ord("R")
+#: Changes and what describes them: part of the transaction that they stand in.
+_CHANGES = re.compile(rb"[IUDRYTM]++")
+_RELATION, _COMMIT, _BEGIN = b"RCB"
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
+
+
+#: What comes out of a stream: whole transactions, and how far the publisher has come without one.
+Received: TypeAlias = RemoteTransaction | Run | Keepalive
 
 
 class StreamWatch(Protocol):
@@ -81,54 +90,91 @@ class Assembler:
         if self._stream is not None and self.watch is not None:
             self.watch.grown(self._stream.xid, self._stream.spooled)
 
-    def feed(self, payload: bytes) -> RemoteTransaction | None:
-        """Take one message.
+    def take(self, received: Frames) -> Iterator[Received]:
+        """Take what was received; nothing of it is read before what came out so far was dealt with.
 
-        :return: a transaction when this message completes one.
+        :return: whole transactions as they end, and keepalives that stand outside of one.
         :raises ProtocolViolation: malformed or out of order.
         """
-        kind = payload[0] if payload else 0
-        if kind in _CHANGES or (kind == _MESSAGE and (self._stream is not None or self._current is not None)):
-            self._change(payload, kind)
+        at, codes = 0, received.codes
+        while at < len(codes):
+            code = codes[at]
+            if self._current is not None or self._stream is not None:
+                changes = _CHANGES.match(codes, at)
+                if changes is not None:
+                    self._change(received.range(at, changes.end()))
+                    at = changes.end()
+                    continue
+            elif code == _BEGIN:
+                run = self._run(received, at)
+                if run is not None:
+                    yield run
+                    at = run.segment.end
+                    continue
+            yield from self._single(received, at, code)
+            at += 1
+
+    def _single(self, received: Frames, at: int, code: int) -> Iterator[Received]:
+        if code in (frames.KEEPALIVE, frames.OTHER):
+            opened = envelope.parse(received[at])  # refuses what is neither
+            if isinstance(opened, Keepalive):
+                if self._current is None:
+                    yield opened
+                return
+        transaction = self._control(self._decoder.decode(received.payload(at)), received.range(at, at + 1))
+        if transaction is not None:
+            yield transaction
+
+    def _run(self, received: Frames, at: int) -> Run | None:
+        """Many transactions that need no looking at one by one."""
+        match = WHOLE.match(received.codes, at)
+        if match is None or received.codes.count(_COMMIT, at, match.end()) < RUN_FROM:
             return None
-        return self._control(self._decoder.decode(payload))
+        run = Run.of(received.range(at, match.end()))
+        if run is None or not self._decoder.passes(int(run.end_lsns[0]), run.end_lsn):
+            return None
+        self._describes(run.segment, 1)
+        return run
 
-    def _change(self, payload: bytes, kind: int) -> None:
-        stream = self._stream
+    def _change(self, messages: Segment) -> None:
+        stream, current = self._stream, self._current
         if stream is not None:
-            if kind == _RELATION:
-                stream.described.add(self._describe(payload, 5))
-            stream.spooled.append(message_xid(payload), payload)
-            return
-        current = self._current
-        if current is None:
-            raise ProtocolViolation(f"message type 0x{payload[0]:02X} outside of a transaction")
-        if kind == _RELATION:
-            self._describe(payload, 1)
-        current.size += len(payload)
-        if current.spooled is not None:
-            current.spooled.append(current.xid, payload)
-            return
-        current.messages.append(payload)
-        if current.size > MEMORY_LIMIT:
-            self._spill(current)
+            stream.described.update(self._describes(messages, 5))
+            stream.spooled.append(messages)
+        elif current is not None:
+            self._describes(messages, 1)
+            current.size += messages.size
+            current.received.append(messages)
+            if current.spooled is not None or current.size > MEMORY_LIMIT:
+                self._spill(current)
 
-    def _describe(self, payload: bytes, start: int) -> int:
-        if len(payload) < start + 4:
-            raise ProtocolViolation("insufficient data left in message")
-        relid: int = struct.unpack_from(">I", payload, start)[0]
-        self._described[relid] = (payload, start == 5)
+    def _describes(self, messages: Segment, start: int) -> list[int]:
+        """Remember what it says of relations.
+
+        :param start: of the relation's oid in a message.
+        :return: their oids.
+        """
+        found, codes = [], messages.codes
+        at = codes.find(_RELATION)
+        while at >= 0:
+            payload = messages.frames.payload(messages.start + at)
+            if len(payload) < start + 4:
+                raise ProtocolViolation("insufficient data left in message")
+            found.append(int(INT32.unpack_from(payload, start)[0]))
+            self._described[found[-1]] = (payload, start == 5)
+            at = codes.find(_RELATION, at + 1)
         if len(self._described) > MAX_RELATIONS:
             raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
-        return relid
+        return found
 
     def _spill(self, current: RemoteTransaction) -> None:
-        current.spooled = self._spool.open(current.xid)
-        for payload in current.messages:
-            current.spooled.append(current.xid, payload)
-        current.messages = []
+        if current.spooled is None:
+            current.spooled = self._spool.open(current.xid)
+        for messages in current.received:
+            current.spooled.append(messages)
+        current.received = []
 
-    def _control(self, message: Message) -> RemoteTransaction | None:
+    def _control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
         match message:
             case Begin():
                 self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
@@ -146,7 +192,7 @@ class Assembler:
             case StreamStop():
                 self._stopped()
             case StreamAbort():
-                self._aborted(message)
+                self._aborted(message, raw)
             case StreamCommit():
                 return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
             case StreamPrepare():
@@ -165,7 +211,7 @@ class Assembler:
                 if self.emitted is not None:
                     self.emitted(message)
             case _:
-                raise ProtocolViolation(f"unexpected {type(message).__name__} message")
+                raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
         return None
 
     def _ended(self, end_lsn: int, at: int) -> RemoteTransaction | None:
@@ -189,7 +235,7 @@ class Assembler:
             if self.watch is not None:
                 self.watch.stopped(stream.xid, stream.spooled)
 
-    def _aborted(self, message: StreamAbort) -> None:
+    def _aborted(self, message: StreamAbort, raw: Segment) -> None:
         if message.xid == message.subxid:
             self._discard(message.xid)
             return
@@ -197,7 +243,7 @@ class Assembler:
         if stream is not None:
             if self.watch is not None:
                 self.watch.aborted(message.xid, message.subxid)
-            stream.spooled.abort(message.subxid)
+            stream.spooled.abort(message.subxid, raw)
 
     def _discard(self, xid: int) -> None:
         """A transaction in progress comes to nothing.

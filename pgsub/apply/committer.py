@@ -15,13 +15,16 @@ from pgsub import failpoints
 from pgsub.apply.applier import Applier
 from pgsub.apply.commit import LedgerCommit, Record
 from pgsub.apply.emitted import EmittedMessage
-from pgsub.apply.executor import Executor
+from pgsub.apply.executor import Counters, Executor
 from pgsub.apply.role import Role
+from pgsub.apply.runs import Batch
+from pgsub.apply.set_writer import Deviation
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.two_phase import TwoPhase
-from pgsub.errors import Directive, PgsubError, StreamsMustRestart
-from pgsub.protocol.messages import LogicalMessage
+from pgsub.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import LogicalMessage, Relation
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +33,9 @@ _log = logging.getLogger(__name__)
 _DEALLOCATED = "26000"
 _DEADLOCK = "40P01"
 _TRIES = 5
+#: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
+#: for each, and none can be pruned before the commit.
+ROW_TRANSACTIONS = 200
 #: Messages that belong to no transaction and wait for a commit.
 _MESSAGES = 1000
 
@@ -40,6 +46,7 @@ class Committer:
     :param role: decides what is taken.
     :param give_way: ends the appliers where the worker's own session is in a deadlock; False if there are none.
     :param beat: called now and then while an applier is waited for.
+    :param set_based: whether changes may be executed as sets.
     :ivar remote_lsn: end LSN of the last committed transaction.
     :ivar recorded: something waits for the launcher that feedback must not pass.
     """
@@ -52,6 +59,7 @@ class Committer:
         *,
         give_way: Callable[[], bool],
         beat: Callable[[], None],
+        set_based: bool,
     ) -> None:
         self._session = session
         self._role = role
@@ -59,7 +67,10 @@ class Committer:
         self._give_way = give_way
         self._beat = beat
         self._ending = LedgerCommit(session.connection, session.progress, subid)
-        self._executor = Executor(session.connection, subid, session.relations, self._ending.record)
+        self._executor = Executor(
+            session.connection, subid, session.relations, self._ending.record, set_based=set_based
+        )
+        self._set_based = set_based
         self._two_phase = TwoPhase(session, self._ending, subid)
         self._emitted: list[EmittedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
@@ -98,7 +109,12 @@ class Committer:
             self._ending.record(self._emitted)
         self._emitted = []
 
-    def apply(self, batch: Sequence[RemoteTransaction], applier: Applier | None = None) -> int:
+    @property
+    def counters(self) -> Counters:
+        """How changes were executed."""
+        return self._executor.counters
+
+    def apply(self, batch: Batch, applier: Applier | None = None) -> int:
         """Apply the first ones of a batch: as many as the role admits, in one target transaction if all is well.
 
         :param batch: of kind COMMIT, or a single one of any kind.
@@ -106,54 +122,73 @@ class Committer:
         :return: how many are committed; 0 if the role wants to be asked again.
         :raises PgsubError: located; the session is out of its transaction, or lost.
         """
-        first = batch[0]
-        if first.kind is Kind.PREPARE:
-            return self._prepare(first, applier)
-        if first.kind is not Kind.COMMIT:
-            return self._moved(self._two_phase.finish(self.remote_lsn, first))
-        if applier is not None and self._commit_applied(first, applier):
-            return 1
-        return self._attempt(batch)
-
-    # whole transactions, through the worker's own session
-
-    def _attempt(self, batch: Sequence[RemoteTransaction]) -> int:
+        first = batch.items[0]
+        if isinstance(first, RemoteTransaction):
+            if first.kind is Kind.PREPARE:
+                return self._prepare(first, applier)
+            if first.kind is not Kind.COMMIT:
+                return self._moved(self._two_phase.finish(self.remote_lsn, first))
+            if applier is not None and self._commit_applied(first, applier):
+                return 1
+        if not self._set_based:
+            batch = batch.cut(ROW_TRANSACTIONS)[0]
         done = self._trying(lambda: self._commit(batch))
         return self._serially(batch) if done is None else done
 
+    # whole transactions, through the worker's own session
+
     def _trying(self, apply: Callable[[], int]) -> int | None:
         """Again after what another try mends; None for a fault whose row is still to be named."""
-        relations = self._session.relations
-        before = relations.snapshot()
+        before = self._session.relations.snapshot()
         for _ in range(_TRIES):
             try:
                 return apply()
+            except Deviation as deviation:
+                _log.debug("a batch is replayed row by row: %s", deviation)
+                self._back_to(before)
+                self.counters.fallbacks += 1
+                return None
             except PgsubError as error:
-                if not self._ending.rolled_back():
+                if not self._back_to(before):
                     raise
-                relations.restore(before)
-                self._executor.forget()
                 if error.sqlstate == _DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
                     continue
-                if error.directive is not Directive.FAULT:
+                if not _ours(error):
                     raise
+                self.counters.fallbacks += 1
                 return None
         return None
 
-    def _serially(self, batch: Sequence[RemoteTransaction]) -> int:
-        """One by one, row by row: everything before the fault is committed, and the fault is named."""
-        with self._executor.naming_rows():
-            for number, transaction in enumerate(batch):
-                try:
-                    if not self._commit([transaction]):
-                        return number
-                except PgsubError:
-                    self._ending.rolled_back()
-                    raise
-                transaction.release()
-        return len(batch)
+    def _back_to(self, relations: dict[int, Relation]) -> bool:
+        """After a rollback: what the batch said of relations was not said. False if the session is lost."""
+        if not self._ending.rolled_back():
+            return False
+        self._session.relations.restore(relations)
+        self._executor.forget()
+        return True
 
-    def _commit(self, batch: Sequence[RemoteTransaction]) -> int:
+    def _serially(self, batch: Batch) -> int:
+        """Row by row: everything before the transaction with the fault is committed, and the fault is named."""
+        total, size = len(batch), ROW_TRANSACTIONS
+        with self._executor.naming_rows():
+            while len(batch):
+                part = batch.cut(size)[0]
+                before = self._session.relations.snapshot()
+                try:
+                    done = self._commit(part)
+                except PgsubError as error:
+                    size = _good(part, error)
+                    if not self._back_to(before) or not size:
+                        raise
+                    continue
+                batch = batch.cut(done)[1]
+                if not done:
+                    break
+                size = min(2 * size, ROW_TRANSACTIONS)
+                self._beat()
+        return total - len(batch)
+
+    def _commit(self, batch: Batch) -> int:
         self._session.connection.execute("BEGIN")
         self._session.progress.lock(self.remote_lsn)
         count = self._role.admit(batch)
@@ -161,8 +196,9 @@ class Committer:
             self._session.connection.execute("ROLLBACK")
             return 0
         failpoints.point("apply.batch_open")
-        self._ending.record(self._executor.run(batch[:count], self._role.admits))
-        self._moved(self._ending.commit(self.remote_lsn, batch[count - 1]))
+        batch = batch.cut(count)[0]
+        self._ending.record(self._executor.run(batch.items, self._role.admits))
+        self._moved(self._ending.commit(self.remote_lsn, batch.last))
         return count
 
     def _moved(self, remote_lsn: int) -> int:
@@ -229,7 +265,7 @@ class Committer:
         progress.read()
         if progress.remote_lsn != self.remote_lsn:
             raise StreamsMustRestart("the ledger is not where this worker left it")
-        if not self._role.admit([transaction]):
+        if not self._role.admit(Batch([transaction])):
             return None
         self._session.connection.execute("BEGIN")
         return self._session, self._executor.run([transaction], self._role.admits)
@@ -249,3 +285,22 @@ class Committer:
             return None
         self._done_in_parallel(transaction, applier, recorded=False)
         return session, records
+
+
+def _ours(error: PgsubError) -> bool:
+    """Whether a change is to blame, and row by row it shows which."""
+    located = error.directive is Directive.STOP and error.context is not None
+    return error.directive is Directive.FAULT or located
+
+
+def _good(batch: Batch, error: PgsubError) -> int:
+    """How many transactions of a batch to try by themselves after a fault; 0: it is known whose it is.
+
+    A deferred constraint fails at the COMMIT of all of them and names the last.
+    """
+    if not _ours(error):
+        return 0
+    lsns = [format_lsn(one.finish_lsn) for one in batch.transactions()]
+    named = error.finish_lsn if isinstance(error, ApplyError) else None
+    good = lsns.index(named) if named in lsns else len(lsns)
+    return good if good < len(lsns) - 1 else len(lsns) // 2

@@ -1,14 +1,17 @@
 """Executes changes in order inside one open target transaction, all at once or as they arrive.
 
-What is done is handed over as transactions and a filter, and nothing here owns the ledger: a set-based executor takes
-the same arguments. Mirrors apply_dispatch and the apply_handle functions (worker.c), and for savepoints
-pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
+What is done is handed over as transactions and a filter, and nothing here owns the ledger. Changes are gathered to
+pieces, and a piece goes to the target as sets where that is known to do the same, else row by row. Mirrors
+apply_dispatch and the apply_handle functions (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort
+(applyparallelworker.c).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import psycopg
 
@@ -16,11 +19,15 @@ from pgsub.apply import conflict
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
 from pgsub.apply.emitted import EmittedMessage
+from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.rows import RowWriter
+from pgsub.apply.runs import Item, Run
+from pgsub.apply.set_writer import PAYS_FROM, Deviation, Outcome, SetWriter
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
 from pgsub.protocol.reader import INT32
 from pgsub.target import statements
@@ -30,6 +37,10 @@ from pgsub.target.pipeline import StatementFailed
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")
 _RELID = INT32.unpack_from
+#: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
+_STRETCH = re.compile(rb"[RYTM]|[^RYTM]++")
+#: Rows and bytes of a piece: bounds memory, and what is replayed where it cannot be a set.
+PIECE_ROWS, PIECE_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
 RECORDS = 1000
 
@@ -40,24 +51,81 @@ Filter = Callable[[Relation, int, int], int | None]
 Spill = Callable[[Sequence[Record]], None]
 
 
+def _nothing(relation: Relation, oid: int, finish_lsn: int) -> int | None:
+    return None
+
+
+@dataclass(slots=True)
+class Counters:
+    """How changes were executed, for statistics.
+
+    :ivar in_sets: changes that were executed as sets.
+    :ivar folded: of them, those that touched no row of their own: a later change of the same row took them along.
+    :ivar serial: sets of one relation's changes that could not be one, and went row by row.
+    :ivar fallbacks: batches that were rolled back and replayed row by row.
+    """
+
+    in_sets: int = 0
+    folded: int = 0
+    serial: int = 0
+    fallbacks: int = 0
+
+    def note(self, outcome: Outcome) -> None:
+        """A piece was executed."""
+        self.in_sets += outcome.changes
+        self.folded += outcome.folded
+        self.serial += len(outcome.serial)
+
+
+class _Targets(Mapping[int, "RelationMap | None"]):
+    """Targets of a piece's relations, looked up as they are asked for; those that take a part only are not in it."""
+
+    def __init__(self, executor: Executor, piece: Piece) -> None:
+        self._executor, self._piece = executor, piece
+        self._known: dict[int, RelationMap | None] = {}
+
+    def __getitem__(self, relid: int) -> RelationMap | None:
+        if relid not in self._known:
+            self._known[relid] = self._executor.target(self._piece, relid)
+        return self._known[relid]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 class Executor:
     """One per target session.
 
     :param connection: autocommit; the caller opens and ends transactions around :meth:`run`.
     :param subid: names the origin in contexts.
+    :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
     """
 
     def __init__(
-        self, connection: psycopg.Connection, subid: int, relations: RelationCache, spill: Spill | None = None
+        self,
+        connection: psycopg.Connection,
+        subid: int,
+        relations: RelationCache,
+        spill: Spill | None = None,
+        *,
+        set_based: bool = True,
     ) -> None:
         self._subid = subid
         self._relations = relations
         self._rows = RowWriter(connection, relations)
+        self._sets = SetWriter(self._rows, replica=relations.replica)
+        self._set_based = set_based
         self._spill = spill
         self._touched: dict[tuple[str, str], int] = {}
         self._replaced: list[tuple[str, str]] = []
         self._admitted: dict[int, RelationMap] = {}
+        self._piece = Piece(in_stream=False)
+        self._admits: Filter = _nothing
+        self.counters = Counters()
 
     @property
     def changes(self) -> int:
@@ -66,68 +134,112 @@ class Executor:
 
     @contextlib.contextmanager
     def naming_rows(self) -> Iterator[None]:
-        """While a failed row is to be named: no COPY, which names only the first of many."""
-        self._rows.copies = False
+        """While a failed row is to be named: no sets, and no COPY, which names only the first of many."""
+        before, self._set_based, self._rows.copies = self._set_based, False, False
         try:
             yield
         finally:
-            self._rows.copies = True
+            self._set_based, self._rows.copies = before, True
 
-    def run(self, transactions: Iterable[RemoteTransaction], admits: Filter) -> list[Record]:
+    def run(self, items: Iterable[Item], admits: Filter) -> list[Record]:
         """Apply everything; returns when every statement has succeeded.
 
-        :param admits: asked for each change, with the transaction's finish LSN.
+        :param admits: asked for each relation, with a transaction's finish LSN.
         :return: changes that were skipped because their row is missing, and messages.
         :raises PgsubError: located; the target transaction is aborted.
+        :raises Deviation: the same, where sets found what only rows can deal with.
         """
         self.begin()
-        for transaction in transactions:
-            self.feed(transaction, transaction.payloads(), admits)
-            self._leave(transaction)
+        for item in items:
+            self._gather(item, item.segments(), admits)
+            if isinstance(item, RemoteTransaction) and item.leaves:
+                self._leave(item)
         return self.finish()
 
     def _leave(self, transaction: RemoteTransaction) -> None:
         """From here on relations are what the publisher takes for known; what waits is of the older description."""
-        if transaction.leaves:
-            with self._locating():
-                self._rows.flush()
-            transaction.applied(self._relations)
-            self._admitted.clear()
+        with self._locating():
+            self._execute()
+            self._rows.flush()
+        transaction.applied(self._relations)
+        self._admitted.clear()
 
     def begin(self) -> None:
         """A target transaction was opened."""
         self._rows.begin()
+        self._sets.begin()
+        self._piece = Piece(in_stream=False)
         self._touched, self._replaced, self._admitted = {}, [], {}
 
-    def feed(self, transaction: RemoteTransaction, payloads: Iterable[bytes], admits: Filter) -> None:
+    def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
 
-        :param payloads: pgoutput messages in order.
+        :param segments: pgoutput messages in order.
         :raises PgsubError: located; the target transaction is aborted.
         """
-        relid_at = 5 if transaction.in_stream else 1
+        self._gather(transaction, segments, admits)
         with self._locating():
-            for payload in payloads:
-                if payload[0] == _INSERT and len(payload) >= relid_at + 4:
-                    relation = self._target(transaction, "INSERT", _RELID(payload, relid_at)[0], admits)
-                    if relation is not None:
-                        self._rows.insert(transaction, relation, payload)
-                    continue
-                self._one(transaction, decode_change(payload, transaction.in_stream), admits)
-                if len(self._rows.records) >= RECORDS and self._spill is not None:
-                    self._rows.sync()
-                    self._spill(self._taken())
+            self._execute()
+
+    def _gather(self, item: Item, segments: Iterable[Segment], admits: Filter) -> None:
+        self._admits = admits
+        with self._locating():
+            for segment in segments:
+                for match in _STRETCH.finditer(segment.codes):
+                    stretch = segment.frames.range(segment.start + match.start(), segment.start + match.end())
+                    if segment.codes[match.start()] in b"RYTM":
+                        self._other(item, stretch)
+                    else:
+                        self._add(item, stretch)
+
+    def _add(self, item: Item, stretch: Segment) -> None:
+        if self._piece.in_stream != item.in_stream:
+            self._execute()
+            self._piece = Piece(in_stream=item.in_stream)
+        self._piece.add(item, stretch)
+        if len(self._piece) >= PIECE_ROWS or self._piece.size >= PIECE_BYTES:
+            self._execute()
+
+    def _other(self, item: Item, message: Segment) -> None:
+        """A message that is no change of a row: none may pass it that it may concern."""
+        transaction = item.transaction_of(message.start) if isinstance(item, Run) else item
+        decoded = decode_change(message.payloads()[0], transaction.in_stream)
+        if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
+            self._execute()
+        self._one(transaction, decoded, self._admits)
+
+    def _execute(self) -> None:
+        """Have the piece done: as sets what can be, the rest row by row."""
+        piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
+        left: Sequence[int] | None = None
+        if self._set_based and len(piece) >= PAYS_FROM:
+            outcome = self._sets.apply(piece.payloads, _Targets(self, piece), in_stream=piece.in_stream)
+            self.counters.note(outcome)
+            left = outcome.left
+        for transaction, payload in piece.rows(left):
+            self._row(transaction, payload)
+
+    def _row(self, transaction: RemoteTransaction, payload: bytes) -> None:
+        relid_at = 5 if transaction.in_stream else 1
+        if payload[0] == _INSERT and len(payload) >= relid_at + 4:
+            relation = self._target(transaction, "INSERT", _RELID(payload, relid_at)[0], self._admits)
+            if relation is not None:
+                self._rows.insert(transaction, relation, payload)
+            return
+        self._one(transaction, decode_change(payload, transaction.in_stream), self._admits)
 
     def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.
 
         :return: see :meth:`run`.
         :raises PgsubError: located; the target transaction is aborted.
+        :raises Deviation: as of :meth:`run`.
         """
         with self._locating():
+            self._execute()
             self._rows.flush()
             self._look_for_replaced()
-            self._rows.sync()
+            self._sets.finish()
             self._refuse_replaced()
         return self._taken()
 
@@ -137,7 +249,7 @@ class Executor:
         :raises PgsubError: as of :meth:`finish`.
         """
         with self._locating():
-            self._rows.sync()
+            self._sets.finish()
 
     def abandon(self) -> None:
         """The target transaction is about to be rolled back."""
@@ -150,6 +262,7 @@ class Executor:
 
     def savepoint(self) -> None:
         """Changes from here on can be taken back by :meth:`rollback_to`."""
+        self._execute()
         self._rows.command(statements.SAVEPOINT)
         self._rows.depth += 1
 
@@ -159,7 +272,8 @@ class Executor:
         :raises PgsubError: something failed before; the target transaction is aborted.
         """
         with self._locating():
-            self._rows.sync()
+            self._execute()
+            self._sets.finish()
             while self._rows.depth > depth:  # all have one name: the newest hides the others
                 self._rows.command(statements.ROLLBACK_TO)
                 self._rows.command(statements.RELEASE)
@@ -192,7 +306,7 @@ class Executor:
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
             raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
-        except PgsubError:
+        except (PgsubError, Deviation):
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise
 
@@ -234,6 +348,9 @@ class Executor:
                 self._truncate(transaction, message, admits)
             case LogicalMessage():
                 self._rows.records.append((self._rows.depth, EmittedMessage.of(message, transaction.xid)))
+        if len(self._rows.records) >= RECORDS and self._spill is not None:
+            self._sets.finish()
+            self._spill(self._taken())
 
     def _target(
         self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
@@ -269,6 +386,19 @@ class Executor:
             if isinstance(error, ApplyError):
                 error.relation = ".".join(local_name(remote))
             raise
+
+    def target(self, piece: Piece, relid: int) -> RelationMap | None:
+        """Where all changes of a relation in a piece go; None: they are left out.
+
+        :raises KeyError: some are taken and some are not.
+        """
+        first = piece.transaction_of(0)
+        relation = self._target(first, "COMMIT", relid, self._admits)
+        if relation is None and len(piece) > 1:
+            last = piece.transaction_of(len(piece) - 1)
+            if last is not first and self._target(last, "COMMIT", relid, self._admits) is not None:
+                raise KeyError(relid)
+        return relation
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
         self._rows.flush()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 
 import psycopg
 
@@ -19,18 +18,20 @@ from pgsub.apply.committer import Committer
 from pgsub.apply.parallel import ParallelApply
 from pgsub.apply.receiver import Receiver
 from pgsub.apply.role import Role
+from pgsub.apply.runs import Batch, Run
 from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.unmirrored import Unmirrored
-from pgsub.protocol import envelope
 from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import covered
 from pgsub.pulse import Pulse, PulseSender
 from pgsub.target.connect import translate
 from pgsub.target.progress import Control
 
-#: A batch ends at these; a lone small transaction is applied at once.
-BATCH_BYTES, BATCH_TRANSACTIONS, BATCH_SECONDS = 16 << 20, 200, 1.0
+#: A batch ends at these, and where nothing more is at hand: so a lone small transaction is applied at once, and under
+#: a backlog a batch takes what came in while the one before was applied.
+BATCH_BYTES, BATCH_SECONDS = 16 << 20, 1.0
 #: Seconds between durable reports while transactions keep coming, and between looks at the control row.
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
@@ -39,8 +40,6 @@ PING_SECONDS = 1.0
 IDLE_REPORT_BYTES = 16 << 20
 #: At the end of a run the launcher gets this long to record what feedback must not pass.
 MIRROR_SECONDS = 2.0
-_KEEPALIVE = ord("k")
-_HEADER = 25
 
 
 class ApplyLoop:
@@ -76,16 +75,22 @@ class ApplyLoop:
             pulse.subid,
             admits=role.admits_early,
             before_block=self._apply_batch,
+            set_based=streams.set_based,
         )
         self._committer = Committer(
-            streams.session, role, pulse.subid, give_way=self._parallel.give_way, beat=self._beat
+            streams.session,
+            role,
+            pulse.subid,
+            give_way=self._parallel.give_way,
+            beat=self._beat,
+            set_based=streams.set_based,
         )
         self._receiver = Receiver(
             streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn, streams.timing
         )
-        self._batch: list[RemoteTransaction] = []
-        self._batch_bytes = 0
+        self._batch = Batch()
         self._batch_since = 0.0
+        self._told: Keepalive | None = None  #: came after the batch
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
         self._next_report = self._next_control = self._next_ping = 0.0
@@ -110,7 +115,7 @@ class ApplyLoop:
         try:
             self._role.attach(self)  # may ask the target, and that may be gone
             while True:
-                self._burst(self._receiver.take(0.05 if self._batch else 0.1))
+                self._burst(self._receiver.take(0.1))
                 if self._batch and (self._done or self._receiver.idle() or self._full()):
                     self._apply_batch()
                 outcome = self._between()
@@ -127,33 +132,39 @@ class ApplyLoop:
 
     # receiving
 
-    def _burst(self, frames: Sequence[bytes]) -> None:
-        for frame in frames:
+    def _burst(self, frames: Frames | None) -> None:
+        for received in self._streams.assembler.take(frames) if frames is not None else ():
+            if isinstance(received, Keepalive):
+                self._keepalive(received)
+            elif isinstance(received, Run):
+                self._take_run(received)
+            else:
+                self._take(received)
             if self._done or self._ending:
                 break
-            if frame[0] == _KEEPALIVE:
-                self._keepalive(frame)
-                continue
-            if len(frame) <= _HEADER or frame[0] != 0x77:
-                envelope.parse(frame)
-            transaction = self._streams.assembler.feed(frame[_HEADER:])
-            if transaction is not None:
-                self._take(transaction)
         else:
             self._streams.assembler.pause()
         self._committer.record_emitted()
 
-    def _keepalive(self, frame: bytes) -> None:
-        keepalive = envelope.parse(frame)
-        if not isinstance(keepalive, Keepalive) or self._streams.assembler.in_transaction:
+    def _keepalive(self, keepalive: Keepalive) -> None:
+        """A position without a transaction: it counts once everything before it is applied."""
+        self._told = keepalive
+        if self._batch or self._ending:
             return
-        if self._batch:
-            self._apply_batch()
-        if self._ending:
-            return
+        self._told = None
         if keepalive.wal_end >= self.position:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
         self._receiver.progress(applied=self.position)
+
+    def _take_run(self, run: Run) -> None:
+        """Many at once, where none of them needs to be looked at."""
+        lsns = run.finish_lsns
+        if covered(int(lsns[0]), self.remote_lsn) or (self._until and not covered(int(lsns[-1]), self._until)):
+            for transaction in run.transactions():
+                if not (self._done or self._ending):
+                    self._take(transaction)
+            return
+        self._add(run)
 
     def _take(self, transaction: RemoteTransaction) -> None:
         applier = self._parallel.take(transaction.xid) if transaction.in_stream else None
@@ -167,51 +178,55 @@ class ApplyLoop:
         elif applier is not None or transaction.kind is not Kind.COMMIT:
             self._apply_batch()
             if not self._ending:
-                self._batch = [transaction]
+                self._batch.add(transaction)
                 self._apply_batch(applier)
         else:
-            if not self._batch:
-                self._batch_since = time.monotonic()
-            self._batch.append(transaction)
-            self._batch_bytes += transaction.size
-            if self._full():
-                self._apply_batch()
+            self._add(transaction)
         if applier is not None:
             applier.release()
+
+    def _add(self, item: RemoteTransaction | Run) -> None:
+        if not self._batch:
+            self._batch_since = time.monotonic()
+        self._batch.add(item)
+        self._told = None  # the transaction says more
+        if self._full():
+            self._apply_batch()
 
     def _full(self) -> bool:
         return (
             self._transactional
-            or self._batch_bytes >= BATCH_BYTES
-            or len(self._batch) >= BATCH_TRANSACTIONS
+            or self._batch.size >= BATCH_BYTES
             or time.monotonic() - self._batch_since >= BATCH_SECONDS
         )
 
     # applying
 
     def _apply_batch(self, applier: Applier | None = None) -> None:
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        batch, self._batch = self._batch, Batch()
         if batch:
             self._committer.record_emitted()  # the ledger will stand behind them
         while batch:
-            done = self._committer.apply(batch, applier)
+            part = batch.cut(1)[0] if self._transactional else batch
+            done = self._committer.apply(part, applier)
             applier = None  # what it holds counts once
+            applied, batch = batch.cut(done)
             if done:
-                self._applied(batch[:done])
-            batch = batch[done:]
-            if not done and (self._role.refused() or self._look().stop):
-                batch, self._ending = [], True  # not begun here: whoever is next gets it sent again
+                self._applied(applied)
+            elif self._role.refused() or self._look().stop:
+                batch, self._ending = Batch(), True  # not begun here: whoever is next gets it sent again
             self._beat()
+        if self._told is not None:
+            self._keepalive(self._told)
 
-    def _applied(self, transactions: Sequence[RemoteTransaction]) -> None:
-        last = transactions[-1]
+    def _applied(self, batch: Batch) -> None:
+        last = batch.last
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
-        self._pulse.transactions += len(transactions)
+        self._pulse.transactions += len(batch)
         self._receiver.progress(applied=self.position)
         failpoints.point("apply.after_target_commit")
-        for transaction in transactions:
-            transaction.release()
+        batch.release()
 
     # between batches
 

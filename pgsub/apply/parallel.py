@@ -32,12 +32,14 @@ class ParallelApply:
         *,
         admits: Callable[[], tuple[int, Filter] | None],
         before_block: Callable[[], None],
+        set_based: bool = True,
     ) -> None:
         self._limit = limit
         self._open_session = open_session
         self._subid = subid
         self._admits = admits
         self._before_block = before_block
+        self._set_based = set_based
         self._appliers: list[Applier] = []
         self._busy: dict[int, Applier] = {}
         self._spooling: set[int] = set()  #: in progress, and waiting for their end in a file only
@@ -65,7 +67,7 @@ class ParallelApply:
         if admits is None:
             return None
         if applier is None:
-            applier = Applier(len(self._appliers) + 1, self._open_session, self._subid)
+            applier = Applier(len(self._appliers) + 1, self._open_session, self._subid, set_based=self._set_based)
             applier.start()
             self._appliers.append(applier)
         self._busy[xid] = applier

@@ -15,16 +15,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from pgsub import failpoints
-from pgsub.errors import ProtocolViolation, PublisherUnavailable
-from pgsub.protocol import envelope
+from pgsub.errors import PublisherUnavailable
+from pgsub.protocol import envelope, frames
 from pgsub.protocol.envelope import Keepalive, XLogData
+from pgsub.protocol.frames import Frames
 from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
-_KEEPALIVE = ord("k")
 
 
 def now() -> int:
@@ -75,7 +75,7 @@ class Receiver(threading.Thread):
         self._timeout = timing.timeout
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ready = threading.Condition()
-        self._queue: deque[list[bytes]] = deque()
+        self._queue: deque[Frames] = deque()
         self._queued = 0
         self._error: Exception | None = None
         self._closing = False
@@ -90,8 +90,8 @@ class Receiver(threading.Thread):
 
     # what the applying thread calls
 
-    def take(self, timeout: float) -> list[bytes]:
-        """Next burst of CopyData messages, empty when none came in time.
+    def take(self, timeout: float) -> Frames | None:
+        """Next burst of CopyData messages, None when none came in time.
 
         :raises PgsubError: the stream ended or broke, after everything received before was taken.
         """
@@ -100,13 +100,14 @@ class Receiver(threading.Thread):
                 self._ready.wait(timeout)
             if self._queue:
                 burst = self._queue.popleft()
-                self._queued -= sum(map(len, burst))
-                if self._queued < QUEUE_BYTES:
+                was_full = self._queued >= QUEUE_BYTES
+                self._queued -= len(burst.buffer)
+                if was_full and self._queued < QUEUE_BYTES:
                     self._wake()
                 return burst
             if self._error is not None:
                 raise self._error
-            return []
+            return None
 
     def idle(self) -> bool:
         """Whether nothing more is at hand."""
@@ -160,7 +161,7 @@ class Receiver(threading.Thread):
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             heard = not more and self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
             full = self._queued >= QUEUE_BYTES
-            burst = [] if full else self._walsender.receive()
+            burst = None if full else self._walsender.receive()
             clock, more = time.monotonic(), bool(burst)
             if burst or heard or full:
                 last_heard, pinged = clock, False
@@ -189,22 +190,22 @@ class Receiver(threading.Thread):
             os.read(self._wake_read, 4096)
         return self._walsender.fileno in ready
 
-    def _deliver(self, burst: list[bytes]) -> None:
-        last = envelope.parse(burst[-1])
+    def _deliver(self, burst: Frames) -> None:
+        last = envelope.parse(burst.head(len(burst) - 1))
         if isinstance(last, XLogData):
             self.received = max(self.received, last.start, last.wal_end)
         else:
             self.received = max(self.received, last.wal_end)
         self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
-        for frame in burst:
-            if not frame:
-                raise ProtocolViolation("empty replication message")
-            if frame[0] == _KEEPALIVE:
-                keepalive = envelope.parse(frame)
-                self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
+        codes = burst.codes
+        at = codes.find(frames.KEEPALIVE)
+        while at >= 0:
+            keepalive = envelope.parse(burst[at])
+            self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
+            at = codes.find(frames.KEEPALIVE, at + 1)
         with self._ready:
             self._queue.append(burst)
-            self._queued += sum(map(len, burst))
+            self._queued += len(burst.buffer)
             self._ready.notify()
 
     def _feedback(self) -> None:

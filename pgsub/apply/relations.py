@@ -42,6 +42,11 @@ class RelationCache:
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     @property
+    def replica(self) -> bool:
+        """Whether session_replication_role = replica is in effect."""
+        return self._replica
+
+    @property
     def subid(self) -> int:
         """The subscription."""
         return self._sub.subid

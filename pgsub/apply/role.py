@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from pgsub.apply.executor import Filter
-from pgsub.apply.transactions import RemoteTransaction
+from pgsub.apply.runs import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.progress import Control
 
@@ -41,7 +40,7 @@ class Role(Protocol):
         None while it takes one to decide. Whoever uses it checks the version when the transaction ends.
         """
 
-    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
+    def admit(self, batch: Batch) -> int:
         """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
 
     def refused(self) -> bool:

@@ -119,11 +119,7 @@ class RowWriter:
         self._become(relation.target.acts_as, place)
         self._pipeline.sync()
         binary = form == "binary"
-        statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
-        try:
-            copyin.run(self._connection, statement, columnar_copy.copy_stream(groups[0], binary=binary))
-        except psycopg.Error as error:
-            raise StatementFailed(place, error, None) from None
+        self._copy(place, relation, columnar_copy.copy_stream(groups[0], binary=binary), binary=binary)
         self.changes += len(payloads)
         return True
 
@@ -191,6 +187,40 @@ class RowWriter:
         self.flush()
         self._become(None)
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
+
+    def setting(self, statement: Statement) -> None:
+        """A statement that any role may run, in its order among the others."""
+        self.flush()
+        self._pipeline.send(statement, (), (), None)
+
+    def set_statement(
+        self, relation: RelationMap, statement: Statement, values: Sequence[bytes], on_count: RowCount
+    ) -> None:
+        """A statement for many rows of a relation, in its order among the others.
+
+        :param values: parameters in binary form.
+        """
+        self.flush()
+        self._become(relation.target.acts_as)
+        self._pipeline.send(statement, values, [1] * len(values), None, on_count)
+
+    def copy_set(self, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+        """COPY rows into a relation, after everything else was run.
+
+        :param stream: all columns of the remote relation.
+        :raises StatementFailed: the COPY, or something before it.
+        """
+        self.flush()
+        self._become(relation.target.acts_as)
+        self._pipeline.sync()
+        self._copy(None, relation, stream, binary=binary)
+
+    def _copy(self, place: Place | None, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+        statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
+        try:
+            copyin.run(self._connection, statement, stream)
+        except psycopg.Error as error:
+            raise StatementFailed(place, error, None) from None
 
     def sync(self) -> None:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.

@@ -1,12 +1,12 @@
 """Private files for transactions that are not finished or do not fit in memory. Mirrors worker.c's stream files.
 
-One file per top-level transaction; a record is the subtransaction's xid, a length and the message as it came. An
-aborted subtransaction is remembered and left out when the file is read. The server truncates instead; leaving out
-gives the same rows and needs no assumption about the order of aborts.
+One file per top-level transaction, with the messages as they came over the wire: what is received in one piece is
+written and read in one. An aborted subtransaction is remembered and left out when the file is read. The server
+truncates instead; leaving out gives the same rows and needs no assumption about the order of aborts.
 
 A logical message in a stream bears the xid of the whole transaction (pgoutput_message). Between the first change of a
-subtransaction and its abort the session was inside it, so messages there are left out with it; to know that place, an
-abort is a record too, without a message.
+subtransaction and its abort the session was inside it, so messages there are left out with it; to know that place,
+the Stream Abort message is in the file too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from pgsub.errors import Directive, PgsubError
+import numpy as np
 
-_RECORD = struct.Struct(">II")
+from pgsub.errors import Directive, InternalError, PgsubError
+from pgsub.protocol import frames
+from pgsub.protocol.frames import Frames, Segment
+from pgsub.protocol.reader import INT32
+
 _BUFFER = 1 << 20
-_MESSAGE = ord("M")
+_MESSAGE, _ABORT = b"MA"
+_XID = frames.ENVELOPE + 1
+_SUBXID = frames.ENVELOPE + 5
+_unpack = INT32.unpack_from
 
 
 class SpoolFailed(PgsubError):
@@ -60,20 +67,19 @@ class SpooledTransaction:
     """Messages of one transaction in a file.
 
     :ivar size: bytes of messages written, aborted ones included.
-    :ivar end: bytes of the file that :meth:`records` may read.
+    :ivar end: bytes of the file that :meth:`segments` may read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: BinaryIO | None = None
-        self._written = 0
         self._aborted: set[int] = set()
-        self._ended: list[int] = []  #: aborted since the last message was written
+        self._ended: list[Segment] = []  #: Stream Aborts since the last message was written
         self.size = 0
         self.end = 0
 
-    def append(self, subxid: int, payload: bytes) -> None:
-        """Add one message.
+    def append(self, messages: Segment) -> None:
+        """Add messages.
 
         :raises PgsubError: the disk is full or fails; the publisher sends the transaction again.
         """
@@ -81,20 +87,12 @@ class SpooledTransaction:
             if self._writer is None:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
-            if self._ended:
-                self._mark(self._writer)
-            self._writer.write(_RECORD.pack(subxid, len(payload)))
-            self._writer.write(payload)
+            for piece in (*self._ended, messages):
+                self._writer.write(piece.wire)
+                self.size += piece.size
+            self._ended.clear()
         except OSError as error:
             raise self._failed(error) from None
-        self.size += len(payload)
-        self._written += _RECORD.size + len(payload)
-
-    def _mark(self, writer: BinaryIO) -> None:
-        for subxid in self._ended:
-            writer.write(_RECORD.pack(subxid, 0))
-        self._written += _RECORD.size * len(self._ended)
-        self._ended.clear()
 
     def publish(self) -> None:
         """Let who follows the file read everything so far.
@@ -106,7 +104,7 @@ class SpooledTransaction:
                 self._writer.flush()
         except OSError as error:
             raise self._failed(error) from None
-        self.end = self._written
+        self.end = self.size
 
     def pause(self) -> None:
         """End of a stream block: no descriptor stays open for a transaction that may last for hours.
@@ -119,7 +117,7 @@ class SpooledTransaction:
                 writer.close()
         except OSError as error:
             raise self._failed(error) from None
-        self.end = self._written
+        self.end = self.size
 
     def _failed(self, error: OSError) -> SpoolFailed:
         return SpoolFailed(
@@ -127,42 +125,86 @@ class SpooledTransaction:
             hint="Free space where the spool folder is; apply goes on by itself.",
         )
 
-    def abort(self, subxid: int) -> None:
-        """Discard exactly the changes of one subtransaction."""
-        self._aborted.add(subxid)
-        self._ended.append(subxid)
+    def abort(self, subxid: int, message: Segment) -> None:
+        """Discard exactly the changes of one subtransaction.
 
-    def records(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Pairs of subtransaction and message as they came, aborted ones included; an abort has an empty message.
+        :param message: the Stream Abort that says so.
+        """
+        self._aborted.add(subxid)
+        self._ended.append(message)
+
+    def segments(self, start: int, end: int) -> Iterator[Segment]:
+        """The messages as they came, aborted ones included, and Stream Aborts.
 
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
         """
-        left = end - start
+        left, rest = end - start, b""
         if left <= 0:
             return
-        with open(self._path, "rb", buffering=_BUFFER) as file:
+        with open(self._path, "rb", buffering=0) as file:
             file.seek(start)
+            wanted = _BUFFER
             while left > 0:
-                subxid, length = _RECORD.unpack(file.read(_RECORD.size))
-                left -= _RECORD.size + length
-                yield subxid, file.read(length)
+                data = file.read(min(wanted, left))
+                left -= len(data)
+                if not data:
+                    raise InternalError(f'spool file "{self._path}" is shorter than what was written')
+                rest += data
+                edges = frames.walk(rest, len(rest), len(rest))
+                wanted = max(_BUFFER, frames.size_of_first(rest, edges[-1]) - len(rest) + edges[-1])
+                if len(edges) > 1:
+                    yield Frames(rest[: edges[-1]], edges).all()
+                    rest = rest[edges[-1] :]
 
-    def payloads(self) -> Iterator[bytes]:
+    def kept(self) -> Iterator[Segment]:
         """The messages in order, without those of aborted subtransactions."""
         self.pause()
-        aborted = self._aborted
         inside: set[int] = set()  # aborted ones that the session was in here
-        for subxid, payload in self.records(0, self.end):
-            if not payload:
-                inside.discard(subxid)
-            elif subxid in aborted:
-                inside.add(subxid)
-            elif not inside or payload[0] != _MESSAGE:
-                yield payload
+        for segment in self.segments(0, self.end):
+            if self._aborted:
+                yield from self._without_aborted(segment, inside)
+            else:
+                yield segment
+
+    def _without_aborted(self, segment: Segment, inside: set[int]) -> Iterator[Segment]:
+        found, edges, begin = segment.frames, segment.frames.edges, segment.start
+        for number, code in segment.numbered():
+            if code == _ABORT:
+                inside.discard(_unpack(found.buffer, edges[number] + _SUBXID)[0])
+            else:
+                subxid = _unpack(found.buffer, edges[number] + _XID)[0]
+                if subxid in self._aborted:
+                    inside.add(subxid)
+                elif not inside or code != _MESSAGE:
+                    continue
+            if begin < number:
+                yield found.range(begin, number)
+            begin = number + 1
+        if begin < segment.end:
+            yield found.range(begin, segment.end)
 
     def remove(self) -> None:
         """Delete the file; what is not written yet is lost with it."""
         with contextlib.suppress(SpoolFailed):
             self.pause()
         self._path.unlink(missing_ok=True)
+
+
+def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:
+    """Stretches of messages of one subtransaction each, without Stream Aborts.
+
+    :return: its xid with each; 0 for logical messages, which belong to the subtransaction that they stand in, whatever
+        xid they bear.
+    """
+    found = segment.frames
+    codes = np.frombuffer(segment.codes, np.uint8)
+    starts = np.array(found.edges[segment.start : segment.end], np.int64)
+    xids = np.ndarray((len(found.buffer) - 3,), ">u4", found.buffer, strides=(1,))[starts + _XID].astype(np.int64)
+    xids[codes == _MESSAGE] = 0
+    xids[codes == _ABORT] = -1
+    bounds = [0, *(np.flatnonzero(np.diff(xids)) + 1).tolist(), len(xids)]
+    for begin, end in pairwise(bounds):
+        subxid = int(xids[begin])
+        if subxid >= 0:
+            yield subxid, found.range(segment.start + begin, segment.start + end)

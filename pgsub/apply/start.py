@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from pgsub.target.ledger import Claim, Identity
 from pgsub.target.owner import must_use_password
 from pgsub.target.progress import Progress
 
+#: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
+SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"
 _IN_USE = "55006"
 #: Seconds that a slot may still be streamed by somebody.
 BUSY_SECONDS = 3.0
@@ -58,6 +61,7 @@ class WorkerSpec:
     until_lsn: int = 0
     spool_dir: str | None = None
     relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
+    set_based: bool = SET_BASED
 
     @property
     def role(self) -> str:
@@ -122,6 +126,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         timing,
         appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger.APPLY else 0,
         pending=pending,
+        set_based=spec.set_based,
     )
 
 

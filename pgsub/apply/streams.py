@@ -35,6 +35,7 @@ class Streams:
     standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
     timing: Timing
     appliers: int = 0  #: transactions that may be applied while they arrive
+    set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
 
     @property

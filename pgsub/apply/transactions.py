@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,11 +10,10 @@ from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.protocol.messages import (
-    Relation,
-    Truncate,
-)
+from pgsub.protocol.messages import Relation, Truncate
+from pgsub.protocol.reader import INT32
 
 _ROWS = frozenset(b"IUD")
 _DECODED = frozenset(b"RT")
@@ -46,7 +44,7 @@ class RemoteTransaction:
     origin: str | None = None
     in_stream: bool = False  #: messages carry an xid
     size: int = 0
-    messages: list[bytes] = field(default_factory=list)
+    received: list[Segment] = field(default_factory=list)
     spooled: SpooledTransaction | None = None
     #: what the publisher takes for known of the relations that a streamed transaction described: it may have
     #: described them anew, in other transactions, since
@@ -62,11 +60,16 @@ class RemoteTransaction:
         """
         return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN
 
-    def payloads(self) -> Iterator[bytes]:
+    def segments(self) -> Iterator[Segment]:
         """Its messages in order; may be asked for again."""
         if self.spooled is not None:
-            yield from self.spooled.payloads()
-        yield from self.messages
+            yield from self.spooled.kept()
+        yield from self.received
+
+    def payloads(self) -> Iterator[bytes]:
+        """The same, one by one."""
+        for segment in self.segments():
+            yield from segment.payloads()
 
     def relids(self) -> set[int]:
         """Remote relations it changes."""
@@ -95,7 +98,7 @@ class RemoteTransaction:
         start = 5 if self.in_stream else 1
         if len(payload) < start + 4:
             raise ProtocolViolation("insufficient data left in message")
-        relid: int = struct.unpack_from(">I", payload, start)[0]
+        relid: int = INT32.unpack_from(payload, start)[0]
         return relid
 
     def applied(self, relations: RelationCache) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -13,6 +12,7 @@ from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import NEVER, local_name
 from pgsub.apply.role import Positions
+from pgsub.apply.runs import Batch
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import RemoteTransaction
@@ -79,16 +79,16 @@ class ApplyRole:
         self._loop = loop
         self._take(self._streams.progress.states_version)
 
-    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
+    def admit(self, batch: Batch) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
         if self._streams.progress.states_version != self._version:
             self._take(self._streams.progress.states_version)
         claims = self._claims
         if not claims:
             self._refused_since = None
-            return len(transactions)
+            return len(batch)
         described: dict[int, set[tuple[str, str]]] = {}
-        for number, transaction in enumerate(transactions):
+        for number, transaction in enumerate(batch.transactions()):
             for relation in transaction.described():
                 described.setdefault(relation.relid, set()).add(local_name(relation))
             oids = self._tables(transaction, described)
@@ -96,7 +96,7 @@ class ApplyRole:
             if self._waiting_for:
                 return number
         self._refused_since = None
-        return len(transactions)
+        return len(batch)
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
         """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""

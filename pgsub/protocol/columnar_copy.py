@@ -158,29 +158,32 @@ def _escaped(lines: Bytes, marks: Offsets, valued: Flags) -> Bytes:
     return whole
 
 
-def array_parameter(changes: Changes, rows: Rows, column: int, element_type: int) -> bytes:
+def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -> bytes:
     """A column as a one-dimensional array in binary form, for unnest; null and unchanged values are NULLs in it.
 
-    :param changes: the group that ``rows`` are of, for its buffer.
-    :param rows: its old or new rows.
+    :param buffer: what the rows' offsets point into; ends in ``PAD``.
+    :param rows: old or new rows of a group, any of them.
     :param element_type: oid. Text values make an array of text, binary ones an array of their own type.
     """
     has = _VALUED[rows.kinds[column]]
     # The length that an element has before it stands before the value already; that of a NULL is in PAD.
     sizes = rows.lengths[column].astype(np.int64) + 4
-    sources = np.where(has, rows.offsets[column] - 4, len(changes.buffer) - len(PAD))
+    sources = np.where(has, rows.offsets[column] - 4, len(buffer) - len(PAD))
     head = struct.pack(">iiIii", 1, int(not has.all()), element_type, len(has), 1)
-    return head + _gathered(changes.buffer, sources, sizes)
+    return head + gathered(buffer, sources, sizes)[0]
 
 
-def _gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> bytes:
-    """Pieces of a buffer, one behind the other: those of one length in one step."""
+def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Offsets]:
+    """Pieces of a buffer, one behind the other: those of one length in one step.
+
+    :return: them, and where each begins and the last one ends.
+    """
+    places = _starts(sizes)
     if not len(sizes):
-        return b""
+        return b"", places
     size = int(sizes[0])
     if (sizes == size).all():
-        return _windows(buffer, size)[sources].tobytes()
-    places = _starts(sizes)
+        return _windows(buffer, size)[sources].tobytes(), places
     whole = bytearray(int(places[-1]))
     order = np.argsort(sizes, kind="stable")
     for same in np.split(order, np.flatnonzero(np.diff(sizes[order])) + 1):
@@ -190,7 +193,7 @@ def _gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> bytes:
         else:
             for to, at in zip(places[same].tolist(), sources[same].tolist(), strict=True):
                 whole[to : to + size] = buffer[at : at + size]
-    return bytes(whole)
+    return bytes(whole), places
 
 
 def _windows(buffer: bytes | bytearray, size: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:

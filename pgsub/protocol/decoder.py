@@ -143,6 +143,18 @@ class Decoder:
             self._refused = violation.message
             raise
 
+    def passes(self, first_end_lsn: int, last_end_lsn: int) -> bool:
+        """Whether whole plain transactions may come now, of which somebody else has looked at each; they came then.
+
+        :param first_end_lsn: end LSN of the first; those of the others grow.
+        :param last_end_lsn: of the last.
+        """
+        legal = self._open is None and self.stream_xid is None and self._refused is None
+        if not legal or first_end_lsn <= self._last_end_lsn:
+            return False
+        self._last_end_lsn = last_end_lsn
+        return True
+
     def _check_inside(self, what: str) -> None:
         if self._open is None and self.stream_xid is None:
             raise ProtocolViolation(f"{what} message outside of a transaction")

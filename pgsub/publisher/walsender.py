@@ -1,25 +1,29 @@
 """The walsender stream: START_REPLICATION, CopyData in and out, the end of a stream. Bytes only, no decoding.
 
-Mirrors the streaming half of ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c``. It talks to libpq
-directly because DB-API has no word for COPY BOTH.
+Mirrors the streaming half of ``src/backend/replication/libpqwalreceiver/libpqwalreceiver.c``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import psycopg
-from psycopg import pq
 
-from pgsub.errors import InternalError, PgsubError, PublisherUnavailable, ReplicationBroken
+from pgsub.errors import InternalError, PgsubError, PublisherUnavailable
+from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher.channel import ENDED, Channel, Refused, plain
+from pgsub.publisher.channel_libpq import LibpqChannel
+from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import ServerError, classify, translate
+from pgsub.publisher.faults import classify, translate
 
+_START = "start WAL streaming"
 _RECEIVE = "receive data from WAL stream"
 _SEND = "send data to WAL stream"
 _END = "end WAL streaming"
@@ -97,14 +101,10 @@ class WalSender:
 
     def __init__(self, connection: Connection, *, send_timeout: float = 30) -> None:
         self.connection = connection
-        self._pgconn = connection.pgconn
         self._send_timeout = send_timeout
-        self._streaming = self._used = False
-        self._unread = False  # libpq may hold bytes that do not make the socket readable
-        self._failure: PgsubError | None = None  # met after messages that had to be returned first
-        # One TLS record (16 kB) may need several reads into libpq's buffer, and what waits inside OpenSSL
-        # does not make the socket readable.
-        self._reads = 4 if self._pgconn.ssl_in_use or self._pgconn.used_gssapi else 1
+        self._channel: Channel | None = None
+        self._streaming = False
+        self._failure: PgsubError | None = None  # met before, and to be said again
 
     @property
     def streaming(self) -> bool:
@@ -114,7 +114,7 @@ class WalSender:
     @property
     def fileno(self) -> int:
         """The socket, to be polled together with others."""
-        return self._pgconn.socket
+        return self.connection.pgconn.socket
 
     def start(self, slot_name: str, lsn: int, options: Mapping[str, str]) -> None:
         """Start streaming; the server moves the position up to the slot's confirmed_flush_lsn without a word.
@@ -123,21 +123,18 @@ class WalSender:
         :param options: from :func:`start_options`.
         :raises PgsubError: as the server's error says, see :func:`~pgsub.publisher.faults.translate`.
         """
-        if self._used:
+        if self._streaming or self._channel is not None:
             raise InternalError("a replication connection can carry one logical stream only")
         listed = ", ".join(f"{name} {quote_literal(value)}" for name, value in options.items())
         command = f"START_REPLICATION SLOT {quote_identifier(slot_name)} LOGICAL {format_lsn(lsn)} ({listed})"
-        try:
-            cursor = self.connection.execute(command.encode(self.connection.info.encoding))
-        except psycopg.Error as error:
-            raise translate(error, "start WAL streaming", user=self.connection.info.user) from None
-        result = cursor.pgresult
-        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
-            raise ReplicationBroken("could not start WAL streaming: the publisher did not begin to stream")
-        self._streaming = self._used = self._unread = True
+        with self._doing(_START):
+            kind = SocketChannel if plain(self.connection) else LibpqChannel
+            channel: Channel = kind(self.connection, self._send_timeout)
+            channel.start(command.encode(self.connection.info.encoding))
+        self._channel, self._streaming = channel, True
 
-    def receive(self, limit_messages: int = 1000, limit_bytes: int = 1 << 20) -> list[bytes]:
-        """Payloads of the CopyData messages that are here now; never blocks.
+    def receive(self, limit_messages: int = 20_000, limit_bytes: int = 1 << 20) -> Frames:
+        """The CopyData messages that are here now; never blocks.
 
         :param limit_messages: at most so many.
         :param limit_bytes: no further one once so many bytes are reached.
@@ -146,70 +143,43 @@ class WalSender:
             was returned by an earlier call.
         :raises PgsubError: the server's error, by its SQLSTATE.
         """
-        if self._failure is not None:
-            known, self._failure = self._failure, None
-            raise known
-        messages: list[bytes] = []
-        failure: PgsubError | None
+        if self._failure is not None or self._channel is None:
+            raise self._failure or InternalError("nothing is streamed")
         try:
-            ended = self._drain(messages, limit_messages, limit_bytes)
-            failure = self._ended() if ended else None
-        except psycopg.Error as error:
-            failure = self._broken(error)
-        except PgsubError as error:
-            failure = error
-        self._unread = bool(messages)
-        if failure is not None:
-            self._streaming = False
-            if not messages:
-                raise failure
-            self._failure = failure
-        return messages
-
-    def _drain(self, messages: list[bytes], limit_messages: int, limit_bytes: int) -> bool:
-        """Move what is here into ``messages``; True at the end of the stream. The hottest loop of a catch-up."""
-        append, get, consume = messages.append, self._pgconn.get_copy_data, self._pgconn.consume_input
-        size, before, reads = 0, -1, self._reads
-        while True:
-            length, data = get(1)
-            if length > 0:
-                append(bytes(data))
-                size += length
-                if size >= limit_bytes or len(messages) >= limit_messages:
-                    return False
-            elif length < 0:
-                return True
-            else:
-                if len(messages) != before:
-                    before, reads = len(messages), self._reads
-                elif reads == 0:
-                    return False
-                reads -= 1
-                consume()
+            with self._doing(_RECEIVE):
+                received = self._channel.receive(limit_messages, limit_bytes)
+        except PgsubError as failure:
+            self._failure, self._streaming = failure, False
+            raise
+        if received is None:
+            self._failure, self._streaming = PublisherUnavailable(ENDED), False
+            raise self._failure
+        return received
 
     def wait(self, timeout: float) -> bool:
         """Wait until there may be something to receive.
 
-        Who polls :attr:`fileno` himself calls :meth:`receive` until it returns nothing before he polls: what libpq
-        holds already, as of the start of the stream, does not make the socket readable.
+        Who polls :attr:`fileno` himself calls :meth:`receive` until it returns nothing before he polls: what was read
+        already, as of the start of the stream, does not make the socket readable.
 
         :param timeout: seconds.
         :return: False if nothing came.
         """
-        return self._unread or self._failure is not None or bool(self._poll(select.POLLIN, timeout))
+        if self._failure is not None or (self._channel is not None and self._channel.pending()):
+            return True
+        poller = select.poll()
+        poller.register(self.fileno, select.POLLIN)
+        return bool(poller.poll(max(0, math.ceil(timeout * 1000))))
 
     def send(self, message: bytes) -> None:
         """Send one CopyData message, a standby status update.
 
         :raises PublisherUnavailable: connection lost, or the peer did not read for ``send_timeout``.
         """
-        try:
-            if self._pgconn.put_copy_data(message) == 0:
-                self._flush()
-                self._pgconn.put_copy_data(message)
-            self._flush()
-        except psycopg.Error as error:
-            raise translate(error, _SEND) from None
+        if self._channel is None:
+            raise self._failure or InternalError("nothing is streamed")
+        with self._doing(_SEND):
+            self._channel.send(message)
 
     def stop(self, timeout: float = 30) -> None:
         """End the stream by CopyDone in both directions; the connection takes commands again, as a slot's drop.
@@ -220,64 +190,18 @@ class WalSender:
         :param timeout: seconds for all of it.
         :raises PublisherUnavailable: lost, or not ended in time; close the connection then.
         """
-        if not self._streaming:
+        if not self._streaming or self._channel is None:
             return
         self._streaming = False
-        deadline = time.monotonic() + timeout
+        with self._doing(_END):
+            self._channel.stop(time.monotonic() + timeout)
+
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        user = self.connection.info.user
         try:
-            self._pgconn.put_copy_end()
-            self._flush()
-            while (length := self._pgconn.get_copy_data(1)[0]) >= 0:
-                if length == 0:
-                    self._read_more(deadline)
-            self._finish(deadline)
+            yield
+        except Refused as refused:
+            raise classify(refused.said, what, user=user) from None
         except psycopg.Error as error:
-            raise translate(error, _END) from None
-
-    def _finish(self, deadline: float) -> None:
-        """Read results until none is left: two CommandComplete after CopyDone, or an error report."""
-        while (result := self._result(deadline)) is not None:
-            if result.status == pq.ExecStatus.FATAL_ERROR:
-                raise self._said(result, _END)
-
-    def _ended(self) -> PgsubError:
-        """The server ended the copy: its error if it reported one, else it shut down in order."""
-        result = self._result(time.monotonic() + self._send_timeout)
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return self._said(result, _RECEIVE)
-        return PublisherUnavailable("data stream from publisher has ended")
-
-    def _broken(self, error: psycopg.Error) -> PgsubError:
-        return translate(error, _RECEIVE, user=self.connection.info.user)
-
-    def _said(self, result: pq.abc.PGresult, doing: str) -> PgsubError:
-        said = ServerError.from_result(result, self.connection.info.encoding)
-        return classify(said, doing, user=self.connection.info.user)
-
-    def _result(self, deadline: float) -> pq.abc.PGresult | None:
-        while self._pgconn.is_busy():
-            self._read_more(deadline)
-        return self._pgconn.get_result()
-
-    def _read_more(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise PublisherUnavailable(f"could not {_END}: no answer from the publisher in time")
-        self._poll(select.POLLIN, min(left, 1.0))
-        self._pgconn.consume_input()
-
-    def _flush(self) -> None:
-        deadline = time.monotonic() + self._send_timeout
-        while self._pgconn.flush():
-            if time.monotonic() >= deadline:
-                raise PublisherUnavailable(f"could not {_SEND}: the publisher does not read")
-            # Reading too: a walsender blocked in its own send reads nothing until we do.
-            if self._poll(select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
-                self._pgconn.consume_input()
-                self._unread = True
-
-    def _poll(self, events: int, timeout: float) -> int:
-        poller = select.poll()
-        poller.register(self._pgconn.socket, events)
-        ready = poller.poll(max(0, math.ceil(timeout * 1000)))
-        return ready[0][1] if ready else 0
+            raise translate(error, what, user=user) from None

@@ -7,7 +7,6 @@ terms of the server ``c`` (catchup) is this worker at work.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import psycopg
 
@@ -16,9 +15,9 @@ from pgsub.apply.executor import Filter
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import local_name
 from pgsub.apply.role import Positions
+from pgsub.apply.runs import Batch
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.streams import Streams
-from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import WorkerResult
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
@@ -74,15 +73,15 @@ class SyncRole:
         rows = ledger.relations(self._streams.connection, self._claim.subid)
         self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 
-    def admit(self, transactions: Sequence[RemoteTransaction]) -> int:
+    def admit(self, batch: Batch) -> int:
         """Nothing beyond the claim."""
         if self._handover is None:
-            return len(transactions)
-        for number, transaction in enumerate(transactions):
+            return len(batch)
+        for number, transaction in enumerate(batch.transactions()):
             if not covered(transaction.finish_lsn, self._handover):
                 self._reached = True
                 return number
-        return len(transactions)
+        return len(batch)
 
     def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
         """Changes of this table; if another has got its name, they must not be lost: that will be refused."""

@@ -15,6 +15,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.errors import ApplyError, Fenced, PgsubError
 from pgsub.publisher import connect as publisher
+from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.publisher.tables import Leaf
@@ -96,7 +97,7 @@ class _Ends:
     def __init__(self, spec: CopySpec, session: psycopg.Connection, source: publisher.Connection) -> None:
         self._spec = spec
         self._session, self._source = session, source
-        self._raw = pump.plain(session, source)
+        self._raw = plain(session, source)
         self._sender = PulseSender(spec.pulse)
 
     @classmethod

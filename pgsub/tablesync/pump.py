@@ -18,15 +18,9 @@ from pgsub import failpoints
 from pgsub.publisher.connect import Connection
 from pgsub.tablesync.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
 
-__all__ = ["SourceError", "move", "plain"]
+__all__ = ["SourceError", "move"]
 
 _BLOCK = 1 << 17  #: libpq's way: one row a message costs twice the time of messages joined to blocks
-
-
-def plain(*connections: psycopg.Connection) -> bool:
-    """Whether nothing encrypts what goes over the sockets of these connections."""
-    query = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
-    return not any(c.pgconn.ssl_in_use or c.execute(query).fetchone() == (True,) for c in connections)
 
 
 def move(

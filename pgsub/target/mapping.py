@@ -113,17 +113,23 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     return RelationMap(remote, target, columns, lookup, local_only, always, types)
 
 
+def is_updatable(relation: RelationMap) -> bool:
+    """Whether an update or delete can find its row (check_relation_updatable)."""
+    remote, target = relation.remote, relation.target
+    key = {c.name for c in remote.columns if c.flags & _KEY}
+    if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
+        return True
+    return target.relkind == "p" and not target.identity and bool(relation.lookup)
+
+
 def check_updatable(relation: RelationMap) -> None:
     """The server's check_relation_updatable: an update or delete must be able to find its row.
 
     :raises SchemaFault: with the server's words.
     """
+    if is_updatable(relation):
+        return
     remote, target = relation.remote, relation.target
-    key = {c.name for c in remote.columns if c.flags & _KEY}
-    if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
-        return
-    if target.relkind == "p" and not target.identity and relation.lookup:
-        return
     where = f'relation "{target.schema}.{target.name}"'
     help_ = remedy.identify if target.identity else remedy.add_primary_key
     sent = remedy.published_key(remote)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions.
 _TABLES = """
 WITH wanted AS MATERIALIZED (
-     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relrowsecurity AND c.relforcerowsecurity AS forced
+     SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relispartition,
+            c.relrowsecurity AND c.relforcerowsecurity AS forced
        FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
        JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
@@ -24,10 +25,14 @@ firing AS (
 ruled AS (
      SELECT w.oid AS root FROM wanted w JOIN pg_catalog.pg_rewrite r ON r.ev_class = w.oid
       WHERE r.ev_enabled::text = ANY (%(firing)s::text[])),
+late AS (
+     SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid
+      WHERE x.indisexclusion OR (x.indisunique AND NOT x.indimmediate)),
 referenced AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
-SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
+SELECT w.relispartition, w.oid IN (SELECT root FROM late),
+       w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
        w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced),
        pg_catalog.row_security_active(w.oid), current_user::text, o.rolname::text,
        CASE WHEN o.rolname = current_user THEN 'own'
@@ -42,6 +47,9 @@ SELECT w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid I
 # its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
 # that of box compares areas. It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
 # to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
+# An explicit cast from text is the type's input function where there is none in pg_cast (text, varchar and bpchar are
+# text already), and but for domains: theirs shortens silently what is too long. What has a modifier is brought to it on
+# assignment by the type's cast to itself.
 _COLUMNS = """
 WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a
@@ -53,8 +61,15 @@ class AS MATERIALIZED (
        JOIN pg_catalog.pg_type t ON t.oid = k.opcintype
       WHERE k.opcdefault),
 kind AS MATERIALIZED (
-     SELECT d.atttypid, eq.operator
+     SELECT d.atttypid, eq.operator, own.typarray,
+            own.typtype <> 'd' AND (own.oid IN (25, 1042, 1043) OR NOT EXISTS (
+                SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 25 AND c.casttarget = own.oid)) AS from_text,
+            EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = own.base AND c.casttarget = own.base) AS fits
        FROM (SELECT DISTINCT atttypid FROM live) AS d
+      CROSS JOIN LATERAL (
+            SELECT t.oid, t.typarray, t.typtype,
+                   CASE WHEN t.typlen = -1 AND t.typelem <> 0 THEN t.typelem ELSE t.oid END AS base
+              FROM pg_catalog.pg_type t WHERE t.oid = d.atttypid LIMIT 1) AS own
       CROSS JOIN LATERAL (
             WITH RECURSIVE base AS (
                  SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
@@ -82,7 +97,9 @@ kind AS MATERIALIZED (
              ORDER BY k.opcintype = t.oid DESC, k.amname, k.oid LIMIT 1) AS eq ON true)
 SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.format_type(a.atttypid, NULL),
        a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
-       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v'
+       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
+       pg_catalog.format_type(a.atttypid, -1), k.typarray::bigint, k.from_text, a.atttypmod = -1 OR k.fits,
+       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic)
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -94,7 +111,8 @@ WITH key AS MATERIALIZED (
       WHERE x.indrelid = ANY (%s::oid[]) AND x.indislive AND x.indisvalid
         AND ((x.indisreplident AND c.relreplident = 'i') OR x.indisprimary)
       ORDER BY x.indrelid, x.indisreplident AND c.relreplident = 'i' DESC)
-SELECT i.indrelid::bigint, a.attname::text, i.indimmediate
+SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
+       (i.indcollation::oid[])[k.position::int - 1] = a.attcollation
   FROM key i
  CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS k(attnum, position)
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -153,6 +171,11 @@ class TargetColumn:
     typmod: int = -1
     full_type: str = ""  #: with the modifier, as SQL
     virtual: bool = False  #: generated, and not stored
+    cast_type: str = ""  #: as SQL, for casts that change no value: without a modifier, and none implied
+    array_oid: int = 0  #: of the array type, 0 where there is none
+    from_text: bool = False  #: a cast of text to cast_type is what the input function does
+    fits: bool = True  #: an assignment checks what the modifier demands
+    deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +203,9 @@ class TargetRelation:
     access: str = "own"
     owner_row_security: bool = False  #: a policy applies to the owner
     acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
+    partition: bool = False  #: of another table
+    checked_late: bool = False  #: it has an exclusion constraint, or a deferrable unique one
+    key_collated: bool = True  #: the key's index compares by the collations of its columns
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -214,18 +240,18 @@ def describe_many(
         "may_set": may_set,
     }
     tables = connection.execute(_TABLES.encode(), params).fetchall()
-    oids = [table[2] for table in tables]
+    oids = [table[4] for table in tables]
     columns: dict[int, list[TargetColumn]] = {oid: [] for oid in oids}
     for oid, *column in connection.execute(_COLUMNS.encode(), (oids,)):
         columns[oid].append(TargetColumn(*column))
-    keys: dict[int, list[tuple[str, bool]]] = {oid: [] for oid in oids}
-    for oid, name, immediate in connection.execute(_IDENTITY.encode(), (oids,)):
-        keys[oid].append((name, immediate))
+    keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in oids}
+    for oid, *key in connection.execute(_IDENTITY.encode(), (oids,)):
+        keys[oid].append(tuple(key))
     found = {}
-    for schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
-        identity = tuple(key for key, _ in keys[oid])
-        deferrable = any(not immediate for _, immediate in keys[oid])
-        found[schema, name] = TargetRelation(
+    for partition, late, schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
+        identity = tuple(key for key, _, _ in keys[oid])
+        deferrable = any(not immediate for _, immediate, _ in keys[oid])
+        table = TargetRelation(
             oid,
             schema,
             name,
@@ -239,4 +265,6 @@ def describe_many(
             deferrable,
             *roles,
         )
+        collated = all(by_column for _, _, by_column in keys[oid])
+        found[schema, name] = replace(table, partition=partition, checked_late=late, key_collated=collated)
     return found

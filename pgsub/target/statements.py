@@ -75,10 +75,18 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     ]
     where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
     if not assignments:  # nothing to set, but the row must be there: a missing one is still a conflict
-        first = relation.target.columns[0].name if relation.target.columns else "ctid"
-        assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(first))]
+        name = unassigned(relation.target)
+        if name is None:
+            text = sql.SQL("SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(only(relation.target), where)
+            return build.done(text)
+        assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(name))]
     text = sql.SQL("UPDATE {} SET {} WHERE {}").format(only(relation.target), sql.SQL(", ").join(assignments), where)
     return build.done(_found(relation.target, where, text))
+
+
+def unassigned(target: TargetRelation) -> str | None:
+    """A column that an UPDATE may set to what it is; None where the server computes them all."""
+    return next((c.name for c in target.columns if not c.generated and c.identity != "a"), None)
 
 
 def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:

@@ -13,6 +13,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub.apply import loop
 from pgsub.errors import ApplyError, Directive, PermissionMissing, PgsubError, ProtocolViolation, SchemaFault
+from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher.walsender import WalSender
 
@@ -302,9 +303,10 @@ def test_a_malformed_message_is_a_protocol_violation_and_nothing_else(
     p.pubdb.execute("INSERT INTO t VALUES (1, 'xxxxxxxxxxxxxxxxxxxxxxxxxxxx'); UPDATE t SET v = 'y'; DELETE FROM t")
     receive, where = WalSender.receive, [0]
 
-    def corrupted(self: WalSender, *limits: int) -> list[bytes]:
+    def corrupted(self: WalSender, *limits: int) -> Frames:
         frames = receive(self, *limits)
-        return [_cut(f, where[0]) if f[:1] == b"w" and f[25:26] in (b"I", b"U", b"D", b"R") else f for f in frames]
+        kinds = (b"I", b"U", b"D", b"R")
+        return Frames.of(_cut(f, where[0]) if f[:1] == b"w" and f[25:26] in kinds else f for f in frames)
 
     monkeypatch.setattr(WalSender, "receive", corrupted)
     violations = 0
@@ -329,7 +331,9 @@ def test_a_transaction_before_a_malformed_one_is_kept_or_sent_again(
     p.pubdb.execute("INSERT INTO t VALUES (2, 'bad')")
     receive = WalSender.receive
     monkeypatch.setattr(
-        WalSender, "receive", lambda self, *limits: [f[:-2] if b"bad" in f else f for f in receive(self, *limits)]
+        WalSender,
+        "receive",
+        lambda self, *limits: Frames.of(f[:-2] if b"bad" in f else f for f in receive(self, *limits)),
     )
     with pytest.raises(ProtocolViolation):
         p.catch_up()
@@ -352,6 +356,6 @@ def test_a_lost_target_session_is_transient_and_nothing_is_lost(
     with pytest.raises(PgsubError) as caught:
         task.result()
     assert caught.value.directive is Directive.RETRY
-    monkeypatch.setattr(loop, "BATCH_TRANSACTIONS", 1)
+    monkeypatch.setattr(loop, "BATCH_BYTES", 1)
     p.apply()
     p.same("t")

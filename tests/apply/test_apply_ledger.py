@@ -13,6 +13,7 @@ from pgsub.apply import assembler, committer, loop, worker
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import Fenced, StreamsMustRestart
+from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target import ledger
 
@@ -253,13 +254,13 @@ def test_a_long_transaction_that_waits_for_a_claim_is_not_read_again_and_again(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = SpooledTransaction.payloads
+    original = SpooledTransaction.kept
 
-    def payloads(self: SpooledTransaction) -> Iterator[bytes]:
+    def kept(self: SpooledTransaction) -> Iterator[Segment]:
         read.append(self.size)
         return original(self)
 
-    monkeypatch.setattr(SpooledTransaction, "payloads", payloads)
+    monkeypatch.setattr(SpooledTransaction, "kept", kept)
     monkeypatch.setattr(assembler, "MEMORY_LIMIT", 1000)
     p = pair(TABLES)
     p.apply("INSERT INTO other VALUES (1)")

@@ -22,7 +22,7 @@ MB = 1 << 20
 STREAM_MB = int(os.environ.get("PGSUB_TEST_STREAM_MB", "160"))
 VALUE_MB = int(os.environ.get("PGSUB_TEST_VALUE_MB", "100"))
 #: Of the process of one worker, interpreter and libraries included.
-LIMIT = 130 * MB
+LIMIT = 200 << 20
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL;"
     "CREATE TABLE u (id int PRIMARY KEY, n int)"

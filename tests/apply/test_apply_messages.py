@@ -15,6 +15,7 @@ from pgsub.apply.commit import LedgerCommit
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.demo.servers import Server
 from pgsub.errors import PgsubError
+from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.progress import Progress
 
@@ -136,9 +137,9 @@ def test_messages_of_a_streamed_transaction_show_with_its_commit_without_those_o
     spooled: list[str] = []
     append = SpooledTransaction.append
 
-    def noted(self: SpooledTransaction, subxid: int, payload: bytes) -> None:
-        spooled.append(chr(payload[0]))
-        append(self, subxid, payload)
+    def noted(self: SpooledTransaction, messages: Segment) -> None:
+        spooled.extend(messages.codes.decode())
+        append(self, messages)
 
     monkeypatch.setattr(SpooledTransaction, "append", noted)
     p = parallel(messages=True)

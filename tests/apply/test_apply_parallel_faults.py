@@ -25,6 +25,7 @@ from pgsub.apply.start import streams
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.apply.worker import ApplyRole
 from pgsub.errors import ApplyError, Fenced
+from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Column, Insert, Relation
 
 _PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
@@ -236,8 +237,8 @@ def test_rows_after_a_streamed_transaction_go_into_the_columns_that_were_describ
     old, new = (Relation(1, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, c, 25, -1))) for c in "ab")
     rows = [encode(Insert(1, text_tuple([b"%d" % number, b"x"]))) for number in (1, 2)]
     batch = [
-        RemoteTransaction(1, 10, 11, messages=[encode(old), rows[0]], leaves=(new,)),
-        RemoteTransaction(2, 20, 21, messages=rows[1:]),
+        RemoteTransaction(1, 10, 11, received=[Frames.around([encode(old), rows[0]]).all()], leaves=(new,)),
+        RemoteTransaction(2, 20, 21, received=[Frames.around(rows[1:]).all()]),
     ]
     executor = Executor(p.session, p.subid, RelationCache(p.session, p.sub, replica=True))
     oid = p.relid("t")

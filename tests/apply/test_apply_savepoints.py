@@ -21,7 +21,8 @@ from pgsub.apply.spool import Spool, SpooledTransaction
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Column, Insert, Relation
+from pgsub.protocol.frames import Frames
+from pgsub.protocol.messages import Column, Insert, Relation, StreamAbort
 
 TOP = 1000
 RELATION = Relation(4711, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "sub", 23, -1)))
@@ -47,22 +48,22 @@ class Bench:
         """Ids that the applier's open transaction shows (None: gave up), ids that the file gives, the reason."""
         xid = TOP
         spooled = self._spool.open(xid)
-        spooled.append(xid, encode(RELATION, xid))
+        spooled.append(Frames.around([encode(RELATION, xid)]).all())
         inserted = 0
         self.parallel.started(xid, spooled)
         for number, (what, subxid) in enumerate(steps):
             if what == "abort":
                 self._stop(xid, spooled)
                 self.parallel.aborted(xid, subxid)
-                spooled.abort(subxid)
+                spooled.abort(subxid, Frames.around([encode(StreamAbort(xid, subxid, None, None))]).all())
             else:
                 inserted += 1
                 row = text_tuple([b"%d" % inserted, b"%d" % subxid])
-                spooled.append(subxid, encode(Insert(RELATION.relid, row), subxid))
+                spooled.append(Frames.around([encode(Insert(RELATION.relid, row), subxid)]).all())
             if number % blocks == 0:
                 self._stop(xid, spooled)
         self._stop(xid, spooled)
-        messages = [decode_change(payload, True) for payload in spooled.payloads()]
+        messages = [decode_change(payload, True) for kept in spooled.kept() for payload in kept.payloads()]
         wanted = [int(m.new.values[0] or 0) for m in messages if isinstance(m, Insert)]
         worker = self.parallel.take(xid)
         assert worker is not None

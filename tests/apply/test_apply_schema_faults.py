@@ -281,7 +281,7 @@ def test_a_table_that_is_missing_after_a_long_run_keeps_nothing_back_that_came_b
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """psycopg deallocates every prepared statement of a session in which it sees a ROLLBACK for the first time."""
-    monkeypatch.setattr(loop, "BATCH_TRANSACTIONS", 2)
+    monkeypatch.setattr(loop, "BATCH_BYTES", 100)
     p = pair("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int)")
     for number in range(21):
         p.pubdb.execute(f"INSERT INTO t VALUES ({number})")

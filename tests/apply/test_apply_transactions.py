@@ -18,6 +18,7 @@ from fix_pair import MakePair, Pair
 from pgsub.apply import assembler, loop
 from pgsub.apply.spool import Spool, SpooledTransaction, SpoolFailed
 from pgsub.errors import ApplyError, Directive
+from pgsub.protocol.frames import Frames
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (a int, b text); ALTER TABLE u REPLICA IDENTITY FULL"
@@ -251,7 +252,7 @@ def test_a_transaction_larger_than_memory_waits_in_a_file(
 ) -> None:
     monkeypatch.setattr(assembler, "MEMORY_LIMIT", 10_000)
     written: list[int] = []
-    monkeypatch.setattr(SpooledTransaction, "payloads", _watched(written))
+    monkeypatch.setattr(SpooledTransaction, "kept", _watched(written))
     p = pair(TABLES, streaming=streaming)
     _decode_with(p, SMALL_MEMORY)
     p.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 2000) g")
@@ -269,13 +270,13 @@ def test_a_transaction_larger_than_memory_waits_in_a_file(
 
 
 def _watched(sizes: list[int]) -> object:
-    original = SpooledTransaction.payloads
+    original = SpooledTransaction.kept
 
-    def payloads(self: SpooledTransaction) -> object:
+    def kept(self: SpooledTransaction) -> object:
         sizes.append(self.size)
         return original(self)
 
-    return payloads
+    return kept
 
 
 def test_a_spool_left_by_a_killed_worker_is_removed_by_the_next(pair: MakePair, tmp_path: Path) -> None:
@@ -331,7 +332,7 @@ def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
     transaction = spool.open(7)
     transaction._path = Path("/dev/full")
     with pytest.raises(SpoolFailed) as caught:
-        transaction.append(7, b"x" * (4 << 20))
+        transaction.append(Frames.around([b"x" * (4 << 20)]).all())
     assert caught.value.directive is Directive.RETRY
     assert "No space left" in caught.value.message
     transaction._path = tmp_path / "gone"

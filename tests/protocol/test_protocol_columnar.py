@@ -271,7 +271,7 @@ def test_an_array_holds_the_column(rows: list[Tuple], xid: int | None, data: st.
     assert group.new is not None
     elements = [struct.pack(">i", -1) if v is None else struct.pack(">i", len(v)) + v for v in values]
     head = struct.pack(">iiIii", 1, None in values, 25, len(values), 1)
-    assert array_parameter(group, group.new, 0, 25) == head + b"".join(elements)
+    assert array_parameter(group.buffer, group.new, 0, 25) == head + b"".join(elements)
 
 
 def test_rows_that_a_stream_cannot_express_are_refused() -> None:
@@ -312,12 +312,12 @@ def test_the_server_reads_the_streams_and_arrays(pubdb: Database) -> None:
         pubdb.execute("TRUNCATE t")
     group = _one_group(binary_rows, None)
     assert group.new is not None
-    parameters = [array_parameter(group, group.new, column, oid) for column, oid in enumerate((20, 25))]
+    parameters = [array_parameter(group.buffer, group.new, column, oid) for column, oid in enumerate((20, 25))]
     with closing(pubdb.connect()) as session:
         assert _unnested(session, "bigint", "text", parameters) == expected
     group = _one_group(text_rows, None)
     assert group.new is not None
-    parameters = [array_parameter(group, group.new, column, 25) for column in (0, 1)]
+    parameters = [array_parameter(group.buffer, group.new, column, 25) for column in (0, 1)]
     with closing(pubdb.connect()) as session:
         assert _unnested(session, "text", "text", parameters) == expected
 

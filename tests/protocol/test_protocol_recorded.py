@@ -17,11 +17,14 @@ from recorded_streams import EVERY_KIND, Stream, history, live, replay, set_up
 from test_protocol_hostile_bytes import mutate
 
 from pgsub.apply.assembler import Assembler
+from pgsub.apply.runs import Batch
 from pgsub.apply.spool import Spool
 from pgsub.demo.servers import Server
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol import envelope
 from pgsub.protocol.decoder import Decoder, decode_change, message_xid
+from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Change
 
 
@@ -122,20 +125,21 @@ def test_a_stream_in_disorder_is_refused_from_the_first_violation_on(streams: li
 
 
 @settings(max_examples=examples(500), deadline=None)
-@given(st.integers(0, 2**32))
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 1000]))
 def test_of_a_stream_in_disorder_whole_transactions_come_or_a_protocol_violation(
-    streams: list[Stream], spool: Spool, seed: int
+    streams: list[Stream], spool: Spool, seed: int, pieces: int
 ) -> None:
     parallel, payloads = _disorder(streams, random.Random(seed))
     assembler = Assembler(spool, parallel_streaming=parallel)
     try:
-        for payload in payloads:
-            transaction = assembler.feed(payload)
-            if transaction is not None:
-                transaction.relids(), transaction.described()
-                for change in transaction.payloads():
-                    decode_change(change, transaction.in_stream)
-                transaction.release()
+        for number in range(0, len(payloads), pieces):
+            for received in assembler.take(Frames.around(payloads[number : number + pieces])):
+                assert not isinstance(received, Keepalive)
+                for transaction in Batch([received]).transactions():
+                    transaction.relids(), transaction.described()
+                    for change in transaction.payloads():
+                        decode_change(change, transaction.in_stream)
+                    transaction.release()
     except ProtocolViolation:
         pass
 

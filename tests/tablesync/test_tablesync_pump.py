@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgsub.publisher import connect as publisher
+from pgsub.publisher.channel import plain
 from pgsub.tablesync import pump
 from pgsub.tablesync.passthrough import Passthrough
 from pgsub.target import connect as target
@@ -36,7 +37,7 @@ def ends(pubdb: Database, subdb: Database) -> Iterator[Any]:
         sessions.extend([source, session])
         for connection in (source, session):
             connection.execute("BEGIN")
-        assert pump.plain(source, session)
+        assert plain(source, session)
         result = pump.move(source, session, copy_out, copy_in, lambda size: None, raw=raw)
         for connection in (source, session):
             assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS

@@ -1,0 +1,201 @@
+"""Many small transactions one behind the other, without an object for each: what a backlog of them becomes.
+
+As :class:`~pgsub.apply.transactions.RemoteTransaction` is for one; each can be had singly where somebody must look at
+it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.protocol import frames
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
+from pgsub.protocol.messages import Origin
+
+#: Whole plain transactions, by the types of their messages; keepalives may stand between them.
+WHOLE = re.compile(rb"BO?+[IUDRYTM]*+C(?:\0*+BO?+[IUDRYTM]*+C)*+")
+#: From so many transactions on it pays to read their ends together.
+RUN_FROM = 16
+
+_BEGIN, _COMMIT, _ORIGIN = b"BCO"
+_BEGIN_SIZE = frames.ENVELOPE + 1 + 8 + 8 + 4
+_COMMIT_SIZE = frames.ENVELOPE + 1 + 1 + 8 + 8 + 8
+_Numbers = NDArray[np.int64]
+
+
+class Run:
+    """Whole plain transactions in the order of their commits.
+
+    :param segment: all their messages: BEGIN and COMMIT, and keepalives between them, too.
+    :param begins: numbers of the BEGIN messages in the frames.
+    :param commits: of the COMMIT messages.
+    :ivar finish_lsns: commit LSN of each.
+    """
+
+    in_stream = False
+
+    def __init__(
+        self, segment: Segment, begins: _Numbers, commits: _Numbers, finish_lsns: _Numbers, end_lsns: _Numbers
+    ) -> None:
+        self.segment = segment
+        self.finish_lsns, self.end_lsns = finish_lsns, end_lsns
+        self._begins, self._commits = begins, commits
+        self._single: list[RemoteTransaction] | None = None
+        self._starts: list[int] | None = None
+
+    @classmethod
+    def of(cls, segment: Segment) -> Run | None:
+        """Read messages that match :data:`WHOLE`; None where one of them is not as it must be.
+
+        Whoever reads them one by one finds out which.
+        """
+        codes = np.frombuffer(segment.codes, np.uint8)
+        edges = np.array(segment.frames.edges[segment.start : segment.end + 1], np.int64)
+        sizes = np.diff(edges)
+        begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
+        if (sizes[begins] != _BEGIN_SIZE).any() or (sizes[commits] != _COMMIT_SIZE).any():
+            return None
+        words = _Words(segment.frames.buffer)
+        ended = edges[commits] + frames.ENVELOPE
+        begun, finish, end = words.at(edges[begins] + frames.ENVELOPE + 1), words.at(ended + 2), words.at(ended + 10)
+        flags = np.frombuffer(segment.frames.buffer, np.uint8)[ended + 1]
+        if flags.any() or (begun != finish).any() or (np.diff(end) <= 0).any() or (finish > end).any() or begun[0] <= 0:
+            return None
+        return cls(segment, begins + segment.start, commits + segment.start, finish, end)
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return self.segment.size
+
+    @property
+    def end_lsn(self) -> int:
+        """Of the last one."""
+        return int(self.end_lsns[-1])
+
+    def cut(self, count: int) -> tuple[Run, Run]:
+        """The first ``count`` and the rest; neither is empty."""
+        found, middle = self.segment.frames, int(self._begins[count])
+        first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
+        rest = found.range(middle, self.segment.end)
+        return (
+            Run(first, self._begins[:count], self._commits[:count], self.finish_lsns[:count], self.end_lsns[:count]),
+            Run(rest, self._begins[count:], self._commits[count:], self.finish_lsns[count:], self.end_lsns[count:]),
+        )
+
+    def segments(self) -> Iterator[Segment]:
+        """Its messages."""
+        yield self.segment
+
+    def transactions(self) -> list[RemoteTransaction]:
+        """Each by itself."""
+        if self._single is None:
+            self._single = [self.one(number) for number in range(len(self))]
+        return self._single
+
+    def transaction_of(self, frame: int) -> RemoteTransaction:
+        """The one that a message is of.
+
+        :param frame: its number in the frames.
+        """
+        if self._starts is None:
+            self._starts = self._begins.tolist()
+        return self.transactions()[bisect.bisect_left(self._starts, frame) - 1]
+
+    def one(self, number: int) -> RemoteTransaction:
+        """One of them by itself."""
+        found, begin, commit = self.segment.frames, int(self._begins[number]), int(self._commits[number])
+        xid = int.from_bytes(found.payload(begin)[17:21])
+        one = RemoteTransaction(xid, int(self.finish_lsns[number]), int(self.end_lsns[number]))
+        one.commit_ts = int.from_bytes(found.payload(commit)[18:26], signed=True)
+        begin += 1
+        if found.codes[begin] == _ORIGIN:
+            message = decode_change(found.payload(begin), False)
+            one.origin = message.name if isinstance(message, Origin) else None
+            begin += 1
+        one.received = [found.range(begin, commit)] if begin < commit else []
+        one.size = sum(segment.size for segment in one.received)
+        return one
+
+
+Item: TypeAlias = RemoteTransaction | Run
+
+
+class Batch:
+    """Whole transactions in the order of their commits, to be applied together."""
+
+    def __init__(self, items: Sequence[Item] = ()) -> None:
+        self.items = list(items)
+        self.count = sum(map(_count, self.items))
+        self.size = sum(item.size for item in self.items)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, item: Item) -> None:
+        """One more, or some."""
+        self.items.append(item)
+        self.count += _count(item)
+        self.size += item.size
+
+    @property
+    def last(self) -> RemoteTransaction:
+        """The one that ends it."""
+        item = self.items[-1]
+        return item.one(len(item) - 1) if isinstance(item, Run) else item
+
+    def transactions(self) -> Iterator[RemoteTransaction]:
+        """Each by itself."""
+        for item in self.items:
+            if isinstance(item, Run):
+                yield from item.transactions()
+            else:
+                yield item
+
+    def cut(self, count: int) -> tuple[Batch, Batch]:
+        """The first ``count`` transactions, and the rest; either may be empty."""
+        first, left = Batch(), count
+        for number, item in enumerate(self.items):
+            size = _count(item)
+            if size <= left:
+                first.add(item)
+                left -= size
+                continue
+            if not left or not isinstance(item, Run):
+                return first, Batch(self.items[number:])
+            head, tail = item.cut(left)
+            first.add(head)
+            return first, Batch([tail, *self.items[number + 1 :]])
+        return first, Batch()
+
+    def release(self) -> None:
+        """They are done."""
+        for item in self.items:
+            if isinstance(item, RemoteTransaction):
+                item.release()
+
+
+def _count(item: Item) -> int:
+    return len(item) if isinstance(item, Run) else 1
+
+
+class _Words:
+    """Eight bytes at any offset as a number."""
+
+    def __init__(self, buffer: bytes) -> None:
+        self._words = np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))
+
+    def at(self, offsets: _Numbers) -> _Numbers:
+        """Most significant byte first; an LSN beyond 2^63 is negative, and no publisher has one."""
+        return self._words[offsets].astype(np.int64)

@@ -1,0 +1,166 @@
+"""CopyData messages as they came over the wire, many in one buffer; ranges of them stand for messages until used.
+
+A message costs one number here and no object of its own: bytes are cut out when somebody wants them. The same bytes go
+into spool files as they are. Protocol section "Message Formats": CopyData is ``d``, a length that counts itself, and
+the content, which is an envelope (:mod:`pgsub.protocol.envelope`) around one pgoutput message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from pgsub.errors import ProtocolViolation
+
+#: Bytes of a CopyData header, and of that with the envelope of WAL data: there the pgoutput message begins.
+HEADER, ENVELOPE = 5, 30
+_COPY_DATA, _WAL_DATA, _KEEPALIVE = b"dwk"
+_LENGTH = struct.Struct(">xI")
+_UNSET = bytes(24)
+
+#: Codes that are no type byte of pgoutput: a keepalive; anything that the envelope's own parser is to judge.
+KEEPALIVE, OTHER = 0, 1
+
+
+def walk(buffer: bytes | bytearray, end: int, limit: int) -> list[int]:
+    """Where whole CopyData messages begin, from the start of a buffer on, and where the last of them ends.
+
+    :param end: bytes in the buffer.
+    :param limit: of messages.
+    :return: edges, at least ``[0]``.
+    :raises ProtocolViolation: a length that cannot be.
+    """
+    edges = [0]
+    append, length, position, last = edges.append, _LENGTH.unpack_from, 0, end - HEADER
+    while position <= last and buffer[position] == _COPY_DATA and limit:
+        size = length(buffer, position)[0]
+        if size < HEADER - 1:
+            raise ProtocolViolation(f"message length {size} of the replication stream is too short")
+        position += 1 + size
+        if position > end:
+            break
+        append(position)
+        limit -= 1
+    return edges
+
+
+def size_of_first(buffer: bytes | bytearray, at: int) -> int:
+    """Bytes of the message that begins at an offset, those that are still to come included; 0 if that is not known."""
+    return 1 + int(_LENGTH.unpack_from(buffer, at)[0]) if len(buffer) - at >= HEADER else 0
+
+
+class Frames(Sequence[bytes]):
+    """Whole CopyData messages. As a sequence: their contents.
+
+    :param buffer: the messages, nothing else.
+    :param edges: where each begins, and the end of the last.
+    """
+
+    def __init__(self, buffer: bytes, edges: list[int]) -> None:
+        self.buffer = buffer
+        self.edges = edges
+
+    @classmethod
+    def of(cls, contents: Iterable[bytes]) -> Frames:
+        """Of contents of CopyData messages."""
+        parts, edges = [], [0]
+        for content in contents:
+            parts.append(struct.pack(">cI", b"d", len(content) + 4) + content)
+            edges.append(edges[-1] + len(parts[-1]))
+        return cls(b"".join(parts), edges)
+
+    @classmethod
+    def around(cls, payloads: Iterable[bytes]) -> Frames:
+        """Of pgoutput messages, in envelopes that say nothing."""
+        return cls.of(b"w" + _UNSET + payload for payload in payloads)
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.buffer[self.edges[index] + HEADER : self.edges[index + 1]]
+
+    @cached_property
+    def codes(self) -> bytes:
+        """The type of each message: pgoutput's type byte, or :data:`KEEPALIVE`, or :data:`OTHER`."""
+        if not len(self):
+            return b""
+        edges = np.array(self.edges, np.int64)
+        data = np.frombuffer(self.buffer, np.uint8)
+        sizes = np.diff(edges)
+        content = data[np.minimum(edges[:-1] + HEADER, len(data) - 1)]
+        codes = data[np.minimum(edges[:-1] + ENVELOPE, len(data) - 1)].copy()
+        codes[(content != _WAL_DATA) | (sizes <= ENVELOPE)] = OTHER
+        codes[(content == _KEEPALIVE) & (sizes > HEADER)] = KEEPALIVE
+        return codes.tobytes()
+
+    def head(self, number: int) -> bytes:
+        """The envelope of one, without the message in it."""
+        return self.buffer[self.edges[number] + HEADER : min(self.edges[number] + ENVELOPE, self.edges[number + 1])]
+
+    def payload(self, number: int) -> bytes:
+        """The pgoutput message of one."""
+        return self.buffer[self.edges[number] + ENVELOPE : self.edges[number + 1]]
+
+    def chosen(self, numbers: Iterable[int]) -> list[bytes]:
+        """The pgoutput messages of some."""
+        buffer, edges = self.buffer, self.edges
+        return [buffer[edges[number] + ENVELOPE : edges[number + 1]] for number in numbers]
+
+    def range(self, start: int, end: int) -> Segment:
+        """Some messages, one behind the other."""
+        return Segment(self, start, end)
+
+    def all(self) -> Segment:
+        """All of them."""
+        return Segment(self, 0, len(self))
+
+
+class Segment(NamedTuple):
+    """Messages ``start`` to ``end`` (exclusive) of some frames; none of them is a keepalive unless somebody says so."""
+
+    frames: Frames
+    start: int
+    end: int
+
+    @property
+    def codes(self) -> bytes:
+        """Their types."""
+        return self.frames.codes[self.start : self.end]
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, headers included."""
+        return self.frames.edges[self.end] - self.frames.edges[self.start]
+
+    @property
+    def wire(self) -> memoryview:
+        """The bytes as they came."""
+        edges = self.frames.edges
+        return memoryview(self.frames.buffer)[edges[self.start] : edges[self.end]]
+
+    def payloads(self) -> list[bytes]:
+        """Their pgoutput messages."""
+        buffer, edges = self.frames.buffer, self.frames.edges[self.start : self.end + 1]
+        return [buffer[a + ENVELOPE : b] for a, b in pairwise(edges)]
+
+    def numbered(self) -> Iterator[tuple[int, int]]:
+        """Number in the frames and type of each."""
+        return enumerate(self.codes, self.start)

@@ -1,0 +1,75 @@
+"""How bytes of a walsender's stream come and go: what :mod:`pgsub.publisher.walsender` asks of either way."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import psycopg
+
+from pgsub.errors import PublisherUnavailable
+from pgsub.protocol.frames import Frames
+from pgsub.publisher.faults import ServerError
+
+ENDED = "data stream from publisher has ended"
+_ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
+
+
+class Refused(Exception):
+    """The server reported an error.
+
+    :ivar said: the report.
+    """
+
+    def __init__(self, said: ServerError) -> None:
+        super().__init__(said.message)
+        self.said = said
+
+
+class Channel(Protocol):
+    """One stream. Lost connections are psycopg errors."""
+
+    def start(self, command: bytes) -> None:
+        """Run START_REPLICATION.
+
+        :raises Refused: the server did not begin to stream; the connection takes commands again.
+        """
+
+    def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
+        """Messages that are here now, without waiting; none if there is none whole, None at the end of the stream.
+
+        :param limit_messages: at most so many.
+        :param limit_bytes: none after the one that reaches so many bytes.
+        :raises Refused: the server ended the stream with an error.
+        """
+
+    def pending(self) -> bool:
+        """Whether :meth:`receive` has something although the socket may be silent."""
+
+    def send(self, content: bytes) -> None:
+        """Send a CopyData message.
+
+        :raises PublisherUnavailable: the peer left our bytes unread for too long.
+        """
+
+    def stop(self, deadline: float) -> None:
+        """CopyDone in both directions; what still arrives is dropped.
+
+        :param deadline: on the monotonic clock.
+        :raises Refused: the server had an error to report.
+        :raises PublisherUnavailable: not in time.
+        """
+
+
+def plain(*connections: psycopg.Connection) -> bool:
+    """Whether nothing encrypts what goes over the sockets of these connections, of whatever server."""
+    return not any(c.pgconn.ssl_in_use or c.execute(_ENCRYPTED).fetchone() == (True,) for c in connections)
+
+
+def unanswered() -> PublisherUnavailable:
+    """The publisher did not answer the end of the stream."""
+    return PublisherUnavailable("could not end WAL streaming: no answer from the publisher in time")
+
+
+def unread() -> PublisherUnavailable:
+    """The publisher left our bytes where they are."""
+    return PublisherUnavailable("could not send data to WAL stream: the publisher does not read")

@@ -1,0 +1,127 @@
+"""A walsender's stream through libpq: the way over encrypted connections. Mirrors libpqrcv_receive."""
+
+from __future__ import annotations
+
+import math
+import select
+import struct
+import time
+
+import psycopg
+from psycopg import pq
+
+from pgsub.protocol import frames
+from pgsub.protocol.frames import Frames
+from pgsub.publisher.channel import Refused, unanswered, unread
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.faults import ServerError
+
+_HEADER = struct.Struct(">cI")
+
+
+class LibpqChannel:
+    """See :class:`~pgsub.publisher.channel.Channel`."""
+
+    def __init__(self, connection: Connection, send_timeout: float) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._send_timeout = send_timeout
+        self._unread = False  # libpq may hold bytes that do not make the socket readable
+        # One TLS record (16 kB) may need several reads into libpq's buffer, and what waits inside OpenSSL
+        # does not make the socket readable.
+        self._reads = 4 if self._pgconn.ssl_in_use or self._pgconn.used_gssapi else 1
+
+    def start(self, command: bytes) -> None:
+        """See the protocol."""
+        try:
+            result = self._connection.execute(command).pgresult
+        except psycopg.Error as error:
+            raise Refused(ServerError.from_exception(error)) from None
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            raise Refused(ServerError(None, "the publisher did not begin to stream"))
+        self._unread = True
+
+    def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
+        """See the protocol."""
+        parts: list[bytes] = []
+        edges = [0]
+        ended = self._drain(parts, edges, limit_messages, limit_bytes)
+        self._unread = len(edges) > 1
+        if not ended or self._unread:
+            return Frames(b"".join(parts), edges)
+        result = self._result(time.monotonic() + self._send_timeout)
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise Refused(ServerError.from_result(result, self._connection.info.encoding))
+        return None
+
+    def _drain(self, parts: list[bytes], edges: list[int], limit_messages: int, limit_bytes: int) -> bool:
+        """Move what is here into ``parts``; True at the end of the stream."""
+        get, consume, pack = self._pgconn.get_copy_data, self._pgconn.consume_input, _HEADER.pack
+        size, before, reads = 0, -1, self._reads
+        while True:
+            length, data = get(1)
+            if length > 0:
+                parts += pack(b"d", length + 4), bytes(data)
+                size += length + frames.HEADER
+                edges.append(size)
+                if size >= limit_bytes or len(edges) > limit_messages:
+                    return False
+            elif length < 0:
+                return True
+            else:
+                if len(edges) != before:
+                    before, reads = len(edges), self._reads
+                elif reads == 0:
+                    return False
+                reads -= 1
+                consume()
+
+    def pending(self) -> bool:
+        """See the protocol."""
+        return self._unread
+
+    def send(self, content: bytes) -> None:
+        """See the protocol."""
+        if self._pgconn.put_copy_data(content) == 0:
+            self._flush()
+            self._pgconn.put_copy_data(content)
+        self._flush()
+
+    def stop(self, deadline: float) -> None:
+        """See the protocol."""
+        self._pgconn.put_copy_end()
+        self._flush()
+        while (length := self._pgconn.get_copy_data(1)[0]) >= 0:
+            if length == 0:
+                self._read_more(deadline)
+        while (result := self._result(deadline)) is not None:  # two CommandComplete, or an error report
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise Refused(ServerError.from_result(result, self._connection.info.encoding))
+
+    def _result(self, deadline: float) -> pq.abc.PGresult | None:
+        while self._pgconn.is_busy():
+            self._read_more(deadline)
+        return self._pgconn.get_result()
+
+    def _read_more(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise unanswered()
+        self._poll(select.POLLIN, min(left, 1.0))
+        self._pgconn.consume_input()
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + self._send_timeout
+        while self._pgconn.flush():
+            if time.monotonic() >= deadline:
+                raise unread()
+            # Reading too: a walsender blocked in its own send reads nothing until we do.
+            if self._poll(select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
+                self._pgconn.consume_input()
+                self._unread = True
+
+    def _poll(self, events: int, timeout: float) -> int:
+        poller = select.poll()
+        poller.register(self._pgconn.socket, events)
+        ready = poller.poll(max(0, math.ceil(timeout * 1000)))
+        return ready[0][1] if ready else 0
