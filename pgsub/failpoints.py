@@ -32,6 +32,7 @@ POINTS = (
     "apply.after_prepare",
     "apply.before_finish_prepared",
     "apply.after_finish_prepared",
+    "apply.skipped",
     "mirror.before_state_db",
     "copy.middle",
     "copy.before_commit",

@@ -129,14 +129,32 @@ class Looker:
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
 
+class Within:
+    """Looks inside an open transaction of a writing session, between its statements: at what it did so far, too."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+
+    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        with roles.acting(self._connection, role):
+            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+
+    def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        return self._connection.execute(query.encode(), (oid,)).fetchall()
+
+
 class TableLook:
     """Looks at one target table.
+
+    :param looker: how it is asked.
 
     :ivar indexes: its unique indexes.
     :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
     """
 
-    def __init__(self, looker: Looker, target: TargetRelation) -> None:
+    def __init__(self, looker: Looker | Within, target: TargetRelation) -> None:
         self._looker = looker
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.errors import StateForbids
+from pgsub.errors import StateForbids, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target import ledger
 
@@ -68,8 +68,14 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
 
 
 def clear(connection: psycopg.Connection, subid: int, skip: Skip) -> None:
-    """Inside the transaction that consumes it; one that an operator has set meanwhile stays."""
-    connection.execute(
-        f"UPDATE pgsub.control SET skip_lsn = NULL, skip_rows = NULL WHERE {_APPLY} AND skip_lsn = %s".encode(),
-        (subid, format_lsn(skip.lsn)),
-    )
+    """Inside the transaction that consumes it.
+
+    :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
+    """
+    row = connection.execute(
+        "UPDATE pgsub.control SET skip_lsn = NULL, skip_rows = NULL"
+        f" WHERE {_APPLY} AND skip_lsn = %s AND skip_rows = %s RETURNING true".encode(),
+        (subid, format_lsn(skip.lsn), skip.rows),
+    ).fetchone()
+    if row is None:
+        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
