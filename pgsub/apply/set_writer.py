@@ -6,7 +6,8 @@ not checked; where they might, the whole piece is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply import set_rules
@@ -16,11 +17,14 @@ from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.target import set_statements
 from pgsub.target.mapping import RelationMap
+from pgsub.target.pipeline import StatementFailed
 from pgsub.target.set_statements import Parameter
 from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50
+#: Pieces at most for which a relation goes row by row after one of its sets failed: twice as many each time.
+DISTRUST = 64
 #: Statements that are remembered for a relation: there is one for each set of columns that updates set.
 _STATEMENTS = 100
 
@@ -68,6 +72,7 @@ class SetWriter:
         self._replica = replica
         self._known: dict[int, _Known] = {}
         self._deviation: Deviation | None = None
+        self._distrusted: dict[int, _Distrust] = {}  #: by remote relid
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is left to check."""
@@ -97,7 +102,8 @@ class SetWriter:
             count = sum(len(group.positions) for group in groups) + len(others)
             return Outcome(list(range(count)))
         outcome = Outcome()
-        self._execute(self._sets(by_relid, mapped, outcome), outcome)
+        with self._learning():
+            self._execute(self._sets(by_relid, mapped, outcome), outcome)
         outcome.left.sort()
         return outcome
 
@@ -135,6 +141,10 @@ class SetWriter:
         return None
 
     def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
+        distrust = self._distrusted.get(relation.remote.relid)
+        if distrust is not None and distrust.left:
+            distrust.left -= 1
+            return "lately it was not as its changes presuppose"
         reason = self._about(relation).reason
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
@@ -197,9 +207,35 @@ class SetWriter:
         :raises Deviation: it was not; the target transaction is to be rolled back and replayed row by row.
         :raises StatementFailed: as :meth:`RowWriter.sync`.
         """
-        self._rows.sync()
-        if self._deviation is not None:
-            raise self._deviation
+        with self._learning():
+            self._rows.sync()
+            if self._deviation is not None:
+                raise self._deviation
+
+    @contextlib.contextmanager
+    def _learning(self) -> Iterator[None]:
+        """A relation whose set failed goes row by row for a while: each further failure costs a batch."""
+        try:
+            yield
+        except Deviation as deviation:
+            self._distrust(deviation.relation)
+            raise
+        except StatementFailed as failure:
+            if isinstance(failure.tag, RelationMap):
+                self._distrust(failure.tag)
+            raise
+
+    def _distrust(self, relation: RelationMap) -> None:
+        known = self._distrusted.setdefault(relation.remote.relid, _Distrust())
+        known.pieces = known.left = min(2 * known.pieces, DISTRUST)
+
+
+@dataclass(slots=True)
+class _Distrust:
+    """For how many pieces a relation goes row by row, and how many of them are left."""
+
+    pieces: int = 1
+    left: int = 0
 
 
 _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinned=False)
