@@ -228,6 +228,27 @@ class Executor:
             return
         self._one(transaction, decode_change(payload, transaction.in_stream), self._admits)
 
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """What fails in here is undone, and the target transaction goes on.
+
+        :raises PgsubError: located.
+        """
+        with self._locating(), self._rows.undoing():
+            yield
+
+    def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
+        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
+
+        :raises PgsubError: located.
+        """
+        self._admits = admits
+        self._row(transaction, payload)
+
+    def taken(self) -> list[Record]:
+        """Missing rows and messages so far, to be recorded before more of them come."""
+        return self._taken()
+
     def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.
 

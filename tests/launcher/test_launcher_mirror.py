@@ -264,3 +264,15 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
         ),
     ]
     assert it.events() == []
+
+
+def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(mirrored):
+    shown = [("0/10",), ("0/0",), ("0/0",)]
+    for ledger_has, stale in (("'0/10'", 0), ("NULL", 0x10), ("NULL", 0x20)):
+        mirrored.subdb.execute(
+            f"UPDATE pgsub.control SET skip_lsn = {ledger_has}, skip_rows = 'whole' WHERE worker = 0"
+        )
+        mirrored.store.alter(mirrored.subid, skip_lsn=stale)
+        _refresh(mirrored)
+        _, [row] = mirrored.store.view("pg_subscription")
+        assert row[2] == shown.pop(0)[0]
