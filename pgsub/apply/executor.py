@@ -170,6 +170,7 @@ class Executor:
         self._sets.begin()
         self._piece = Piece(in_stream=False)
         self._touched, self._replaced, self._admitted = {}, [], {}
+        self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
