@@ -123,6 +123,7 @@ def _in_the_way(failure: StatementFailed) -> None:
 @pytest.fixture
 def bench(subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(set_writer, "PAYS_FROM", 1)
+    monkeypatch.setattr(set_writer, "AVOID_SECONDS", 0)
     with closing(target.connect(subdb.conninfo, "test")) as session:
         session.prepare_threshold = None  # its ROLLBACK would take away what the pipeline prepared
         session.execute("SET TimeZone = 'Europe/Vienna'")
@@ -387,6 +388,29 @@ def test_a_set_that_misses_what_it_presupposes_says_so(bench: Bench) -> None:
     bench.session.execute("BEGIN")
     assert _apply(bench, {5: relation}, there).changes == 1  # it is judged by itself
     bench.session.execute("ROLLBACK")
+
+
+def test_a_relation_goes_row_by_row_for_a_while_after_its_sets_deviated(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _map(bench.session, "CREATE TABLE public.a (id int PRIMARY KEY, v int UNIQUE)", 1)
+    two = _map(bench.session, "CREATE TABLE public.b (id int PRIMARY KEY, v int)", 2)
+    bench.session.execute("INSERT INTO public.a VALUES (1, 10), (2, 20)")
+    places: list[Message] = [Update(1, "", None, _text("1", "20")), Update(1, "", None, _text("2", "10"))]
+    taken: list[Message] = [Insert(1, _text("3", "10"))]
+    missing: list[Message] = [Delete(1, "K", _text("9", None))]
+    for messages in (places, taken, missing):
+        bench.sets = SetWriter(bench.rows, replica=True)
+        for seconds in (0, 60):
+            monkeypatch.setattr(set_writer, "AVOID_SECONDS", seconds)
+            bench.session.execute("BEGIN")
+            with pytest.raises((Deviation, StatementFailed)):
+                _apply(bench, {1: one}, *messages)
+            bench.session.execute("ROLLBACK")
+        bench.session.execute("BEGIN")
+        outcome = _apply(bench, {1: one, 2: two}, *messages, Insert(2, _text("1", "1")))
+        assert outcome.left == list(range(len(messages))) and "a moment ago" in outcome.serial[1]
+        bench.session.execute("ROLLBACK")
 
 
 def test_keys_with_one_hash_are_told_from_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
