@@ -490,13 +490,13 @@ GUARDS = (
     ),
     Guard(
         "an update that changes a key is no part of a set",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("    if not messages.keeps_keys():\n", "    if False:\n"),),
         SETS,
     ),
     Guard(
         "a row deleted and inserted again is replaced",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (
             (
                 "updates = self._updates((first == _UPDATE) & ~died)",
@@ -545,7 +545,7 @@ GUARDS = (
     ),
     Guard(
         "a value carried forward is of the row that lives",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("np.where(newest >= self._row[at], newest, at)", "np.where(newest >= 0, newest, at)"),),
         SETS,
     ),

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply import set_rules
-from pgsub.apply.change_set import ChangeSet, Updates, fold
+from pgsub.apply.change_set import ChangeSet, Updates
+from pgsub.apply.folding import fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows

@@ -17,9 +17,10 @@ from apply.set_cases import Case, Shape
 from protocol.encoding import encode, text_tuple
 
 from pgsub.apply import relations, set_keys, set_writer
-from pgsub.apply.change_set import ChangeSet, fold
+from pgsub.apply.change_set import ChangeSet
 from pgsub.apply.conflict import Place
 from pgsub.apply.executor import Executor
+from pgsub.apply.folding import fold
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.set_writer import Deviation, SetWriter
