@@ -572,6 +572,24 @@ GUARDS = (
         (("    if relation.target.fires:\n", "    if False:\n"),),
         SETS,
     ),
+    Guard(
+        "DDL on the target is noticed",
+        "pgsub/apply/executor.py",
+        (("        self._relations.notice_ddl()\n", ""),),
+        SETS,
+    ),
+    Guard(
+        "a table is what it was before it was read",
+        "pgsub/target/definitions.py",
+        (("      UNION\n     SELECT w.oid, t.relid\n", "      UNION\n     SELECT w.oid, w.oid\n"),),
+        SETS,
+    ),
+    Guard(
+        "sets that deviate are not tried again at once",
+        "pgsub/apply/set_writer.py",
+        (("if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():", "if False:"),),
+        SETS,
+    ),
 )
 
 
