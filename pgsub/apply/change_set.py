@@ -41,8 +41,3 @@ class ChangeSet:
     deletes: Rows | None = None
     updates: tuple[Updates, ...] = ()
     inserts: Changes | None = None
-
-    @property
-    def insert_only(self) -> bool:
-        """Whether it has nothing but rows to insert: no key was needed, none looked at."""
-        return self.inserts is not None and len(self.inserts.positions) == self.changes
