@@ -490,13 +490,13 @@ GUARDS = (
     ),
     Guard(
         "an update that changes a key is no part of a set",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("    if not messages.keeps_keys():\n", "    if False:\n"),),
         SETS,
     ),
     Guard(
         "a row deleted and inserted again is replaced",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (
             (
                 "updates = self._updates((first == _UPDATE) & ~died)",
@@ -545,7 +545,7 @@ GUARDS = (
     ),
     Guard(
         "a value carried forward is of the row that lives",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("np.where(newest >= self._row[at], newest, at)", "np.where(newest >= 0, newest, at)"),),
         SETS,
     ),
@@ -570,6 +570,24 @@ GUARDS = (
         "relations that a trigger joins stay in order",
         "pgsub/apply/set_rules.py",
         (("    if relation.target.fires:\n", "    if False:\n"),),
+        SETS,
+    ),
+    Guard(
+        "DDL on the target is noticed",
+        "pgsub/apply/executor.py",
+        (("        self._relations.notice_ddl()\n", ""),),
+        SETS,
+    ),
+    Guard(
+        "a table is what it was before it was read",
+        "pgsub/target/definitions.py",
+        (("      UNION\n     SELECT w.oid, t.relid\n", "      UNION\n     SELECT w.oid, w.oid\n"),),
+        SETS,
+    ),
+    Guard(
+        "sets that deviate are not tried again at once",
+        "pgsub/apply/set_writer.py",
+        (("if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():", "if False:"),),
         SETS,
     ),
 )

@@ -197,7 +197,7 @@ class RowWriter:
     def set_statement(
         self, relation: RelationMap, statement: Statement, values: Sequence[bytes], on_count: RowCount
     ) -> None:
-        """A statement for many rows of a relation, in its order among the others.
+        """A statement for many rows of a relation, which is its tag, in its order among the others.
 
         :param values: parameters in binary form.
         """
@@ -216,7 +216,7 @@ class RowWriter:
         self._pipeline.sync()
         self._copy(relation, relation, stream, binary=binary)
 
-    def _copy(self, tag: Place | RelationMap, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+    def _copy(self, tag: object, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
             copyin.run(self._connection, statement, stream)

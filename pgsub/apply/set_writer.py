@@ -6,12 +6,13 @@ not checked; where they might, the whole piece is left.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply import set_rules
-from pgsub.apply.change_set import ChangeSet, Updates, fold
+from pgsub.apply.change_set import ChangeSet, Updates
+from pgsub.apply.folding import fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
@@ -23,8 +24,9 @@ from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50
-#: Pieces at most for which a relation goes row by row after one of its sets failed: twice as many each time.
-DISTRUST = 64
+#: Seconds for which a relation goes row by row after a set of its changes deviated: where rows are missing now and
+#: then, the rest of the batch is not to be rolled back and replayed each time.
+AVOID_SECONDS = 30.0
 #: Statements that are remembered for a relation: there is one for each set of columns that updates set.
 _STATEMENTS = 100
 
@@ -71,8 +73,8 @@ class SetWriter:
         self._rows = rows
         self._replica = replica
         self._known: dict[int, _Known] = {}
+        self._avoided: dict[int, float] = {}  #: until when, by oid of the target
         self._deviation: Deviation | None = None
-        self._distrusted: dict[int, _Distrust] = {}  #: by remote relid
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is left to check."""
@@ -102,8 +104,7 @@ class SetWriter:
             count = sum(len(group.positions) for group in groups) + len(others)
             return Outcome(list(range(count)))
         outcome = Outcome()
-        with self._learning():
-            self._execute(self._sets(by_relid, mapped, outcome), outcome)
+        self._execute(self._sets(by_relid, mapped, outcome), outcome)
         outcome.left.sort()
         return outcome
 
@@ -141,11 +142,9 @@ class SetWriter:
         return None
 
     def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
-        distrust = self._distrusted.get(relation.remote.relid)
-        if distrust is not None and distrust.left:
-            distrust.left -= 1
-            return "lately it was not as its changes presuppose"
         reason = self._about(relation).reason
+        if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():
+            return "its sets deviated a moment ago"
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
         return fold(relation, groups)
@@ -193,13 +192,19 @@ class SetWriter:
         def on_count(count: int) -> None:
             if count != expected and self._deviation is None:
                 self._deviation = Deviation(relation, f"{verb} of {expected} rows found {count}")
+                self._avoid(relation)
 
         self._rows.set_statement(relation, statement, arrays, on_count)
 
     def _insert(self, one: ChangeSet) -> None:
         assert one.inserts is not None and one.inserts.new is not None
         binary = columnar_copy.formats(one.inserts.new) == "binary"
-        self._rows.copy_set(one.relation, columnar_copy.copy_stream(one.inserts, binary=binary), binary=binary)
+        stream = columnar_copy.copy_stream(one.inserts, binary=binary)
+        try:
+            self._rows.copy_set(one.relation, stream, binary=binary)
+        except StatementFailed as failure:
+            self._failed(failure)
+            raise
 
     def finish(self) -> None:
         """Wait until everything was run, and see whether the target was as the sets presupposed.
@@ -207,35 +212,21 @@ class SetWriter:
         :raises Deviation: it was not; the target transaction is to be rolled back and replayed row by row.
         :raises StatementFailed: as :meth:`RowWriter.sync`.
         """
-        with self._learning():
-            self._rows.sync()
-            if self._deviation is not None:
-                raise self._deviation
-
-    @contextlib.contextmanager
-    def _learning(self) -> Iterator[None]:
-        """A relation whose set failed goes row by row for a while: each further failure costs a batch."""
         try:
-            yield
-        except Deviation as deviation:
-            self._distrust(deviation.relation)
-            raise
+            self._rows.sync()
         except StatementFailed as failure:
-            if isinstance(failure.tag, RelationMap):
-                self._distrust(failure.tag)
+            self._failed(failure)
             raise
+        if self._deviation is not None:
+            raise self._deviation
 
-    def _distrust(self, relation: RelationMap) -> None:
-        known = self._distrusted.setdefault(relation.remote.relid, _Distrust())
-        known.pieces = known.left = min(2 * known.pieces, DISTRUST)
+    def _failed(self, failure: StatementFailed) -> None:
+        """A set met a constraint, perhaps only on its way: two rows may have changed places in a unique index."""
+        if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
+            self._avoid(failure.tag)
 
-
-@dataclass(slots=True)
-class _Distrust:
-    """For how many pieces a relation goes row by row, and how many of them are left."""
-
-    pieces: int = 1
-    left: int = 0
+    def _avoid(self, relation: RelationMap) -> None:
+        self._avoided[relation.target.oid] = time.monotonic() + AVOID_SECONDS
 
 
 _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinned=False)
