@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 2)))')
 ARGS ?=
 
-.PHONY: venv demo test lint tests thorough bench sabotage docs clean
+.PHONY: venv demo test lint tests thorough bench soak sabotage docs clean
 
 venv: $(STAMP)
 
@@ -44,6 +44,10 @@ thorough: tests
 
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)
+
+# For ten minutes, or ARGS="--minutes 60".
+soak: $(STAMP)
+	$(PY) tests/soak.py $(ARGS)
 
 sabotage: $(STAMP)
 	$(PY) tests/sabotage.py $(ARGS)

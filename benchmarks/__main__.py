@@ -1,20 +1,22 @@
-"""``python -m benchmarks``: run the cases, print the table, write the figures."""
+"""``python -m benchmarks``: run the cases, print the tables, write the figures."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import machine, report
+from benchmarks import machine, report, scaling
 from benchmarks.arena import Arena
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import CaseResult, measure
 from benchmarks.subscribers import Native, Options, Pgsub, Subscriber
+
+_FORMATS = {"text": (False,), "binary": (True,), "both": (False, True)}
 
 
 def main() -> int:
@@ -24,30 +26,42 @@ def main() -> int:
     """
     arguments = _parser().parse_args()
     signal.signal(signal.SIGTERM, _terminated)  # so that servers and launcher end with us
-    options = Options(arguments.streaming, arguments.binary)
-    cases = [case for case in CASES if not arguments.only or case.name in arguments.only]
     facts = machine.facts()
-    results = run(cases, options, quick=arguments.quick, rounds=arguments.rounds)
+    if arguments.plot:
+        return scaling.main(facts, arguments.plot, arguments.streaming, quick=arguments.quick)
+    names = arguments.only or [case.name for case in CASES if case.default]
+    cases = [case for case in CASES if case.name in names]
+    results = run(cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds)
+    if arguments.quick:
+        print("Small sizes: goals and ceilings are meant for the full ones.")
     report.show(facts, results)
     if arguments.json:
-        report.write(arguments.json, report.document(facts, options, results))
+        report.write(arguments.json, report.document(facts, results))
     return int(any(result.failure for result in results))
 
 
-def run(cases: Sequence[Case], options: Options, *, quick: bool, rounds: int) -> list[CaseResult]:
-    """Every case once a round; who is first changes from case to case and from round to round."""
+def run(cases: Sequence[Case], formats: str, streaming: str, *, quick: bool, rounds: int) -> list[CaseResult]:
+    """Every case once a round and format; who is first changes from one to the next and from round to round."""
     results = []
-    with Arena() as arena, closing(Native(arena, options)) as native, closing(Pgsub(arena, options)) as pgsub:
+    with Arena() as arena, closing(Native(arena)) as native, closing(Pgsub(arena)) as pgsub:
         sides: list[Subscriber] = [native, pgsub]
         for number in range(rounds):
-            for position, case in enumerate(cases):
-                print(f"{case.name} ...", file=sys.stderr, flush=True)
+            for position, (case, options) in enumerate(_measurements(cases, formats, streaming)):
+                print(f"{case.name} ({'binary' if options.binary else 'text'}) ...", file=sys.stderr, flush=True)
                 order = sides if (number + position) % 2 == 0 else sides[::-1]
-                result = measure(arena, case, case.quick if quick else case.full, order)
+                result = measure(arena, case, case.quick if quick else case.full, options, order)
+                result.round = number
                 if result.failure:
                     pgsub.restart()
                 results.append(result)
     return results
+
+
+def _measurements(cases: Sequence[Case], formats: str, streaming: str) -> Iterator[tuple[Case, Options]]:
+    for case in cases:
+        wanted = (False,) if formats == "both" and not case.both_formats else _FORMATS[formats]
+        for binary in wanted:
+            yield case, Options(streaming, binary)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,12 +70,33 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure pgsub and the server's own subscriber side by side, between the same two servers.",
     )
     names = [case.name for case in CASES]
+    extra = [case.name for case in CASES if not case.default]
     parser.add_argument("--quick", action="store_true", help="small sizes: a few minutes in all")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=names,
+        help=f"of {', '.join(names)}; without it all but {', '.join(extra)}",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, with the facts of the machine")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="repeat, in alternating order")
-    parser.add_argument("--binary", action="store_true", help="values in binary format, on both sides")
+    parser.add_argument(
+        "--format",
+        choices=tuple(_FORMATS),
+        default="both",
+        help="of values, on both sides; both: text everywhere, and binary too for backlogs (default)",
+    )
     parser.add_argument("--streaming", choices=("off", "on", "parallel"), default="parallel", help="on both sides")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        nargs="?",
+        const=Path(__file__).parent,
+        metavar="FOLDER",
+        help="instead of the cases: cost per change from ten thousand to ten million changes,"
+        " as cost-per-change.svg and .json (default folder: benchmarks)",
+    )
     return parser
 
 

@@ -19,6 +19,9 @@ class Case:
     :cvar link: bytes a second that each connection to the publisher gets, None for as much as there is.
     :cvar copy_workers: chunks of a table that pgsub copies at once, None for its default.
     :cvar each: what one of the unit is, where its share of the time is reported too.
+    :cvar both_formats: text and binary values are two measurements; else only text, unless binary is asked for.
+    :cvar heap: of pgsub's JVM, as ``--driver-memory`` takes it; None for its default.
+    :cvar default: part of a run that names no cases.
     """
 
     name: str
@@ -30,6 +33,9 @@ class Case:
     link: int | None = None
     copy_workers: int | None = None
     each: str | None = None
+    both_formats = False
+    heap: str | None = None
+    default = True
     publication = "FOR ALL TABLES"
 
     def tables(self, size: int) -> tuple[str, ...]:
@@ -138,6 +144,7 @@ class InsertTransaction(Case):
 
     name, title = "insert", "one INSERT transaction"
     full, quick = 1_000_000, 50_000
+    both_formats = True
 
     def backlog(self, source: Database, size: int) -> None:
         """One statement."""
@@ -149,6 +156,7 @@ class UpdateTransaction(Case):
 
     name, title = "update", "one UPDATE transaction"
     full, quick = 500_000, 25_000
+    both_formats = True
 
     def schema(self, database: Database, size: int) -> None:
         """Twice as many rows as are updated."""
@@ -163,11 +171,22 @@ class UpdateTransaction(Case):
         source.execute("UPDATE items SET number = number + 1, amount = amount * 2 WHERE id % 2 = 0")
 
 
+class DeleteTransaction(UpdateTransaction):
+    """Every second row of a table goes in one transaction."""
+
+    name, title = "delete", "one DELETE transaction"
+
+    def backlog(self, source: Database, size: int) -> None:
+        """One statement."""
+        source.execute("DELETE FROM items WHERE id % 2 = 0")
+
+
 class Pgbench(Case):
     """pgbench's own transactions: three updates and an insert each."""
 
     name, title, unit = "pgbench", "pgbench backlog", "transactions"
     full, quick = 100_000, 5_000
+    both_formats = True
 
     def tables(self, size: int) -> tuple[str, ...]:
         """All of pgbench's."""
@@ -188,6 +207,7 @@ class Singles(Case):
 
     name, title, unit = "singles", "transactions of one insert", "transactions"
     full, quick = 200_000, 10_000
+    both_formats = True
 
     def backlog(self, source: Database, size: int) -> None:
         """One block that commits each row."""
@@ -203,8 +223,33 @@ class Latency(Case):
     """Transactions of one insert at a steady rate; what is measured is the delay of each."""
 
     name, title, unit = "latency", "commit to visible at 200/s", "transactions"
-    full, quick = 6_000, 1_000
+    full, quick = 60_000, 1_000
     rate = 200
+
+
+class StreamedTransaction(Case):
+    """One transaction that is larger than what publisher, worker and JVM may keep of it: what it takes of memory."""
+
+    name, title, unit = "stream-5gb", "one streamed transaction", "MB"
+    full, quick = 5_000, 100
+    heap = "512m"
+    default = False
+
+    def tables(self, size: int) -> tuple[str, ...]:
+        """One."""
+        return ("large",)
+
+    def schema(self, database: Database, size: int) -> None:
+        """Only an empty table, whose values are not compressed."""
+        database.execute(
+            _MARKER,
+            "CREATE TABLE large (id int PRIMARY KEY, body text)",
+            "ALTER TABLE large ALTER body SET STORAGE EXTERNAL",
+        )
+
+    def backlog(self, source: Database, size: int) -> None:
+        """Rows of 10 kB."""
+        source.execute(f"INSERT INTO large SELECT g, repeat('x', 10000) FROM generate_series(1, {size * 100}) g")
 
 
 CASES: tuple[Case, ...] = (
@@ -215,9 +260,11 @@ CASES: tuple[Case, ...] = (
     SyncWide(),
     InsertTransaction(),
     UpdateTransaction(),
+    DeleteTransaction(),
     Pgbench(),
     Singles(),
     Latency(),
+    StreamedTransaction(),
 )
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import psycopg
 
 from benchmarks.arena import Arena, BenchmarkFailed, Database
-from benchmarks.cases import Case, Latency
+from benchmarks.cases import Case, Latency, StreamedTransaction
+from benchmarks.floor import Floor
 from benchmarks.sampling import Sampler, Usage
-from benchmarks.subscribers import Subscriber
+from benchmarks.subscribers import Options, Subscriber
 
 #: Seconds after which a side counts as stuck.
 LIMIT = 600.0
@@ -29,8 +30,8 @@ class SideResult:
     :ivar launched: seconds until its program, with its JVM, could be given work, once for many cases; not part of the
         figures.
     :ivar startup: seconds from being enabled to the beginning of the work, not part of ``time``.
-    :ivar figures: seconds by name: ``time``, or ``p50``, ``p95``, ``p99``; ``per table`` is the share of one, with
-        ``startup`` in it.
+    :ivar figures: seconds by name: ``time``, or ``p50``, ``p95``, ``p99`` and ``lag at the end``; ``per table`` is the
+        share of one, with ``startup`` in it. Names that end in ``memory`` are bytes.
     """
 
     launched: float | None = None
@@ -41,11 +42,18 @@ class SideResult:
 
 @dataclass(slots=True)
 class CaseResult:
-    """Both sides of one case; ``failure`` says why the figures are worth nothing."""
+    """Both sides of one case.
+
+    :ivar floor: seconds that the walsender alone needs to send the backlog, None without one.
+    :ivar failure: why the figures are worth nothing.
+    """
 
     case: Case
     size: int
+    options: Options
     order: tuple[str, ...]
+    round: int = 0
+    floor: float | None = None
     sides: dict[str, SideResult] = field(default_factory=dict)
     failure: str | None = None
 
@@ -55,11 +63,17 @@ class CaseResult:
         return None if native is None or pgsub is None or not native else pgsub / native
 
 
-def measure(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) -> CaseResult:
-    """Run one case on both sides, in the given order."""
-    result = CaseResult(case, size, tuple(side.name for side in order))
+def measure(
+    arena: Arena, case: Case, size: int, options: Options, order: Sequence[Subscriber], *, floor: bool = True
+) -> CaseResult:
+    """Run one case on both sides, in the given order.
+
+    :param floor: measure the walsender alone too, where there is a backlog.
+    """
+    result = CaseResult(case, size, options, tuple(side.name for side in order))
     try:
-        source, targets = _prepare(arena, case, size, order)
+        source, targets = _create(arena, case, size, options, order)
+        result.floor = _write_backlog(case, size, source, options, floor=floor)
         for side in order:
             arena.checkpoint()
             result.sides[side.name] = _run(arena, case, size, side, source, targets[side.name])
@@ -71,18 +85,29 @@ def measure(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) ->
     return result
 
 
-def _prepare(arena: Arena, case: Case, size: int, order: Sequence[Subscriber]) -> tuple[Database, dict[str, Database]]:
+def _create(
+    arena: Arena, case: Case, size: int, options: Options, order: Sequence[Subscriber]
+) -> tuple[Database, dict[str, Database]]:
     source, targets = arena.fresh([side.name for side in order])
     for database in (source, *targets.values()):
         case.schema(database, size)
     case.source(source, size)
     connection = arena.address(source, case.link)
     for side in order:
-        side.create(connection, targets[side.name], case)
-    case.backlog(source, size)
-    if not case.copy:
-        source.execute("INSERT INTO marker VALUES (1)")
+        side.create(connection, targets[side.name], case, options)
     return source, targets
+
+
+def _write_backlog(case: Case, size: int, source: Database, options: Options, *, floor: bool) -> float | None:
+    """Write what is to be caught up with, and measure how long the walsender alone needs for it."""
+    if case.copy:
+        return None
+    measured = floor and not isinstance(case, Latency)
+    walsender = Floor(source, binary=options.binary, streaming=options.streaming) if measured else None
+    case.backlog(source, size)
+    position = source.value("SELECT pg_current_wal_insert_lsn()")
+    source.execute("INSERT INTO marker VALUES (1)")
+    return walsender.drain(position, LIMIT) if walsender is not None else None
 
 
 def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database, target: Database) -> SideResult:
@@ -94,14 +119,24 @@ def _run(arena: Arena, case: Case, size: int, side: Subscriber, source: Database
         side.begin()
         _until(lambda: _has_marker(target), "sign of the first row")
         with Sampler(side.groups, interval=5) as sampler:  # each sample holds the clock of the delays up
-            result.figures = _percentiles(_delays(source, target, size, case.rate))
+            result.figures = _percentiles(_delays(source, target, size, case.rate), case.rate)
     else:
         with Sampler(side.groups) as sampler:
             side.begin()
             _end(case, size, side, target)
             result.figures = _times(case, size, begun - asked, time.monotonic() - begun)
     result.usage = sampler.usage()
+    if isinstance(case, StreamedTransaction):
+        result.figures.update(_memory(result.usage))
     return result
+
+
+def _memory(usage: Mapping[str, Usage]) -> dict[str, float]:
+    """Peak bytes of pgsub's programs, each group at its largest; nothing for the server's own side."""
+    if "JVM" not in usage:
+        return {}
+    python = usage["launcher"].peak + usage["python workers"].peak
+    return {"python memory": float(python), "JVM memory": float(usage["JVM"].peak)}
 
 
 def _end(case: Case, size: int, side: Subscriber, target: Database) -> None:
@@ -161,9 +196,10 @@ def _next_id(source: Database) -> int:
     return newest + 1 if isinstance(newest, int) else 1
 
 
-def _percentiles(delays: Sequence[float]) -> dict[str, float]:
+def _percentiles(delays: Sequence[float], rate: int) -> dict[str, float]:
+    """Of all delays; the lag at the end is the longest delay among the last second's."""
     cuts = statistics.quantiles(delays, n=100, method="inclusive")
-    return {f"p{n}": cuts[n - 1] for n in (50, 95, 99)}
+    return {**{f"p{n}": cuts[n - 1] for n in (50, 95, 99)}, "lag at the end": max(delays[-rate:])}
 
 
 def _difference(tables: Sequence[str], source: Database, targets: Mapping[str, Database]) -> str | None:

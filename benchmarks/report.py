@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cases import Case
+from benchmarks.goals import GOALS
 from benchmarks.measure import CaseResult, SideResult
-from benchmarks.subscribers import Options
 
 Rows = list[list[str]]
 Facts = dict[str, str | int | float]
 
-_TIMES = ("case", "size", "native", "pgsub", "ratio", "pgsub start", "launcher", "first", "result")
-_COSTS = ("case", "side", "group", "CPU s", "peak MB", "largest MB")
+_COSTS = ("case", "format", "side", "group", "CPU s", "peak MB", "largest MB")
+_RUNS = ("case", "format", "first", "pgsub start", "launcher", "result")
 
 
 def show(facts: Facts, results: Sequence[CaseResult]) -> None:
-    """Print the machine and both tables, with lines and colours on a terminal only."""
+    """Print the machine and the tables, with lines and colours on a terminal only."""
     print(
         f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_before']}; PostgreSQL {facts['postgresql']},"
         f" Python {facts['python']}, pgsub {facts['pgsub']}; {facts['date']}\n"
     )
-    times = [row for result in results for row in _time_rows(result)]
+    runs = [_run_row(result) for result in results]
     costs = [row for result in results for row in _cost_rows(result)]
-    for columns, rows in ((_TIMES, times), (_COSTS, costs)):
+    for columns, rows in (_figure_table(results), (_RUNS, runs), (_COSTS, costs)):
         if sys.stdout.isatty():
             _rich(columns, rows)
         else:
@@ -41,21 +42,24 @@ def show(facts: Facts, results: Sequence[CaseResult]) -> None:
             print(f"FAILED {result.case.name}: {result.failure}")
 
 
-def document(facts: Facts, options: Options, results: Sequence[CaseResult]) -> dict[str, Any]:
+def document(facts: Facts, results: Sequence[CaseResult]) -> dict[str, Any]:
     """All figures; seconds and bytes."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "machine": facts,
-        "options": asdict(options),
         "results": [
             {
                 "case": result.case.name,
                 "size": result.size,
                 "unit": result.case.unit,
+                "options": asdict(result.options),
+                "round": result.round,
                 "order": result.order,
+                "walsender": result.floor,
                 "failure": result.failure,
                 "sides": {name: asdict(side) for name, side in result.sides.items()},
                 "ratio": {figure: result.ratio(figure) for figure in _figures(result)},
+                "verdict": {figure: said for figure in _figures(result) if (said := verdict(result, figure))},
             }
             for result in results
         ],
@@ -71,22 +75,78 @@ def _figures(result: CaseResult) -> list[str]:
     return list(dict.fromkeys(figure for side in result.sides.values() for figure in side.figures))
 
 
-def _time_rows(result: CaseResult) -> Iterator[list[str]]:
-    native, pgsub = (result.sides.get(name, SideResult()) for name in ("native", "pgsub"))
-    verdict = "FAILED" if result.failure else "equal"
-    for figure in _figures(result) or ["time"]:
-        ratio = result.ratio(figure)
-        yield [
-            result.case.title if figure == "time" else f"{result.case.title}, {figure}",
-            f"{result.size:,} {result.case.unit}",
-            _duration(native.figures.get(figure)),
-            _duration(pgsub.figures.get(figure)),
-            "-" if ratio is None or result.failure else f"{ratio:.2f}",
-            _duration(pgsub.startup or None),
-            _duration(pgsub.launched),
-            result.order[0],
-            verdict,
-        ]
+def verdict(result: CaseResult, figure: str) -> str | None:
+    """``goal``, ``ceiling`` or ``above``; None where nothing is asked for, or nothing was measured."""
+    goal = GOALS.get((result.case.name, figure))
+    if goal is None or result.failure or "pgsub" not in result.sides:
+        return None
+    value = result.sides["pgsub"].figures.get(figure) if goal.absolute else result.ratio(figure)
+    return None if value is None else goal.verdict(value)
+
+
+def _figure_table(results: Sequence[CaseResult]) -> tuple[tuple[str, ...], Rows]:
+    """A row for each figure of a case; text and binary beside each other where both were measured."""
+    formats = [binary for binary in (False, True) if any(result.options.binary is binary for result in results)]
+    columns = ["case", "size"]
+    for binary in formats:
+        mark = " (binary)" if binary else ""
+        columns += [f"{name}{mark}" for name in ("walsender", "native", "pgsub", "ratio")]
+    pairs: dict[tuple[str, int], dict[bool, CaseResult]] = {}
+    for result in results:
+        pairs.setdefault((result.case.name, result.round), {})[result.options.binary] = result
+    rows = [row for pair in pairs.values() for row in _figure_rows(pair, formats)]
+    return (*columns, "goal / ceiling"), rows
+
+
+def _figure_rows(pair: Mapping[bool, CaseResult], formats: Sequence[bool]) -> Iterator[list[str]]:
+    any_result = next(iter(pair.values()))
+    case = any_result.case
+    for figure in dict.fromkeys(figure for result in pair.values() for figure in _figures(result) or ["time"]):
+        title = case.title if figure == "time" else f"{case.title}, {figure}"
+        row = [title, f"{any_result.size:,} {case.unit}"]
+        for binary in formats:
+            row += _cells(pair.get(binary), figure)
+        yield [*row, _limits(case, figure)]
+
+
+def _cells(result: CaseResult | None, figure: str) -> list[str]:
+    if result is None:
+        return ["-"] * 4
+    native, pgsub = (result.sides.get(name, SideResult()).figures.get(figure) for name in ("native", "pgsub"))
+    ratio, said = result.ratio(figure), verdict(result, figure)
+    cells = [_quantity(figure, value) for value in (result.floor if figure == "time" else None, native, pgsub)]
+    if result.failure:
+        return [*cells, "FAILED"]
+    cells.append("-" if ratio is None else f"{ratio:.2f}")
+    if said is not None:
+        absolute = GOALS[result.case.name, figure].absolute
+        cells[2 if absolute else 3] += f" {said}"
+    return cells
+
+
+def _limits(case: Case, figure: str) -> str:
+    goal = GOALS.get((case.name, figure))
+    if goal is None:
+        return "-"
+    if not goal.absolute:
+        return f"{goal.goal:.2f} / {goal.ceiling:.2f}"
+    return f"{_quantity(figure, goal.goal)} / {_quantity(figure, goal.ceiling)}"
+
+
+def _run_row(result: CaseResult) -> list[str]:
+    pgsub = result.sides.get("pgsub", SideResult())
+    starts = [_duration(pgsub.startup or None), _duration(pgsub.launched)]
+    return [result.case.name, _format(result), result.order[0], *starts, "FAILED" if result.failure else "equal"]
+
+
+def _format(result: CaseResult) -> str:
+    return "binary" if result.options.binary else "text"
+
+
+def _quantity(figure: str, value: float | None) -> str:
+    if figure.endswith("memory"):
+        return "-" if value is None else f"{value / 1e6:.0f} MB"
+    return _duration(value)
 
 
 def _duration(seconds: float | None) -> str:
@@ -99,7 +159,7 @@ def _cost_rows(result: CaseResult) -> Iterator[list[str]]:
     for name in sorted(result.sides):
         for group, usage in result.sides[name].usage.items():
             memory = [f"{size / 1e6:.0f}" if size else "-" for size in (usage.peak, usage.largest)]
-            yield [result.case.name, name, group, f"{usage.cpu:.2f}", *memory]
+            yield [result.case.name, _format(result), name, group, f"{usage.cpu:.2f}", *memory]
 
 
 def _plain(columns: Sequence[str], rows: Rows) -> None:
@@ -111,5 +171,5 @@ def _plain(columns: Sequence[str], rows: Rows) -> None:
 def _rich(columns: Sequence[str], rows: Rows) -> None:
     table = Table(*columns)
     for row in rows:
-        table.add_row(*row, style="red" if "FAILED" in row else None)
+        table.add_row(*row, style="red" if any(cell == "FAILED" or cell.endswith(" above") for cell in row) else None)
     Console().print(table)

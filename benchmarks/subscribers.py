@@ -42,7 +42,7 @@ class Subscriber(Protocol):
     name: str
     launched: float | None
 
-    def create(self, connection: str, target: Database, case: Case) -> None:
+    def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """Create the subscription disabled, with its slot.
 
         :param connection: conninfo of the publisher.
@@ -76,12 +76,11 @@ class Native:
     name = "native"
     launched: float | None = None
 
-    def __init__(self, arena: Arena, options: Options) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._options = options
         self._target: Database | None = None
 
-    def create(self, connection: str, target: Database, case: Case) -> None:
+    def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """See :class:`Subscriber`."""
         self._target = target
         statement = sql.SQL(
@@ -94,9 +93,9 @@ class Native:
                 sql.Literal(connection),
                 sql.Identifier(PUBLICATION),
                 sql.Literal(case.copy),
-                sql.Literal(self._options.streaming),
-                sql.Literal(self._options.binary),
-                sql.Literal(self._options.synchronous_commit),
+                sql.Literal(options.streaming),
+                sql.Literal(options.binary),
+                sql.Literal(options.synchronous_commit),
             )
         )
 
@@ -133,18 +132,17 @@ class Pgsub:
 
     name = "pgsub"
 
-    def __init__(self, arena: Arena, options: Options) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="pgsub-bench-"))
         self._run: subprocess.Popen[bytes] | None = None
+        self._heap: str | None = None
         self._enabling: subprocess.Popen[bytes] | None = None
         self.launched: float | None = None
 
-    def create(self, connection: str, target: Database, case: Case) -> None:
+    def create(self, connection: str, target: Database, case: Case, options: Options) -> None:
         """See :class:`Subscriber`."""
-        self._serve()
-        options = self._options
+        self._serve(case.heap)
         self._command(
             *("create", self.name, "--connection", connection, "--target", target.conninfo),
             *("--publication", PUBLICATION, "--streaming", options.streaming, "--no-wait", "--no-enabled"),
@@ -218,14 +216,22 @@ class Pgsub:
             self._run.wait()
         self._run = None
 
-    def _serve(self) -> None:
-        """Start ``pgsub run`` unless it runs, and wait until its Spark is there."""
+    def _serve(self, heap: str | None) -> None:
+        """Start ``pgsub run`` unless it runs with such a heap, and wait until its Spark is there."""
         if self._run is not None and self._run.poll() is None:
-            return
+            if heap == self._heap:
+                return
+            self._stop()
+        self._heap = heap
+        submit = {"PYSPARK_SUBMIT_ARGS": f"--driver-memory {heap} pyspark-shell"} if heap else {}
         asked = time.monotonic()
         with (self._folder / "run.log").open("ab") as log:
             self._run = subprocess.Popen(
-                [*self._program(), "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ
+                [*self._program(), "run"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **submit},
             )
         while not (self._folder / "state" / "run" / "jvm.pid").exists():
             if self._run.poll() is not None or time.monotonic() > asked + START_SECONDS:

@@ -20,7 +20,7 @@ _pgsub_names() {
 
 _pgsub() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}
-    local command='' folder='' names='' options='' i
+    local command='' folder='' names='' options='' place=0 i
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -28,9 +28,12 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color) ((++i)) ;;
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--view|--max-lag|--for|--type|--table|--since|--limit|--rows)
+                [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
+                ((++i))
+                ;;
             -*) ;;
-            *) [[ -z $command ]] && command=${COMP_WORDS[i]} ;;
+            *) if [[ -z $command ]]; then command=${COMP_WORDS[i]}; else ((++place)); fi ;;
         esac
     done
     case $command in
@@ -74,7 +77,7 @@ _pgsub() {
             esac
             ;;
         status)
-            options="--view --watch --json --check --max-lag --reset-stats --expanded -x --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_server" "$cur"; return ;;
@@ -97,11 +100,32 @@ _pgsub() {
             options="--state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             ;;
+        disable-on-error)
+            options="--state-dir --color --verbose -v --quiet -q --debug --help -h"
+            case $place in
+                0) names=1 ;;
+                1) [[ $cur != -* ]] && { _pgsub_words "on off" "$cur"; return; } ;;
+            esac
+            ;;
+        conflicts)
+            options="--type --table --since --limit --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            case $prev in
+                --type) _pgsub_words "insert_exists update_origin_differs update_exists update_missing delete_origin_differs delete_missing multiple_unique_conflicts" "$cur"; return ;;
+                --table|--since|--limit) return ;;
+            esac
+            case $place in
+                0) [[ $cur != -* ]] && { _pgsub_words "list show" "$cur"; return; } ;;
+                1) names=1 ;;
+            esac
+            ;;
         skip-lsn)
             options="--preview --rows --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
-            names=1
             case $prev in
                 --rows) _pgsub_words "whole conflicting" "$cur"; return ;;
+            esac
+            case $place in
+                0) names=1 ;;
+                1) [[ $cur != -* ]] && { _pgsub_words "none" "$cur"; return; } ;;
             esac
             ;;
         origin-advance)
@@ -133,7 +157,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable skip-lsn origin-advance drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

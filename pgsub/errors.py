@@ -108,7 +108,7 @@ class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
     ``relation``, ``column``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict
-    type or None.
+    type or None. Then ``record`` is what is kept of it, and ``clash`` what it takes to look closer (pgsub.apply).
     """
 
     exit_code = 6
@@ -120,6 +120,8 @@ class ApplyError(PgsubError):
     finish_lsn: str | None = None
     xid: int | None = None
     conflict: str | None = None
+    record: Any = None
+    clash: Any = None
 
 
 class SchemaFault(ApplyError):
@@ -209,6 +211,11 @@ def is_transient(sqlstate: str | None) -> bool:
     if sqlstate == "08P01":
         return False
     return sqlstate in _TRANSIENT or sqlstate[:2] in ("08", "53")
+
+
+def is_unreachable(sqlstate: str | None) -> bool:
+    """Whether a transient error says that a server, or the way to it, is not there: no transaction is to blame."""
+    return sqlstate is None or sqlstate[:2] in ("08", "57")
 
 
 def exit_code_table() -> list[tuple[int, str]]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import psycopg
 
-from pgsub.apply import unfit
+from pgsub.apply import unfit, wording
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
+from pgsub.target import routing
 from pgsub.target.connect import translate
 from pgsub.target.mapping import RelationMap
 from pgsub.target.statements import Statement
 
-_SHOWN = 64  #: bytes of a value in a message, as the server truncates them
+#: `Key (a)=(1) already exists.`, in any language
+_KEY = re.compile(r"\S+ (\(.*\)=\(.*\)) \S", re.DOTALL)
 
 
 class Place(NamedTuple):
@@ -36,14 +40,16 @@ class Place(NamedTuple):
 class MissingRow(NamedTuple):
     """update_missing or delete_missing: the change is skipped. Of a transaction whose finish LSN may not be known yet.
 
-    The row itself is not kept: there may be a million of these in one transaction.
+    The message itself is not kept: there may be a million of these in one transaction.
     """
 
     transaction: RemoteTransaction
     place: Place  #: without its rows
     key: str
-    remote_tuple: str | None
+    remote: dict[str, str | None] | None
+    identity: dict[str, str | None]
     detail: str
+    leaf: tuple[str, str] | None = None  #: of a partitioned table the partition, once somebody has asked
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
@@ -51,39 +57,89 @@ class MissingRow(NamedTuple):
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        place, transaction = self.place, self.transaction
-        assert place.relation is not None
-        kind = f"{place.message_type.lower()}_missing"
-        return ConflictRecord(
-            kind,
-            place.relation.target.schema,
-            place.relation.target.name,
-            self.key,
-            self.remote_tuple,
-            transaction.xid,
-            format_lsn(transaction.finish_lsn),
-            transaction.commit_ts,
-            f'conflict detected on relation "{place.name()}": conflict={kind}',
-            self.detail,
-            context(subid, place),
-        )
+        record = _record(f"{self.place.message_type.lower()}_missing", self.place, *(self.leaf or ()))
+        record.key, record.detail = self.key, self.detail
+        record.remote_tuple, record.replica_identity = self.remote, self.identity
+        record.context = context(subid, self.place)
+        return record
 
 
-@dataclass(frozen=True, slots=True)
+def with_leaves(connection: psycopg.Connection, missing: Sequence[MissingRow]) -> list[MissingRow]:
+    """Rows missing in partitioned tables with the partition that they are missing in.
+
+    :param connection: in the transaction that records them.
+    """
+    named = list(missing)
+    tables: dict[int, list[int]] = {}
+    for number, one in enumerate(named):
+        relation = one.place.relation
+        if relation is not None and relation.target.relkind == "p":
+            tables.setdefault(id(relation), []).append(number)
+    for numbers in tables.values():
+        relation = named[numbers[0]].place.relation
+        assert relation is not None
+        rows = [{**(named[number].remote or {}), **named[number].identity} for number in numbers]
+        for number, leaf in zip(numbers, routing.leaves(connection, relation.target, rows), strict=True):
+            named[number] = named[number]._replace(leaf=leaf)
+    return named
+
+
+@dataclass(slots=True)
 class ConflictRecord:
-    """A conflict that did not stop apply: travels through the ledger's event table to the launcher."""
+    """A conflict as it travels to the launcher: through the ledger's event table, or with the error that stops apply.
+
+    Rows are by column, values as text; a column that did not come is not in them.
+    """
 
     conflict_type: str
     schemaname: str
     relname: str
-    key: str
-    remote_tuple: str | None
     remote_xid: int
     finish_lsn: str
     remote_commit_ts: int
     message: str
-    detail: str
-    context: str
+    detail: str = ""
+    context: str = ""
+    key: str = ""
+    index_name: str | None = None  #: all of them, where there are several
+    remote_tuple: dict[str, str | None] | None = None
+    replica_identity: dict[str, str | None] | None = None
+    #: what stands in the way, one an index: index, key, row, xid, commit_ts, origin, identical
+    local_conflicts: list[dict[str, Any]] = field(default_factory=list)
+    identical: bool = False  #: what is there is what was to be written
+
+
+def _record(kind: str, place: Place, schema: str | None = None, name: str | None = None) -> ConflictRecord:
+    assert place.relation is not None
+    transaction, target = place.transaction, place.relation.target
+    schema, name = schema or target.schema, name or target.name
+    return ConflictRecord(
+        kind,
+        schema,
+        name,
+        transaction.xid,
+        format_lsn(transaction.finish_lsn),
+        transaction.commit_ts,
+        message(schema, name, kind),
+    )
+
+
+def message(schema: str, name: str, kind: str) -> str:
+    """The first line (ReportApplyConflict)."""
+    return f'conflict detected on relation "{schema}.{name}": conflict={kind}'
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """A change that met a unique index, until somebody has looked at what is there: see :mod:`pgsub.apply.explain`."""
+
+    relation: RelationMap
+    message_type: str
+    new: Tuple
+    old: Tuple | None
+    key: str | None  #: as the failing statement told it, as what follows
+    message: str  #: where it is no conflict in the server's sense
+    detail: str | None
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:
@@ -97,20 +153,30 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
         if column is not None:
             text += f' column "{column}"'
     transaction = place.transaction
-    return f"{text} in transaction {transaction.xid}, finished at {format_lsn(transaction.finish_lsn)}"
+    version = place.relation.target.server_version if place.relation is not None else 0
+    return f"{text} in transaction {transaction.xid}, finished at {wording.lsn(transaction.finish_lsn, version)}"
 
 
 def missing_row(place: Place) -> MissingRow:
     """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
-    assert place.relation is not None
-    key = _key(place)
-    full = "" if place.relation.by_identity else " full"
-    remote = _row(place.relation, place.new) if place.new is not None else None
-    if place.message_type == "UPDATE":
-        detail = f"Could not find the row to be updated: remote row {remote}, replica identity{full} {key}."
-    else:
-        detail = f"Could not find the row to be deleted: replica identity{full} {key}."
-    return MissingRow(place.transaction, place._replace(new=None, old=None), key, remote, detail)
+    relation, searched = place.relation, place.old or place.new
+    assert relation is not None and searched is not None
+    remote = wording.remote_row(relation, place.new) if place.new is not None else None
+    version = relation.target.server_version
+    return MissingRow(
+        place.transaction,
+        place._replace(new=None, old=None),
+        wording.identity_key(relation, searched),
+        wording.sent_row(relation, place.new) if place.new is not None else None,
+        searched_by(relation, searched),
+        wording.missing(version, place.message_type, remote, wording.identity(relation, searched)),
+    )
+
+
+def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
+    """What a row was searched by."""
+    columns = {relation.columns[i].name for i in relation.lookup}
+    return {name: value for name, value in wording.sent_row(relation, searched).items() if name in columns}
 
 
 def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
@@ -138,50 +204,35 @@ def located(error: PgsubError, subid: int, place: Place) -> None:
     """Add the place to an error: relation, transaction, finish LSN."""
     error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
     if isinstance(error, ApplyError):
+        if error.record is not None:
+            error.record.context = error.context
         error.relation = place.name() or error.relation
         error.finish_lsn = format_lsn(place.transaction.finish_lsn)
         error.xid = place.transaction.xid
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:
-    assert place.relation is not None
-    kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
-    parts = [f"remote row {_row(place.relation, place.new)}"] if place.new is not None else []
-    if place.old is not None:
-        parts.append(f"replica identity {_key(place)}")
-    index, existing = error.diag.constraint_name, error.diag.message_detail or ""
-    raised = ApplyError(
-        f'conflict detected on relation "{place.name()}": conflict={kind}',
-        detail=f"Could not apply remote change: {', '.join(parts)}.\n"
-        f'Key already exists in unique index "{index}": {existing}',
-        hint="Change or remove the target row; apply retries by itself.",
-        sqlstate=error.sqlstate,
-    )
-    raised.conflict = kind
-    return raised
-
-
-def _key(place: Place) -> str:
-    relation = place.relation
+    """What can be told without another look; see :mod:`pgsub.apply.explain` for the rest."""
+    relation, diag = place.relation, error.diag
     assert relation is not None
-    values = place.old or place.new
-    assert values is not None
-    names = [relation.columns[i].name for i in relation.lookup]
-    shown = [_value(values, i) for i in relation.lookup]
-    return f"({', '.join(names)})=({', '.join(shown)})"
-
-
-def _row(relation: RelationMap, values: Tuple | None) -> str:
-    if values is None:
-        return "()"
-    return f"({', '.join(_value(values, i) for i in range(len(relation.columns)))})"
-
-
-def _value(values: Tuple, position: int) -> str:
-    raw = values.values[position]
-    if raw is None:
-        return "null"
-    if values.kinds[position : position + 1] == b"b":
-        return "\\x" + raw[:_SHOWN].hex()
-    text = raw.decode("utf-8", "replace")
-    return text if len(raw) <= _SHOWN else raw[:_SHOWN].decode("utf-8", "ignore") + "..."
+    kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
+    record = _record(kind, place, diag.schema_name, diag.table_name)
+    record.index_name = diag.constraint_name
+    told = _KEY.match(diag.message_detail or "")
+    key = told[1] if told else None
+    record.detail = (
+        f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
+    )
+    raised = ApplyError(record.message, detail=record.detail, sqlstate=error.sqlstate)
+    raised.conflict, raised.record = kind, record
+    if place.new is not None:
+        searched = place.old or place.new
+        record.key, record.remote_tuple = (
+            wording.identity_key(relation, searched),
+            wording.sent_row(relation, place.new),
+        )
+        if place.message_type == "UPDATE":
+            record.replica_identity = searched_by(relation, searched)
+        plain = translate(error, f'apply remote transaction to relation "{place.name()}"')
+        raised.clash = Clash(relation, place.message_type, place.new, place.old, key, plain.message, plain.detail)
+    return raised

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.executor import Filter
+from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import NEVER, local_name
 from pgsub.apply.role import Positions
@@ -54,7 +55,8 @@ def run(spec: WorkerSpec) -> WorkerResult:
             transactional=spec.subscription.apply_mode == "transactional",
             until_lsn=spec.until_lsn,
         )
-        outcome = loop.run()
+        with explained(opened.connection, spec.subscription.name):
+            outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
 

@@ -77,10 +77,11 @@ BOOL = Kind(int, _decode_bool)
 LSN = Kind(format_lsn, lambda value: parse_lsn(_typed(value, str)))
 NAMES = Kind(lambda names: json.dumps(list(names), ensure_ascii=False), _decode_names)
 JSON = Kind(
-    lambda value: json.dumps(value, ensure_ascii=False, default=str),
+    lambda value: _encode_text(json.dumps(value, ensure_ascii=False, default=str)),
     lambda value: _typed(json.loads(_typed(value, str)), dict),
 )
-_KINDS = {"int": INT, "str": TEXT, "bool": BOOL, "Lsn": LSN, "Time": TEXT, "Json": JSON}
+ROWS = Kind(JSON.encode, lambda value: [_typed(row, dict) for row in _typed(json.loads(_typed(value, str)), list)])
+_KINDS = {"int": INT, "str": TEXT, "bool": BOOL, "Lsn": LSN, "Time": TEXT, "Json": JSON, "Rows": ROWS}
 
 
 def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:

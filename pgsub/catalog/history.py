@@ -1,7 +1,6 @@
-"""What happened: counters, conflicts, errors, and the journal of operator actions.
+"""What happened: counters, errors, and the journal of operator actions.
 
-Mirrors ``utils/activity/pgstat_subscription.c`` (counters) and what ``replication/logical/conflict.c`` writes to the
-server's log. Conflicts and journal outlive their subscription and are bounded.
+Mirrors ``utils/activity/pgstat_subscription.c`` (counters). The journal outlives its subscriptions and is bounded.
 """
 
 from __future__ import annotations
@@ -12,31 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from pgsub.catalog.codec import JSON, TEXT, Table, optional
-from pgsub.catalog.progress import ProgressCatalog
-from pgsub.catalog.rows import ConflictRow, ErrorRow, JournalRow, StatsRow
+from pgsub.catalog.conflicts import ConflictCatalog
+from pgsub.catalog.rows import ErrorRow, JournalRow, StatsRow
 from pgsub.catalog.times import utc_now
 from pgsub.errors import InternalError
 
-#: rows kept of pgsub_conflict and of pgsub_journal
+#: rows kept of pgsub_journal
 KEEP = 10_000
 
 _STATS = Table("pgsub_stats", StatsRow, "subid")
-_CONFLICT = Table("pgsub_conflict", ConflictRow)
 _ERROR = Table("pgsub_error", ErrorRow, "subid")
 _JOURNAL = Table("pgsub_journal", JournalRow)
 _COUNTERS = [column for column in _STATS.kinds if column != "stats_reset"]
-_SAME_CONFLICT = (
-    "conflict_type",
-    "finish_lsn",
-    "schemaname",
-    "relname",
-    "index_name",
-    "key",
-    "remote_tuple",
-)
 
 
-class HistoryCatalog(ProgressCatalog):
+class HistoryCatalog(ConflictCatalog):
     """The part of the state store that remembers."""
 
     def add_stats(self, subid: int, **increments: int) -> None:
@@ -70,55 +59,21 @@ class HistoryCatalog(ProgressCatalog):
                 self.require(subid)
             self._database.run(sql, utc_now(), subid, subid)
 
-    def add_conflict(self, row: ConflictRow) -> int:
-        """Record a conflict; the same one met again raises ``attempts`` and takes over the new action and texts.
-
-        :param row: ``id``, ``at`` and ``attempts`` are the store's unless it is imported with a time.
-        :return: its id, rising.
-        """
-        with self._database.transaction():
-            known = self._same_conflict(row)
-            if known:
-                changed = replace(row, id=known.id, at=known.at, attempts=known.attempts + 1)
-                self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
-                return known.id
-            values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(replace(row, at=row.at or utc_now())), strict=True))
-            return self._append("pgsub_conflict", values)
-
-    def conflicts(self, subid: int | None, limit: int = 100) -> list[ConflictRow]:
-        """The newest conflicts first.
-
-        :param subid: None for all, dropped subscriptions included.
-        :param limit: rows.
-        """
-        return self._newest(_CONFLICT, subid, limit)
-
-    def conflict(self, conflict_id: int) -> ConflictRow | None:
-        """One conflict.
-
-        :param conflict_id: as :meth:`add_conflict` returned it.
-        :return: None if there is none, or no longer.
-        """
-        if not 0 < conflict_id < 2**63:
-            return None
-        sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE id = ?"
-        found = self._database.rows(sql, (conflict_id,))
-        return _CONFLICT.decode(found[0]) if found else None
-
     def record_error(self, subid: int, row: ErrorRow) -> ErrorRow:
         """Record the error that ended a worker; the same message at the same finish LSN counts as a further attempt.
 
-        :param row: ``at``, ``attempts`` and ``first_at`` are the store's.
+        :param row: ``at``, ``attempts``, ``first_at``, ``restarts`` and ``stuck_since`` are the store's.
         :return: the row as stored.
         """
         at = row.at or utc_now()
         with self._database.transaction():
             self.require(subid)
             known = next((error for error in self.errors(subid) if error.worker == row.worker), None)
+            stored = replace(row, at=at, attempts=1, first_at=at, restarts=0, stuck_since=at)
             if known and (known.message, known.finish_lsn) == (row.message, row.finish_lsn):
-                stored = replace(row, at=at, attempts=known.attempts + 1, first_at=known.first_at)
-            else:
-                stored = replace(row, at=at, attempts=1, first_at=at)
+                stored = replace(stored, attempts=known.attempts + 1, first_at=known.first_at)
+            if known and row.position is not None and known.position == row.position:
+                stored = replace(stored, restarts=known.restarts + 1, stuck_since=known.stuck_since)
             self._database.run(_ERROR.insert, subid, *_ERROR.encode(stored))
         return stored
 
@@ -159,13 +114,6 @@ class HistoryCatalog(ProgressCatalog):
         :param limit: rows.
         """
         return self._newest(_JOURNAL, subid, limit)
-
-    def _same_conflict(self, row: ConflictRow) -> ConflictRow | None:
-        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
-        same = " AND ".join(f'"{column}" IS ?' for column in _SAME_CONFLICT)
-        parameters = (row.subid, *(values[column] for column in _SAME_CONFLICT))
-        found = self._database.rows(f"{_CONFLICT.select} AND {same} ORDER BY id DESC LIMIT 1", parameters)
-        return _CONFLICT.decode(found[0]) if found else None
 
     def _append(self, table: str, values: dict[str, Any]) -> int:
         columns = [column for column in values if column != "id"]

@@ -20,6 +20,7 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (1, schema.VERSION_1),
     (2, schema.VERSION_2),
     (3, schema.VERSION_3),
+    (4, schema.VERSION_4),
 )
 
 

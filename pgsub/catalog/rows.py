@@ -2,7 +2,8 @@
 
 Fields are named and ordered as the columns of the server's catalogs and views (``system_views.sql``); what is pgsub's
 own follows them. The annotation decides how a field is stored: ``Lsn`` as text ``X/X``, ``Time`` as RFC 3339 UTC text,
-``bool`` as 0/1, ``Json`` as a JSON object. The subscription's id is no field where the call names it.
+``bool`` as 0/1, ``Json`` as a JSON object, ``Rows`` as a JSON array of them. The subscription's id is no field where
+the call names it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pgsub.protocol.lsn import parse_lsn
 Lsn: TypeAlias = int
 Time: TypeAlias = str
 Json: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +115,23 @@ class StatsRow:
 
 @dataclass(frozen=True, slots=True)
 class ConflictRow:
-    """pgsub_conflict: one conflict. ``id`` 0, ``at`` None and ``attempts`` are filled in by the store."""
+    """pgsub_conflict: one conflict. ``id`` 0, ``at`` and ``last_at`` None and ``attempts`` are filled in by the store.
+
+    Rows are JSON objects by column name, values as the server's text; a column that did not come is not in them.
+    """
 
     subid: int
     subname: str
     conflict_type: str
     schemaname: str | None
     relname: str | None
-    action: str  #: error, skipped, applied
+    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it
+    action: str
     index_name: str | None = None
-    key: str | None = None
-    remote_tuple: str | None = None
-    local_tuple: str | None = None
-    origin: str | None = None
+    key: str | None = None  #: what the row is searched by, as the server shows it: (a)=(1)
+    remote_tuple: Json | None = None
+    local_tuple: Json | None = None  #: of the first of local_conflicts
+    origin: str | None = None  #: that wrote the local row; NULL for a local client, or where nobody knows
     remote_xid: int | None = None
     finish_lsn: Lsn | None = None
     remote_commit_ts: Time | None = None
@@ -133,7 +139,12 @@ class ConflictRow:
     detail: str | None = None
     identical: bool = False
     attempts: int = 1
-    at: Time | None = None
+    at: Time | None = None  #: first seen
+    last_at: Time | None = None
+    context: str | None = None
+    replica_identity: Json | None = None
+    local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
+    event: int | None = None  #: its id in the ledger, where it came from there
     id: int = 0
 
 
@@ -156,13 +167,17 @@ class ErrorRow:
     attempts: int = 1
     first_at: Time | None = None
     column: str | None = None
+    position: Lsn | None = None  #: of apply when it ended
+    restarts: int = 0  #: ends at that very position before this one, whatever their errors
+    stuck_since: Time | None = None  #: the first of them; restarts and this are the store's
 
     @classmethod
-    def of(cls, error: PgsubError, worker: str) -> ErrorRow:
+    def of(cls, error: PgsubError, worker: str, position: int | None = None) -> ErrorRow:
         """The row of an exception.
 
         :param error: what ended the worker.
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
+        :param position: of apply.
         """
         place = error if isinstance(error, ApplyError) else ApplyError("")
         return cls(
@@ -178,6 +193,7 @@ class ErrorRow:
             finish_lsn=parse_lsn(place.finish_lsn) if place.finish_lsn else None,
             xid=place.xid,
             column=place.column,
+            position=position,
         )
 
 
@@ -204,6 +220,8 @@ class SlotRow:
     synced: bool | None = None
     retained_bytes: int | None = None  #: WAL kept on the publisher for this slot
     taken_at: Time | None = None
+    current_lsn: Lsn | None = None  #: where the publisher's WAL ended
+    wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
 
 
 @dataclass(frozen=True, slots=True)

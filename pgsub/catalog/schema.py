@@ -233,3 +233,53 @@ ALTER TABLE pg_subscription ADD COLUMN pgsub_max_parallel_apply_workers INTEGER 
 ALTER TABLE pg_subscription ADD COLUMN pgsub_messages INTEGER NOT NULL DEFAULT 0 CHECK (pgsub_messages IN (0, 1));
 ALTER TABLE pgsub_error ADD COLUMN "column" TEXT;
 """
+
+# Both rows of a conflict as JSON, when it was met first and last, and where it came from; how many of them the bound
+# has taken. What was text of rows before is in the detail too. How often apply ended at one position; how fast the
+# publisher writes WAL.
+VERSION_4 = """
+ALTER TABLE pgsub_conflict RENAME TO pgsub_conflict_3;
+DROP INDEX pgsub_conflict_place;
+CREATE TABLE pgsub_conflict (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    subid INTEGER NOT NULL,
+    subname TEXT NOT NULL,
+    at TEXT NOT NULL,
+    conflict_type TEXT NOT NULL,
+    schemaname TEXT,
+    relname TEXT,
+    index_name TEXT,
+    key TEXT,
+    remote_tuple TEXT,
+    local_tuple TEXT,
+    origin TEXT,
+    remote_xid INTEGER,
+    finish_lsn TEXT,
+    remote_commit_ts TEXT,
+    action TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    message TEXT,
+    detail TEXT,
+    identical INTEGER NOT NULL CHECK (identical IN (0, 1)),
+    last_at TEXT NOT NULL,
+    context TEXT,
+    replica_identity TEXT,
+    local_conflicts TEXT,
+    event INTEGER
+);
+INSERT INTO pgsub_conflict (id, subid, subname, at, conflict_type, schemaname, relname, index_name, key, origin,
+                            remote_xid, finish_lsn, remote_commit_ts, action, attempts, message, detail, identical,
+                            last_at)
+    SELECT id, subid, subname, at, conflict_type, schemaname, relname, index_name, key, origin, remote_xid, finish_lsn,
+           remote_commit_ts, CASE action WHEN 'error' THEN 'stopped' ELSE action END, attempts, message, detail,
+           identical, at FROM pgsub_conflict_3;
+DROP TABLE pgsub_conflict_3;
+CREATE INDEX pgsub_conflict_place ON pgsub_conflict (subid, finish_lsn, key);
+CREATE INDEX pgsub_conflict_stopped ON pgsub_conflict (subid) WHERE action = 'stopped';
+CREATE TABLE pgsub_conflict_dropped (subid INTEGER PRIMARY KEY, dropped INTEGER NOT NULL);
+ALTER TABLE pgsub_error ADD COLUMN position TEXT;
+ALTER TABLE pgsub_error ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE pgsub_error ADD COLUMN stuck_since TEXT;
+ALTER TABLE pgsub_slot ADD COLUMN current_lsn TEXT;
+ALTER TABLE pgsub_slot ADD COLUMN wal_bytes_per_second INTEGER;
+"""

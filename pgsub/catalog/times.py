@@ -15,6 +15,14 @@ def utc_now() -> str:
     return _text(datetime.now(UTC))
 
 
+def ago(seconds: float) -> str:
+    """The time so many seconds before now as RFC 3339 text; as early as there is one at most."""
+    try:
+        return _text(datetime.now(UTC) - timedelta(seconds=seconds))
+    except OverflowError:
+        return _text(datetime.min)
+
+
 def wire_time(microseconds: int | None) -> str | None:
     """A timestamp of the replication protocol as RFC 3339 text.
 

@@ -12,6 +12,7 @@ from pgsub import __version__
 from pgsub.cli import (
     alter,
     completion,
+    conflicts,
     create,
     demo,
     drop,
@@ -77,6 +78,7 @@ for group in (
     status,
     wait,
     toggles,
+    conflicts,
     skip_lsn,
     origin_advance,
     drop,

@@ -41,6 +41,19 @@ def copies(one: SubscriptionStatus) -> str:
     return rows(columns, [_copy_row(row) for row in one.copies])
 
 
+def blocked(one: SubscriptionStatus) -> str:
+    """What a blocked subscription is blocked by, a line for each fact."""
+    found = one.blocked or {}
+    shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
+    for name in ("waiting", "retained"):
+        shown[name] = None if shown[name] is None else size(shown[name])
+    lost = found["slot_lost_in"]
+    shown["slot_lost_in"] = None if lost is None else duration(lost)
+    shown["blocked_since"] = found["since"]
+    columns = ["blocked_since", "restarts", "position", "finish_lsn", "reason", "waiting", "retained"]
+    return rows([*columns, "slot_lost_in", "next"], [shown], expanded=True)
+
+
 def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
     done, total = row["bytes_processed"], row["bytes_total"]
     rate, left = row["bytes_per_second"], row["seconds_left"]

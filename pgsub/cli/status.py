@@ -13,7 +13,7 @@ import typer
 from pgsub.cli import console, render
 from pgsub.cli.command import Command, command
 from pgsub.cli.documents import emit, emit_document
-from pgsub.cli.pages import Page
+from pgsub.cli.pages import PAGES, Page
 from pgsub.cli.settings import current
 from pgsub.cli.values import parse_duration, parse_seconds
 from pgsub.errors import UsageError
@@ -31,6 +31,13 @@ and estimated in all, chunks, rate over the last seconds, time left.
 
 With two_phase the column prepared counts the transactions that are prepared on the target and wait for the publisher's
 decision; the view pgsub_prepared_pending names them.
+
+A subscription is blocked when apply was restarted twice or more from one position with nothing applied: since when, by
+what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
+limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
+
+Conflicts are counted in pg_stat_subscription_stats as by the server; update_deleted is always 0 there, because dead
+rows can only be seen from inside the server.
 
 With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
 lost, 8 over the threshold of --max-lag.
@@ -95,6 +102,9 @@ def status(
     reset_stats: Annotated[
         bool, typer.Option("--reset-stats", help="Set the counters of pg_stat_subscription_stats to 0 first.")
     ] = False,
+    runbook: Annotated[
+        bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
+    ] = False,
     expanded: Annotated[bool, typer.Option("--expanded", "-x", help="One line for each column.")] = False,
 ) -> None:
     """Show the status."""
@@ -103,12 +113,16 @@ def status(
     )
     _refuse(view is not None and check, "--view cannot be used together with --check")
     _refuse(max_lag is not None and not check, "--max-lag needs --check")
+    wrong = runbook and (view is not None or watch is not None or check)
+    _refuse(wrong, "--runbook cannot be used together with --view, --watch or --check")
     look = Look(name, view, as_json, expanded, one_line=watch is not None)
     if reset_stats:
         from pgsub.commands.status import reset_stats as reset
 
         reset(current.state_dir, name)
-    if watch is not None:
+    if runbook:
+        _runbook(look)
+    elif watch is not None:
         _watch(watch, lambda: _show(look))
     elif check:
         _check(look, max_lag)
@@ -141,8 +155,32 @@ def _print(look: Look, found: list[Any]) -> None:
     emit(render.summary(found, expanded=look.expanded))
     if look.name is not None and not look.expanded:
         emit("\n" + render.relations(found[0]))
+        if found[0].blocked:
+            emit("\n" + render.blocked(found[0]))
         if found[0].copies:
             emit("\n" + render.copies(found[0]))
+
+
+def _runbook(look: Look) -> None:
+    """Numbered steps. What this program cannot do is left out."""
+    from pgsub.commands import status as states
+    from pgsub.commands.runbook import runbook
+
+    _refuse(look.name is None, "--runbook needs the name of a subscription")
+    (found,) = states.status(current.state_dir, look.name)
+    steps = []
+    for step in runbook(found):
+        commands = [line for line in step.commands if line.split()[1] in PAGES]
+        if commands or not step.commands:
+            steps.append({"text": step.text, "commands": commands, "statements": list(step.statements)})
+    if look.as_json:
+        emit_document("status", {"subscription": look.name, "runbook": steps})
+        return
+    for number, one in enumerate(steps, 1):
+        lines = [f"{number}. {one['text']}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
+        emit("\n".join(map(console.printable, lines)))
+    if not steps:
+        emit(f'Nothing is to be done: subscription "{look.name}" is {found.state}.')
 
 
 def _check(look: Look, max_lag: float | None) -> None:

@@ -1,4 +1,4 @@
-"""``pgsub enable`` and ``pgsub disable``."""
+"""``pgsub enable``, ``pgsub disable`` and ``pgsub disable-on-error``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pgsub.cli.command import command
 from pgsub.cli.pages import Page
 from pgsub.cli.reporting import ConsoleReporter
 from pgsub.cli.settings import current
+from pgsub.errors import UsageError
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 
@@ -34,12 +35,27 @@ Disabling a disabled subscription is a notice, no error.
         ("And wait until the workers have ended.", "pgsub disable sales && pgsub wait sales --for disabled"),
     ),
 )
+DISABLE_ON_ERROR = Page(
+    summary="Let an error disable a subscription, or let it be tried again",
+    description="""
+With on, an error of apply or of a table's synchronization disables the subscription, once it is recorded: data and
+schema faults, conflicts and missing privileges do; lost connections, deadlocks, a full disk and a server that shuts
+down never do, those are tried again. With off, everything is tried again every 5 seconds.
+
+Workers that run go on: what is set holds for their next error.
+""",
+    examples=(
+        ("Stop for good at the first conflict.", "pgsub disable-on-error sales on"),
+        ("Try again and again.", "pgsub disable-on-error sales off"),
+    ),
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     command(app, "enable", ENABLE)(enable)
     command(app, "disable", DISABLE)(disable)
+    command(app, "disable-on-error", DISABLE_ON_ERROR)(disable_on_error)
 
 
 def enable(name: Name) -> None:
@@ -54,3 +70,14 @@ def disable(name: Name) -> None:
     from pgsub.commands.disable import disable as disable_subscription
 
     disable_subscription(current.state_dir, name, reporter=ConsoleReporter())
+
+
+def disable_on_error(
+    name: Name, setting: Annotated[str, typer.Argument(metavar="on|off", help="Whether an error disables it.")]
+) -> None:
+    """Set disable_on_error."""
+    if setting not in ("on", "off"):
+        raise UsageError(f'"{setting}" is not a setting of disable_on_error: expected on or off')
+    from pgsub.commands.disable_on_error import disable_on_error as set_option
+
+    set_option(current.state_dir, name, on=setting == "on", reporter=ConsoleReporter())

@@ -40,6 +40,10 @@ class Option:
             from pgsub.catalog.store import VIEWS
 
             return VIEWS
+        if self.names[0] == "--type":
+            from pgsub.commands.conflicts import TYPES
+
+            return TYPES
         return words(self.metavar)
 
 
@@ -59,6 +63,11 @@ class Argument:
         return text + "..." * self.repeatable
 
     @property
+    def is_name(self) -> bool:
+        """Whether it may be the name of a subscription."""
+        return "NAME" in self.metavar
+
+    @property
     def words(self) -> tuple[str, ...]:
         """Values that can be listed."""
         return words(self.metavar)
@@ -76,7 +85,12 @@ class Command:
     @property
     def names_subscription(self) -> bool:
         """Whether its first argument is a subscription that exists."""
-        return self.name != "create" and any("NAME" in argument.metavar for argument in self.arguments)
+        return self.name != "create" and any(argument.is_name for argument in self.arguments)
+
+    @property
+    def places(self) -> bool:
+        """Whether some arguments are names of subscriptions and others have values that can be listed."""
+        return self.names_subscription and any(argument.words for argument in self.arguments)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pgsub import errors
+from pgsub.catalog.conflicts import STOPPED, ConflictFilter
 from pgsub.catalog.locks import launcher_lock, subscription_lock
-from pgsub.catalog.rows import ErrorRow, OriginRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
 from pgsub.catalog.store import StateStore
+from pgsub.commands import blocking
 from pgsub.errors import PgsubError, ReplicationBroken
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
@@ -54,7 +56,7 @@ class SubscriptionStatus:
     """One subscription as its views show it."""
 
     definition: Subscription
-    state: str  #: running, stopped, disabled, error
+    state: str  #: running, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, as far as the last words of the publisher tell
     columns: Row  #: pg_subscription
     relations: list[Row]
@@ -65,6 +67,8 @@ class SubscriptionStatus:
     prepared: list[Row]  #: pgsub_prepared_pending, oldest first
     copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
+    blocked: Row | None  #: since when and by what, and what waits behind it
+    stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
 
     def document(self) -> Row:
         """The subscription object of the JSON documents; its schema is part of the contract."""
@@ -79,6 +83,7 @@ class SubscriptionStatus:
             "copies": self.copies,
             "state": self.state,
             "last_error": _error_object(self.errors[0]) if self.errors else None,
+            "blocked": self.blocked,
         }
 
 
@@ -172,9 +177,11 @@ def _status(
         _owned(view, views[view], subscription.subid) for view in _PARTS
     )
     problems = store.errors(subscription.subid)
+    state = _state(subscription, problems, serving(store, folder, subscription.subid))
+    conflicts = store.find_conflicts(ConflictFilter(subscription.subid, action=STOPPED), 10)
     return SubscriptionStatus(
         definition=subscription,
-        state=_state(subscription, problems, serving(store, folder, subscription.subid)),
+        state=state,
         lag=_lag(store.workers(subscription.subid), store.origin(subscription.subid), datetime.now(UTC)),
         columns=columns[0],
         relations=sorted(relations, key=lambda row: (row["schemaname"], row["relname"])),
@@ -185,6 +192,8 @@ def _status(
         prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
         copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
+        blocked=blocking.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
+        stopped_by=conflicts,
     )
 
 
@@ -197,8 +206,9 @@ def _copies(store: StateStore, subid: int, view: Sequence[Row]) -> list[Row]:
 def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool) -> str:
     if not subscription.enabled:
         return "disabled"
-    if any(problem.worker == APPLY for problem in problems):
-        return "error"
+    failed = next((problem for problem in problems if problem.worker == APPLY), None)
+    if failed is not None:
+        return "blocked" if blocking.blocks(failed) else "error"
     return "running" if served else "stopped"
 
 

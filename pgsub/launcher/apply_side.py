@@ -97,7 +97,7 @@ class ApplySide:
         if self.alive and pulse is not None and pulse.position > self._trouble.place(APPLY):
             if self._retry.error is not None:
                 self._retry.succeeded()
-            self._trouble.clear(APPLY)
+            self._trouble.clear(APPLY, pulse.position)
 
     def cancel(self) -> None:
         """Give it up: what it has not committed is rolled back and sent again."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import asdict
+from typing import Any
 
+from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import wire_time
 from pgsub.errors import ApplyError, InternalError, PgsubError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.subscription import Subscription
@@ -27,23 +31,42 @@ def place(error: PgsubError) -> int:
 
 
 def count(store: StateStore, sub: Subscription, error: PgsubError, counter: str) -> None:
-    """Count a fault, and a conflict besides (the server counts both)."""
-    kind = error.conflict if isinstance(error, ApplyError) else None
+    """Count a fault, and record the conflict that it is (the server counts both)."""
+    record = error.record if isinstance(error, ApplyError) else None
+    conflict = {} if record is None else {f"confl_{record.conflict_type}": 1}
     with store.batch():
-        store.add_stats(sub.subid, **{counter: 1}, **({f"confl_{kind}": 1} if kind else {}))
-        if kind and isinstance(error, ApplyError):
-            schema, _, relation = (error.relation or ".").partition(".")
-            store.add_conflict(
-                ConflictRow(
-                    sub.subid,
-                    sub.name,
-                    kind,
-                    schema,
-                    relation,
-                    "error",
-                    remote_xid=error.xid,
-                    finish_lsn=place(error) or None,
-                    message=error.message,
-                    detail=error.detail,
-                )
-            )
+        store.add_stats(sub.subid, **{counter: 1}, **conflict)
+        if record is not None:
+            store.add_conflict(conflict_row(sub, asdict(record), STOPPED))
+
+
+def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
+    """The row of a conflict as a worker told it.
+
+    :param body: fields of :class:`pgsub.apply.conflict.ConflictRecord`.
+    :param event: id of the ledger's row that it came in.
+    """
+    first: dict[str, Any] = next(iter(body["local_conflicts"]), {})
+    return ConflictRow(
+        sub.subid,
+        sub.name,
+        body["conflict_type"],
+        body["schemaname"],
+        body["relname"],
+        action,
+        index_name=body["index_name"],
+        key=body["key"],
+        remote_tuple=body["remote_tuple"],
+        local_tuple=first.get("row"),
+        origin=first.get("origin"),
+        remote_xid=body["remote_xid"],
+        finish_lsn=parse_lsn(body["finish_lsn"]),
+        remote_commit_ts=wire_time(body["remote_commit_ts"]),
+        message=body["message"],
+        detail=body["detail"],
+        identical=body["identical"],
+        context=body["context"],
+        replica_identity=body["replica_identity"],
+        local_conflicts=body["local_conflicts"] or None,
+        event=event,
+    )

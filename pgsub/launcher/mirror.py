@@ -7,6 +7,7 @@ feedback that passes them (the worker holds its feedback back until the event is
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import psycopg
 
 from pgsub import failpoints
-from pgsub.catalog.rows import ConflictRow, CopyRow, PreparedRow, RelationRow, WorkerRow
+from pgsub.catalog.conflicts import SKIPPED
+from pgsub.catalog.rows import CopyRow, PreparedRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
+from pgsub.launcher import faults
 from pgsub.launcher.copies import Copies
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
@@ -152,6 +155,7 @@ class Mirror:
         ).fetchall()
         if not rows:
             return
+        conflicts = [(event, body) for event, body in rows if body["kind"] == "conflict"]
         with self._store.batch():
             for _, body in rows:
                 if body["kind"] == "message":
@@ -160,6 +164,10 @@ class Mirror:
                     self._log(body["level"], body["text"])
                 else:
                     self._conflict(body)
+            if conflicts:
+                self._store.add_conflicts([faults.conflict_row(self._sub, body, SKIPPED, e) for e, body in conflicts])
+                met = Counter(f"confl_{body['conflict_type']}" for _, body in conflicts)
+                self._store.add_stats(self._sub.subid, **met)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
 
     def _message(self, body: dict[str, Any]) -> None:
@@ -173,24 +181,6 @@ class Mirror:
 
     def _conflict(self, body: dict[str, Any]) -> None:
         self._log("LOG", f"{body['message']}\nDETAIL:  {body['detail']}\nCONTEXT:  {body['context']}")
-        self._store.add_stats(self._sub.subid, **{f"confl_{body['conflict_type']}": 1})
-        self._store.add_conflict(
-            ConflictRow(
-                self._sub.subid,
-                self._sub.name,
-                body["conflict_type"],
-                body["schemaname"],
-                body["relname"],
-                "skipped",
-                key=body["key"],
-                remote_tuple=body["remote_tuple"],
-                remote_xid=body["remote_xid"],
-                finish_lsn=parse_lsn(body["finish_lsn"]),
-                remote_commit_ts=wire_time(body["remote_commit_ts"]),
-                message=body["message"],
-                detail=body["detail"],
-            )
-        )
 
 
 def _worker(pulse: Pulse) -> WorkerRow:

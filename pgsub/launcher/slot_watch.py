@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 from pgsub.catalog.rows import SlotRow
 from pgsub.catalog.store import StateStore
@@ -14,6 +15,8 @@ from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 
 SECONDS = 5.0
+#: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
+WINDOW, SHORTEST = 300.0, 20.0
 
 
 class SlotWatch:
@@ -24,6 +27,7 @@ class SlotWatch:
         self._store = store
         self._next = 0.0
         self._thread: threading.Thread | None = None
+        self._growth: deque[tuple[float, int]] = deque()
 
     def tick(self) -> None:
         """Look again if it is time."""
@@ -42,7 +46,7 @@ class SlotWatch:
                 state = slots.slot_state(connection, self._sub.slot_name)
             finally:
                 connection.close()
-            self._store.put_slot(self._sub.subid, _row(state) if state is not None else None)
+            self._store.put_slot(self._sub.subid, self._row(state) if state is not None else None)
         except PgsubError:
             return  # the apply worker meets the same problem and reports it
 
@@ -51,22 +55,34 @@ class SlotWatch:
         if self._thread is not None:
             self._thread.join(2)
 
+    def _rate(self, current_lsn: int) -> int | None:
+        """Bytes a second that the publisher's WAL grew by; None before it can be told."""
+        growth, now = self._growth, time.monotonic()
+        if growth and current_lsn < growth[-1][1]:
+            growth.clear()  # another server answers
+        growth.append((now, current_lsn))
+        while now - growth[0][0] > WINDOW:
+            growth.popleft()
+        seconds = now - growth[0][0]
+        return int((current_lsn - growth[0][1]) / seconds) if seconds >= SHORTEST else None
 
-def _row(state: slots.SlotState) -> SlotRow:
-    return SlotRow(
-        state.name,
-        plugin=state.plugin,
-        slot_type="logical" if state.plugin else "physical",
-        database=state.database,
-        active=state.active,
-        active_pid=state.active_pid,
-        restart_lsn=state.restart_lsn,
-        confirmed_flush_lsn=state.confirmed_flush_lsn,
-        wal_status=state.wal_status,
-        safe_wal_size=state.safe_wal_size,
-        two_phase=state.two_phase,
-        invalidation_reason=state.invalidation_reason,
-        failover=state.failover,
-        retained_bytes=state.retained_bytes,
-        taken_at=utc_now(),
-    )
+    def _row(self, state: slots.SlotState) -> SlotRow:
+        return SlotRow(
+            state.name,
+            plugin=state.plugin,
+            slot_type="logical" if state.plugin else "physical",
+            database=state.database,
+            active=state.active,
+            active_pid=state.active_pid,
+            restart_lsn=state.restart_lsn,
+            confirmed_flush_lsn=state.confirmed_flush_lsn,
+            wal_status=state.wal_status,
+            safe_wal_size=state.safe_wal_size,
+            two_phase=state.two_phase,
+            invalidation_reason=state.invalidation_reason,
+            failover=state.failover,
+            retained_bytes=state.retained_bytes,
+            taken_at=utc_now(),
+            current_lsn=state.current_lsn,
+            wal_bytes_per_second=self._rate(state.current_lsn),
+        )

@@ -41,11 +41,15 @@ class Trouble:
         self._log("ERROR", "\n".join([error.message, *error.lines()]))
         if self._store.subscription_by_id(self._sub.subid) is None:
             return
-        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker))
+        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker, self._position(worker)))
         self._shown[worker] = faults.place(error)
         if counter is not None and error.directive is Directive.FAULT:
             faults.count(self._store, self._sub, error, counter)
             self._disable_if_asked(error)
+
+    def _position(self, worker: str) -> int | None:
+        origin = self._store.origin(self._sub.subid) if worker == APPLY else None
+        return None if origin is None else origin.remote_lsn
 
     def _disable_if_asked(self, error: PgsubError) -> None:
         current = self._store.subscription_by_id(self._sub.subid)
@@ -60,10 +64,16 @@ class Trouble:
         """Finish LSN of the error shown for a worker, 0 for none."""
         return self._shown.get(worker, 0)
 
-    def clear(self, worker: str) -> None:
-        """The worker got past it, whichever launcher met it."""
+    def clear(self, worker: str, position: int = 0) -> None:
+        """The worker got past it, whichever launcher met it.
+
+        :param position: of apply: conflicts that it covers are no longer in the way.
+        """
         if self._shown.pop(worker, None) is not None:
-            self._store.clear_error(self._sub.subid, worker)
+            with self._store.batch():
+                self._store.clear_error(self._sub.subid, worker)
+                if position:
+                    self._store.conflicts_passed(self._sub.subid, position)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget the errors of all other workers: their tables are done."""

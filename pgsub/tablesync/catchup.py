@@ -12,6 +12,7 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.executor import Filter
+from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import local_name
 from pgsub.apply.role import Positions
@@ -46,7 +47,8 @@ def run(spec: WorkerSpec) -> WorkerResult:
             PulseSender(spec.pulse),
             transactional=spec.subscription.apply_mode == "transactional",
         )
-        outcome = loop.run()
+        with explained(opened.connection, spec.subscription.name):
+            outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
 

@@ -99,7 +99,8 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
        a.attgenerated <> '', a.attidentity::text, k.operator, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
        pg_catalog.format_type(a.atttypid, -1), k.typarray::bigint, k.from_text, a.atttypmod = -1 OR k.fits,
-       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic)
+       NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic),
+       pg_catalog.quote_ident(a.attname)
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -176,6 +177,7 @@ class TargetColumn:
     from_text: bool = False  #: a cast of text to cast_type is what the input function does
     fits: bool = True  #: an assignment checks what the modifier demands
     deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
+    quoted: str = ""  #: its name as SQL, as messages of the server have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class TargetRelation:
     partition: bool = False  #: of another table
     checked_late: bool = False  #: it has an exclusion constraint, or a deferrable unique one
     key_collated: bool = True  #: the key's index compares by the collations of its columns
+    server_version: int = 180000  #: decides how conflicts are worded
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""
@@ -266,5 +269,11 @@ def describe_many(
             *roles,
         )
         collated = all(by_column for _, _, by_column in keys[oid])
-        found[schema, name] = replace(table, partition=partition, checked_late=late, key_collated=collated)
+        found[schema, name] = replace(
+            table,
+            partition=partition,
+            checked_late=late,
+            key_collated=collated,
+            server_version=connection.info.server_version,
+        )
     return found

@@ -130,6 +130,36 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
     return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
 
 
+def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
+    """SELECT of the row that a change would leave, generated columns excepted; changes nothing.
+
+    What did not come is of the row that an update finds, whose place is in pgsub_tableoid and pgsub_ctid, and NULL for
+    an insert. Parameters as of :func:`update`.
+    """
+    build = _Builder()
+    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
+    shown: list[sql.Composable] = []
+    for column in relation.target.columns:
+        if column.generated:
+            continue
+        name = sql.Identifier(column.name)
+        if column.name in sent:
+            # the catalog query wrote the type as SQL
+            parameter = build.parameter(relation, "n", sent[column.name])
+            shown.append(sql.SQL("{}::{} AS {}").format(parameter, sql.SQL(column.full_type), name))
+        elif inserts:
+            shown.append(sql.SQL("NULL::{} AS {}").format(sql.SQL(column.full_type), name))
+        else:
+            shown.append(sql.SQL("{0} AS {0}").format(name))
+    if inserts:
+        shown.append(sql.SQL("NULL::oid AS pgsub_tableoid, NULL::tid AS pgsub_ctid"))
+        return build.done(sql.SQL("SELECT {}").format(sql.SQL(", ").join(shown)))
+    shown.append(sql.SQL("tableoid AS pgsub_tableoid, ctid AS pgsub_ctid"))
+    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    text = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1")
+    return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
+
+
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
     """One TRUNCATE for all tables, RESTRICT whatever the publisher said, as ExecuteTruncateGuts is called by apply."""
     names = sql.SQL(", ").join(only(t) for t in targets)

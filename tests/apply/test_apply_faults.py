@@ -99,10 +99,10 @@ def test_a_missing_row_is_skipped_and_recorded_in_the_same_commit(pair: MakePair
     update, delete = p.events()
     assert (update["conflict_type"], delete["conflict_type"]) == ("update_missing", "delete_missing")
     assert (update["schemaname"], update["relname"], update["key"]) == ("public", "t", "(id)=(1)")
-    assert update["remote_tuple"] == "(1, new)" and delete["remote_tuple"] is None
+    assert update["remote_tuple"] == {"id": "1", "v": "new"} and delete["remote_tuple"] is None
     assert update["message"] == 'conflict detected on relation "public.t": conflict=update_missing'
-    assert "Could not find the row to be updated: remote row (1, new), replica identity (id)=(1)." in update["detail"]
-    assert "Could not find the row to be deleted: replica identity (id)=(2)." in delete["detail"]
+    assert update["detail"] == "Could not find the row to be updated.\nRemote row (1, new); replica identity (id)=(1)."
+    assert delete["detail"] == "Could not find the row to be deleted.\nReplica identity (id)=(2)."
     assert update["remote_xid"] == delete["remote_xid"] and update["finish_lsn"] in update["context"]
 
 

@@ -31,7 +31,8 @@ COLUMNS = {
     "tuples_excluded tuples_skipped subid schemaname relname chunks_done chunks_total tuples_total "
     "started_at bytes_per_second",
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
-    "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical",
+    "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical "
+    "last_at context replica_identity local_conflicts event",
     "pgsub_journal": "id at subid subname action actor detail",
     "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
 }
@@ -148,7 +149,7 @@ def test_a_renamed_subscription_has_its_new_name_in_every_view(store: StateStore
 
 
 def test_times_that_the_store_sets_are_rfc_3339_in_utc(store: StateStore) -> None:
-    store.add_conflict(ConflictRow(5, "orders", "insert_exists", "public", "t", "error"))
+    store.add_conflict(ConflictRow(5, "orders", "insert_exists", "public", "t", "stopped"))
     store.record_error(5, ErrorRow("apply", "ApplyError", "duplicate key"))
     store.journal("skip-lsn", 5, "orders", {"lsn": "0/1"})
     store.reset_stats(5)

@@ -238,7 +238,7 @@ def test_a_dropped_subscription_takes_everything_with_it_but_conflicts_and_journ
     store.put_slot(5, SlotRow("s"))
     store.put_server(5, 1, "h")
     store.record_error(5, ErrorRow("apply", "A", "m"))
-    store.add_conflict(ConflictRow(5, "orders", "insert_exists", "public", "t", "error"))
+    store.add_conflict(ConflictRow(5, "orders", "insert_exists", "public", "t", "stopped"))
     store.journal("drop", 5, "orders", {})
     store.remove_subscription(5)
     store.remove_subscription(5)

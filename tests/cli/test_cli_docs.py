@@ -112,6 +112,11 @@ def complete(environment, tmp_path):
         (["pgsub", "enable", ""], ["bills", "orders"]),
         (["pgsub", "--color", "never", "drop", "o"], ["orders"]),
         (["pgsub", "create", ""], [""]),
+        (["pgsub", "conflicts", ""], ["list", "show"]),
+        (["pgsub", "conflicts", "list", "o"], ["orders"]),
+        (["pgsub", "conflicts", "--table", "=", "a.b", "list", "--limit", "5", "o"], ["orders"]),
+        (["pgsub", "disable-on-error", "b"], ["bills"]),
+        (["pgsub", "disable-on-error", "bills", "o"], ["on", "off"]),
     ],
 )
 def test_bash_offers_what_fits(complete, store, words, offered):

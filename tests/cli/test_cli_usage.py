@@ -17,6 +17,8 @@ COMMANDS = [
     "wait",
     "enable",
     "disable",
+    "disable-on-error",
+    "conflicts",
     "skip-lsn",
     "origin-advance",
     "drop",

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
-from fix_program import Cli, nothing_created, one_error, until
+from fix_program import nothing_created, one_error, until
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
 _SUBSCRIPTION = "SELECT subname, slot_name FROM pgsub.subscription"
-_names = (f"w{number}" for number in itertools.count(1))
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    """A program whose ``run`` serves the folder for all tests of the module."""
-    base = tmp_path_factory.mktemp("alter")
-    cli = Cli(base / "state", base, "", "")
-    cli.environment["PGSUB_RETRY_SECONDS"] = "0.5"
-    cli.running = cli.launcher()
-    yield cli
-    assert cli.running.poll() is None, cli.running.log.read_text()
-    assert cli.stop(cli.running) == 0
-    cli.close()
-
-
-@pytest.fixture
-def served(launcher, tables):
-    """The launcher's program and a subscription of the tables a and b, synchronized; dropped at the end."""
-    launcher.connection, launcher.target = (database.conninfo for database in tables)
-    name = next(_names)
-    assert launcher.create(name, "--no-wait").returncode == 0
-    assert launcher("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
-    yield launcher, name
-    for subname, _ in launcher.sql("SELECT subname, oid FROM pg_subscription"):
-        assert launcher("drop", subname, "--yes").returncode == 0
-    assert tables[0].rows(_SLOTS) == []
 
 
 @pytest.fixture

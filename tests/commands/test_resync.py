@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pty
 import subprocess
@@ -11,38 +10,12 @@ import time
 
 import psycopg
 import pytest
-from fix_program import Cli, one_error, until
+from fix_program import one_error, until
 from psycopg.conninfo import make_conninfo
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
 _SAME = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM {} t"
-_names = (f"y{number}" for number in itertools.count(1))
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    """A program whose ``run`` serves the folder for all tests of the module."""
-    base = tmp_path_factory.mktemp("resync")
-    cli = Cli(base / "state", base, "", "")
-    cli.environment["PGSUB_RETRY_SECONDS"] = "0.5"
-    cli.running = cli.launcher()
-    yield cli
-    assert cli.running.poll() is None, cli.running.log.read_text()
-    assert cli.stop(cli.running) == 0
-    cli.close()
-
-
-@pytest.fixture
-def served(launcher, tables):
-    """The launcher's program and a subscription of the tables a and b, synchronized; dropped at the end."""
-    launcher.connection, launcher.target = (database.conninfo for database in tables)
-    name = next(_names)
-    assert launcher.create(name, "--no-wait").returncode == 0
-    assert launcher("wait", name, "--for", "synced", "--timeout", "2m").returncode == 0
-    yield launcher, name
-    assert launcher("drop", name, "--if-exists", "--yes").returncode == 0
-    assert tables[0].rows(_SLOTS) == []
 
 
 @pytest.fixture
@@ -75,6 +48,53 @@ def test_a_table_is_emptied_and_copied_again_and_no_other(served, tables):
     assert '"public.a"' in detail
 
 
+#: Transactions that a writer may be ahead of the target: enough that apply is never idle, few enough that a machine on
+#: which writing is faster than applying does not pile up what every later synchronization has to wait for.
+_AHEAD = 100
+
+
+class Busy:
+    """A client that writes to a, b and audit without a pause, never more than ``_AHEAD`` transactions ahead of b.
+
+    :ivar written: transactions that were committed.
+    """
+
+    def __init__(self, tables):
+        self._tables = tables
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._error = None
+        self.written = 0
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        assert self._error is None, self._error
+
+    def _run(self):
+        try:
+            with self._tables[0].connect() as source, self._tables[1].connect() as target:
+                while not self._stop.is_set():
+                    [(applied,)] = target.execute("SELECT coalesce(max(id), 0) FROM b").fetchall()
+                    if self.written - applied >= _AHEAD:
+                        time.sleep(0.01)
+                    for _ in range(self.written, applied + _AHEAD):
+                        self._write(source, self.written + 1)
+        except psycopg.Error as error:
+            self._error = error
+
+    def _write(self, source, number):
+        with source.transaction():
+            source.execute("INSERT INTO audit VALUES (%s, repeat('x', 50))", (number,))
+            source.execute("UPDATE a SET t = %s WHERE id = %s", (f"row {number}", 1 + number % 100))
+            source.execute("INSERT INTO b VALUES (%s, 1)", (number,))
+        self.written = number
+
+
 def test_while_apply_is_busy_on_the_table_nothing_is_lost_and_nothing_comes_twice(served, tables):
     cli, name = served
     pubdb = tables[0]
@@ -82,33 +102,17 @@ def test_while_apply_is_busy_on_the_table_nothing_is_lost_and_nothing_comes_twic
         database.execute("CREATE TABLE audit (n bigint, pad text)")  # without a key: what comes twice shows
     pubdb.execute("ALTER PUBLICATION p ADD TABLE audit")
     assert cli("refresh", name).returncode == 0
-    stop = threading.Event()
-    written = []
-
-    def write() -> None:
-        with pubdb.connect() as connection:
-            for number in itertools.count(1):
-                if stop.is_set():
-                    return
-                with connection.transaction():
-                    connection.execute("INSERT INTO audit VALUES (%s, repeat('x', 50))", (number,))
-                    connection.execute("UPDATE a SET t = %s WHERE id = %s", (f"row {number}", 1 + number % 100))
-                    connection.execute("INSERT INTO b VALUES (%s, 1)", (number,))
-                written.append(number)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with Busy(tables) as busy:
         for _ in range(3):
-            count = len(written)
-            until(lambda count=count: len(written) > count + 50)
+            before = busy.written
+            until(lambda before=before: busy.written > before + _AHEAD)
+            before = busy.written
             ended = cli("refresh", name, "--resync", "public.audit", "--resync", "public.a", "--yes")
             assert ended.returncode == 0, ended.stderr
-    finally:
-        stop.set()
-        writer.join()
+            # more than it may be ahead: apply took changes of the tables while they were copied
+            assert busy.written > before + _AHEAD
     until(lambda: all(same(tables, table) for table in ("audit", "a", "b")))
-    assert pubdb.value("SELECT count(*) FROM audit") == len(written)
+    assert pubdb.value("SELECT count(*) FROM audit") == busy.written
     until(lambda: pubdb.rows(_SLOTS) == [(name,)])
 
 
@@ -341,9 +345,9 @@ def test_readers_do_not_block_apply_for_long_and_who_holds_the_table_is_named(se
     with subdb.connect(application_name="report") as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM a")
-        refreshing = cli.start("refresh", name, "--resync", "public.a", "--yes", "--timeout", "20s")
+        refreshing = cli.start("refresh", name, "--resync", "public.a", "--yes", "--timeout", "12s")
         waiting = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted"
-        for number in range(5):
+        for number in range(3):
             subdb.wait(waiting)
             pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
             subdb.wait("SELECT count(*) FROM b WHERE id = %s", number, value=1)

@@ -1,0 +1,93 @@
+"""Whether the cost of a change stays the same from ten thousand to ten million changes: ``--plot``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.arena import Arena, BenchmarkFailed
+from benchmarks.cases import Case, InsertTransaction, Singles, UpdateTransaction
+from benchmarks.measure import measure
+from benchmarks.plot import Line, draw
+from benchmarks.subscribers import Native, Options, Pgsub, Subscriber
+
+_NAME = "cost-per-change"
+_FULL = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+_QUICK = (1_000, 3_000, 10_000)
+_CASES: tuple[Case, ...] = (InsertTransaction(), UpdateTransaction(), Singles())
+#: Measurements of which the median counts: of an empty backlog, and of one of up to _SMALL changes.
+_REPEATED, _SMALL = 3, 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size of one case on one side.
+
+    :ivar seconds: from the beginning of the work until its last change is visible, each measurement.
+    :ivar microseconds: what one change costs beyond the time that an empty backlog takes.
+    """
+
+    case: str
+    side: str
+    changes: int
+    seconds: list[float]
+    microseconds: float
+
+
+def main(facts: Mapping[str, str | int | float], folder: Path, streaming: str, *, quick: bool) -> int:
+    """Measure, write data and plot, print what was found.
+
+    :return: exit status.
+    """
+    try:
+        points = _measure(Options(streaming), _QUICK if quick else _FULL)
+    except BenchmarkFailed as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    data = {"schema_version": 1, "machine": facts, "points": [asdict(point) for point in points]}
+    (folder / f"{_NAME}.json").write_text(json.dumps(data, indent=1) + "\n")
+    said = f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, PostgreSQL {facts['postgresql']}"
+    (folder / f"{_NAME}.svg").write_text(draw("cost per change in µs, by changes in the backlog", said, _lines(points)))
+    for point in points:
+        print(f"{point.case:<8}{point.side:<8}{point.changes:>12,}{point.microseconds:>10.2f} µs")
+    return 0
+
+
+def _lines(points: list[Point]) -> list[Line]:
+    lines = []
+    for case in _CASES:
+        for side in ("native", "pgsub"):
+            found = [(p.changes, p.microseconds) for p in points if (p.case, p.side) == (case.name, side)]
+            lines.append(Line(f"{case.title}, {side}", found, group=case.name, dashed=side == "native"))
+    return lines
+
+
+def _measure(options: Options, sizes: tuple[int, ...]) -> list[Point]:
+    points = []
+    with Arena() as arena, closing(Native(arena)) as native, closing(Pgsub(arena)) as pgsub:
+        sides: list[Subscriber] = [native, pgsub]
+        for case in _CASES:
+            empty = _times(arena, case, 0, options, sides)
+            for size in sizes:
+                print(f"{case.name}, {size:,} ...", file=sys.stderr, flush=True)
+                for side, seconds in _times(arena, case, size, options, sides).items():
+                    cost = (statistics.median(seconds) - statistics.median(empty[side])) / size * 1e6
+                    points.append(Point(case.name, side, size, seconds, cost))
+    return points
+
+
+def _times(arena: Arena, case: Case, size: int, options: Options, sides: list[Subscriber]) -> dict[str, list[float]]:
+    """Seconds of each measurement by side."""
+    found: dict[str, list[float]] = {side.name: [] for side in sides}
+    for number in range(_REPEATED if size <= _SMALL else 1):
+        result = measure(arena, case, size, options, sides if number % 2 == 0 else sides[::-1], floor=False)
+        if result.failure:
+            raise BenchmarkFailed(f"{case.name}, {size:,}: {result.failure}")
+        for name, side in result.sides.items():
+            found[name].append(side.figures["time"])
+    return found

@@ -1,0 +1,97 @@
+"""After a unique violation has stopped apply: which rows stand in the way, and the server's whole report of it.
+
+Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement tells one
+index; the rest takes a look at the target, which is bounded, changes nothing, and may fail without harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgsub.apply import conflict, wording
+from pgsub.apply.conflict import Clash, ConflictRecord
+from pgsub.errors import ApplyError, PgsubError
+from pgsub.target import hits, statements
+from pgsub.target.hits import Hit, Search
+
+_BINARY = ord("b")
+
+
+@contextlib.contextmanager
+def explained(connection: psycopg.Connection, name: str) -> Iterator[None]:
+    """Whatever unique violation ends the body is told in full.
+
+    :param connection: the session that it was met in; the body leaves it out of its transaction.
+    :param name: of the subscription, for the hint.
+    """
+    try:
+        yield
+    except ApplyError as error:
+        clash, error.clash = error.clash, None
+        if isinstance(clash, Clash):
+            with contextlib.suppress(PgsubError, psycopg.Error):
+                _tell(error, clash, _look(connection, error.record, clash))
+            error.hint = (
+                "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
+                f"pgsub status {name} --runbook"
+            )
+        raise
+
+
+def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) -> Search | None:
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        connection.execute("ROLLBACK")
+    relation, new, old = clash.relation, clash.new, clash.old
+    inserts = clash.message_type == "INSERT"
+    change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
+    rows = [new if source == "n" or old is None else old for source, _ in change.takes]
+    sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != ord("u")]
+    return hits.search(
+        connection,
+        record.schemaname,
+        record.relname,
+        change,
+        [row.values[i] for row, (_, i) in zip(rows, change.takes, strict=True)],
+        [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(rows, change.takes, strict=True)],
+        sent=sent,
+        inserts=inserts,
+        role=relation.target.acts_as,
+    )
+
+
+def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
+    """Put what was found into the error and its record."""
+    record: ConflictRecord = error.record
+    if found is not None and record.index_name not in found.indexes:
+        error.conflict, error.record, error.message, error.detail = None, None, clash.message, clash.detail
+        error.args = (error.message,)
+        return
+    relation = clash.relation
+    met = found.hits if found is not None else []
+    if record.index_name not in {hit.index for hit in met}:  # what the statement itself said counts anyhow
+        met = [Hit(record.index_name or "", clash.key), *met]
+    if len(met) > 1:
+        record.conflict_type = "multiple_unique_conflicts"
+    elif found is not None and found.moved:
+        record.conflict_type = "insert_exists"  # an update that moves a row to another partition inserts it there
+    searched = clash.old or clash.new
+    updates = clash.message_type == "UPDATE" and not (found is not None and found.moved)
+    remote = (found.remote if found is not None else None) or wording.remote_row(relation, clash.new)
+    record.detail = wording.unique(
+        relation.target.server_version, met, remote, wording.identity(relation, searched) if updates else None
+    )
+    record.index_name = ", ".join(hit.index for hit in met)
+    record.local_conflicts = [asdict(replace(hit, row=_kept(hit))) for hit in met]
+    record.identical = any(hit.identical for hit in met)
+    record.message = conflict.message(record.schemaname, record.relname, record.conflict_type)
+    error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
+    error.args = (record.message,)
+
+
+def _kept(hit: Hit) -> dict[str, str | None] | None:
+    return None if hit.row is None else {name: wording.kept(value) for name, value in hit.row.items()}

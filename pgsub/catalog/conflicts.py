@@ -1,0 +1,160 @@
+"""The record of conflicts: what the server only writes to its log (``replication/logical/conflict.c``).
+
+One row a conflict. One that stops apply stays one row however often it is tried again, until apply gets past it.
+The record outlives its subscription and is bounded: what the bound takes is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pgsub.catalog.codec import TEXT, Table
+from pgsub.catalog.progress import ProgressCatalog
+from pgsub.catalog.rows import ConflictRow
+from pgsub.catalog.times import utc_now
+from pgsub.protocol.lsn import covered
+
+#: Rows kept of each subscription, and of all that are dropped together.
+KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
+STOPPED, APPLIED, SKIPPED = "stopped", "applied", "skipped"
+
+_CONFLICT = Table("pgsub_conflict", ConflictRow)
+#: what makes two stops the same one: the same change of the same transaction (its diagnosis may differ)
+_SAME_STOP = ("finish_lsn", "schemaname", "relname", "key")
+_EXCESS = (
+    "DELETE FROM pgsub_conflict WHERE id IN (SELECT id FROM pgsub_conflict"
+    " WHERE {} AND action <> 'stopped' ORDER BY id DESC LIMIT -1 OFFSET ?)"
+)
+_OF_DROPPED = "subid NOT IN (SELECT oid FROM pg_subscription)"
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictFilter:
+    """Which conflicts are meant; None for any."""
+
+    subid: int | None = None
+    conflict_type: str | None = None
+    table: str | None = None  #: schema.name
+    since: str | None = None  #: met again at this time or later, as text of :mod:`pgsub.catalog.times`
+    action: str | None = None
+
+
+class ConflictCatalog(ProgressCatalog):
+    """The part of the state store that remembers conflicts."""
+
+    def add_conflict(self, row: ConflictRow) -> int:
+        """Record a conflict; the same stop met again raises ``attempts`` and takes over the newer texts and rows.
+
+        :param row: ``id``, ``attempts`` and times are the store's unless it is imported with a time.
+        :return: its id, rising.
+        """
+        return self.add_conflicts([row])[0]
+
+    def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[int]:
+        """As :meth:`add_conflict` for several; one of the ledger's events that was recorded before stays as it is."""
+        with self._database.transaction():
+            ids = [self._add(row) for row in rows]
+            for subid in {row.subid for row in rows}:
+                self._bound(subid)
+        return ids
+
+    def conflicts(self, subid: int | None, limit: int = 100) -> list[ConflictRow]:
+        """The newest conflicts first.
+
+        :param subid: None for all, dropped subscriptions included.
+        :param limit: rows.
+        """
+        return self.find_conflicts(ConflictFilter(subid), limit)
+
+    def find_conflicts(self, wanted: ConflictFilter, limit: int | None = None) -> list[ConflictRow]:
+        """The newest conflicts first.
+
+        :param limit: rows, None for all.
+        """
+        conditions = {
+            "subid = ?": wanted.subid,
+            "conflict_type = ?": wanted.conflict_type,
+            "schemaname || '.' || relname = ?": wanted.table,
+            "last_at >= ?": wanted.since,
+            "action = ?": wanted.action,
+        }
+        chosen = {text: value for text, value in conditions.items() if value is not None}
+        where = " AND ".join(["1", *chosen])
+        sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE {where} ORDER BY id DESC LIMIT ?"
+        found = self._database.rows(sql, (*chosen.values(), -1 if limit is None else limit))
+        return [_CONFLICT.decode(values) for values in found]
+
+    def conflict(self, conflict_id: int) -> ConflictRow | None:
+        """One conflict.
+
+        :param conflict_id: as :meth:`add_conflict` returned it.
+        :return: None if there is none, or no longer.
+        """
+        if not 0 < conflict_id < 2**63:
+            return None
+        sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE id = ?"
+        found = self._database.rows(sql, (conflict_id,))
+        return _CONFLICT.decode(found[0]) if found else None
+
+    def conflicts_of(self, subname: str) -> int | None:
+        """Id of the newest subscription of a name that a conflict is recorded of; it may be dropped."""
+        sql = "SELECT subid FROM pgsub_conflict WHERE subname = ? ORDER BY id DESC LIMIT 1"
+        found = self._database.rows(sql, (TEXT.encode(subname),))
+        return found[0][0] if found else None
+
+    def conflicts_passed(self, subid: int, position: int, action: str = APPLIED) -> int:
+        """Apply got past what had stopped it: say what became of it.
+
+        :param position: where apply is; what it covers is meant.
+        :param action: what was done with the change.
+        :return: how many there were.
+        """
+        with self._database.transaction():
+            stopped = self.find_conflicts(ConflictFilter(subid, action=STOPPED))
+            passed = [row for row in stopped if row.finish_lsn is None or covered(row.finish_lsn, position)]
+            sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
+            self._database.run_many(sql, [(action, row.id) for row in passed])
+        return len(passed)
+
+    def conflicts_dropped(self, subid: int) -> int:
+        """How many rows of a subscription the bound has taken."""
+        found = self._database.rows("SELECT dropped FROM pgsub_conflict_dropped WHERE subid = ?", (subid,))
+        return int(found[0][0]) if found else 0
+
+    def _add(self, row: ConflictRow) -> int:
+        known = self._recorded(row)
+        if known is not None and row.event is not None:
+            return known.id  # the ledger's row was not removed in time
+        at = row.at or utc_now()
+        if known is not None:
+            changed = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
+            self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
+            return known.id
+        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(replace(row, at=at, last_at=at)), strict=True))
+        del values["id"]
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        return self._database.run(f"INSERT INTO pgsub_conflict ({names}) VALUES ({marks})", *values.values())
+
+    def _recorded(self, row: ConflictRow) -> ConflictRow | None:
+        """The same event, or the same stop."""
+        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
+        same = " AND ".join(f'"{column}" IS ?' for column in _SAME_STOP)
+        which = "event IS ?" if row.event is not None else "event IS NULL AND action = 'stopped'"
+        parameters = [row.subid, *(values[column] for column in _SAME_STOP)]
+        parameters += [row.event] if row.event is not None else []
+        sql = f"{_CONFLICT.select} AND {same} AND {which} ORDER BY id DESC LIMIT 1"
+        found = self._database.rows(sql, tuple(parameters))
+        return _CONFLICT.decode(found[0]) if found else None
+
+    def _bound(self, subid: int) -> None:
+        self._database.run(_EXCESS.format("subid = ?"), subid, KEEP)
+        dropped = int(self._database.rows("SELECT changes()")[0][0])
+        if dropped:
+            sql = (
+                "INSERT INTO pgsub_conflict_dropped VALUES (?, ?)"
+                " ON CONFLICT (subid) DO UPDATE SET dropped = dropped + excluded.dropped"
+            )
+            self._database.run(sql, subid, dropped)
+        self._database.run(_EXCESS.format(_OF_DROPPED), KEEP)

@@ -1,0 +1,169 @@
+"""``pgsub conflicts``: the record of conflicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli import console, render
+from pgsub.cli.command import command
+from pgsub.cli.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.cli.values import parse_duration
+from pgsub.errors import UsageError
+
+if TYPE_CHECKING:
+    from pgsub.catalog.rows import ConflictRow
+    from pgsub.commands.conflicts import Conflicts
+
+_LIMIT = 100
+
+PAGE = Page(
+    summary="Show the conflicts that a subscription has met",
+    description="""
+list shows them, the newest first; show prints one of them with the version of the publisher and that of the target
+side by side, and marks the columns that differ. Both read the state store only and ask no server.
+
+What became of a conflict is told by its action: stopped while apply cannot get past it; then applied, or skipped as
+updates and deletes are whose row is missing. Types are those of the server. A conflict that stops apply is one row,
+however often it is tried again: attempts counts them. identical marks what is on the target already just as it was to
+be written.
+
+The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
+subscription.
+""",
+    examples=(
+        ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),
+        ("Compare both versions of a row.", "pgsub conflicts show sales 7"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "conflicts", PAGE)(conflicts)
+
+
+def conflicts(
+    action: Annotated[str, typer.Argument(metavar="list|show", help="What to do.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    number: Annotated[int | None, typer.Argument(metavar="ID", help="Which conflict, as list tells it.")] = None,
+    conflict_type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With list: only conflicts on this table.")
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option("--since", metavar="D", parser=parse_duration, help="With list: met within this time."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="With list: no more than the newest N.")
+    ] = _LIMIT,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show conflicts."""
+    from pgsub.commands import conflicts as record
+
+    if action == "list":
+        if number is not None:
+            raise UsageError("pgsub conflicts list takes no ID", hint=f"pgsub conflicts show {name} {number}")
+        found = record.conflicts(
+            current.state_dir, name, conflict_type=conflict_type, table=table, since=since, limit=limit
+        )
+        _list(found, as_json=as_json)
+    elif action == "show":
+        if number is None:
+            raise UsageError(
+                "pgsub conflicts show needs an ID", hint=f"See which there are.\npgsub conflicts list {name}"
+            )
+        if (conflict_type, table, since, limit) != (None, None, None, _LIMIT):
+            raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
+        _show(name, record.conflict(current.state_dir, name, number), as_json=as_json)
+    else:
+        raise UsageError(f'"{action}" is nothing that can be done with conflicts: expected list or show')
+
+
+def _list(found: Conflicts, *, as_json: bool) -> None:
+    from pgsub.commands.conflicts import document
+
+    if as_json:
+        rows = [document(row) for row in found.rows]
+        content = {"subscription": found.name, "conflicts": rows, "more": found.more, "dropped": found.dropped}
+        emit_document("conflicts", content)
+        return
+    columns = ["id", "last_at", "conflict_type", "relation", "key", "action", "attempts", "identical", "finish_lsn"]
+    emit(render.rows(columns, [_line(document(row)) for row in found.rows]))
+    if found.more:
+        console.notice(f"there are more than {len(found.rows)}, which --limit shows")
+    if found.dropped:
+        console.notice(f"{found.dropped} older ones are no longer in the record, which PGSUB_CONFLICT_HISTORY bounds")
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "relation": f"{row['schemaname']}.{row['relname']}"}
+
+
+def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
+    from pgsub.commands.conflicts import document
+
+    if as_json:
+        emit_document("conflicts", {"subscription": name, "conflict": document(row)})
+        return
+    shown = _line(document(row))
+    columns = ["id", "conflict_type", "relation", "key", "action", "attempts", "identical", "remote_xid", "finish_lsn"]
+    columns += ["remote_commit_ts", "at", "last_at"]
+    emit(render.rows(columns, [shown], expanded=True))
+    for local in row.local_conflicts or [{}]:
+        emit("")
+        _versions(row, local)
+    emit("\n" + "\n".join(_told(row)))
+
+
+def _versions(row: ConflictRow, local: dict[str, Any]) -> None:
+    """Both versions side by side."""
+    from pgsub.commands.conflicts import compare
+
+    if local:
+        emit(_where(local))
+    lines = [
+        {"column": one.column, "remote": _value(one.remote), "local": _value(one.local), "differs": _mark(one.differs)}
+        for one in compare(row, local)
+    ]
+    emit(render.rows(["column", "remote", "local", "differs"], lines))
+
+
+def _where(local: dict[str, Any]) -> str:
+    text = f'unique index "{local["index"]}"'
+    if local["key"]:
+        text += f", key {local['key']}"
+    if local["row"] is None:
+        return console.printable(text + ": the row is not there any more, or was the transaction's own")
+    if local["commit_ts"]:
+        by = {None: "locally", "": "by an origin that does not exist any more"}.get(
+            local["origin"], f'by origin "{local["origin"]}"'
+        )
+        text += f": written {by} in transaction {local['xid']} at {local['commit_ts']}"
+    else:
+        text += f": written in transaction {local['xid']}"
+    return console.printable(text + (", identical" if local["identical"] else ""))
+
+
+def _value(value: object) -> str:
+    from pgsub.commands.conflicts import ABSENT
+
+    return "" if value is ABSENT else "null" if value is None else str(value)
+
+
+def _mark(differs: bool) -> str:
+    return "*" if differs else ""
+
+
+def _told(row: ConflictRow) -> list[str]:
+    """What the log says of it."""
+    fields = (("", row.message), ("DETAIL:  ", row.detail), ("CONTEXT:  ", row.context))
+    return [name + console.printable(text) for name, text in fields if text]

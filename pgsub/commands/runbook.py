@@ -1,0 +1,132 @@
+"""What an operator does next: steps for the present state of a subscription, with its real names and positions.
+
+Mirrors the runbook of the server's documentation (logical replication, conflicts), which leaves the log to be searched
+for the LSN. Nothing is changed and no server is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.catalog.rows import ConflictRow, ErrorRow
+from pgsub.commands.blocking import APPLY, word
+from pgsub.commands.status import SubscriptionStatus, error_class
+from pgsub.errors import ApplyError, PermissionMissing, ReplicationBroken
+from pgsub.protocol.lsn import format_lsn
+
+_KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
+_NAME = re.compile(r'"((?:[^"]|"")+)"|([^",]+?)(?:, |$)')
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do, and the lines to paste: commands of the shell, or SQL for the target."""
+
+    text: str
+    commands: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
+
+
+def runbook(one: SubscriptionStatus) -> list[Step]:
+    """The steps for the present state, in order; none where nothing is wrong."""
+    return list(_steps(one))
+
+
+def _steps(one: SubscriptionStatus) -> Iterator[Step]:
+    name = word(one.definition.name)
+    broken = next((row for row in one.errors if issubclass(error_class(row), ReplicationBroken)), None)
+    if broken is not None or (one.slot or {}).get("wal_status") == "lost":
+        yield from _broken(one, broken)
+        return
+    for row in one.errors:
+        yield from _error(one, row)
+    if one.state == "disabled":
+        said = " once the cause is gone" if one.errors else ""
+        yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
+    if one.state == "stopped" or (one.errors and not one.workers):
+        yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
+    if one.errors:
+        yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
+
+
+def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
+    name = word(one.definition.name)
+    said = row.message if row is not None else "the slot has lost WAL that was not received yet"
+    yield Step(f"Nothing that is tried again mends this: {said}.")
+    if row is not None and row.hint:
+        yield _hinted(row.hint)
+    yield Step(
+        "Where the slot is gone, changes are missing: drop the subscription, empty its tables on the target, and create"
+        " it again with the words that made it.",
+        (f"pgsub drop {name}",),
+    )
+
+
+def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    name, cls = word(one.definition.name), error_class(row)
+    who = "Apply" if row.worker == APPLY else f"The {row.worker}"
+    times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
+    if row.worker == APPLY and row.conflict:
+        yield from _conflict(one, row, f"{who} stopped{times}")
+        return
+    yield Step(f"{who} stopped{times}: {row.message}.")
+    if row.hint:
+        yield _hinted(row.hint)
+    if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing) and row.finish_lsn:
+        yield from _skip(name, row.finish_lsn)
+
+
+def _hinted(hint: str) -> Step:
+    """The hint of an error: its last line is to be pasted, here or on the target."""
+    text, _, last = hint.rpartition("\n")
+    if not text:
+        return Step(hint)
+    if last.startswith("pgsub "):
+        return Step(text, (last,))
+    return Step(text, statements=(last,))
+
+
+def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Step]:
+    name = word(one.definition.name)
+    yield Step(f"{said}: {row.message}.")
+    met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
+    if met is not None:
+        yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
+        statements = tuple(_statements(met))
+        text = "Change or remove the row on the target, if it is wrong there; apply goes on by itself within 5 s."
+        if met.identical:
+            text += " It is just what the publisher sends: removing it loses nothing."
+        yield Step(text, statements=statements)
+    if row.finish_lsn:
+        yield from _skip(name, row.finish_lsn)
+
+
+def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
+    lsn = format_lsn(finish_lsn)
+    yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
+    yield Step(
+        "Leave out only the rows of it that conflict, or all of it. What is left out is kept on the target.",
+        (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
+    )
+
+
+def _statements(row: ConflictRow) -> Iterator[str]:
+    """DELETE of each row that stands in the way, by the key that it has."""
+    table = sql.Identifier(row.schemaname or "", row.relname or "")
+    for local in row.local_conflicts or ():
+        found, key = local.get("row"), _KEY.match(local.get("key") or "")
+        columns = _columns(key[1]) if key is not None else []
+        if not found or not columns or any(found.get(column) is None for column in columns):
+            continue  # the key is of expressions, or of NULLs that are equal
+        conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Literal(found[c])) for c in columns]
+        text = sql.SQL("DELETE FROM {} WHERE {};").format(table, sql.SQL(" AND ").join(conditions))
+        yield text.as_string(None)
+
+
+def _columns(names: str) -> list[str]:
+    """Names of columns as SQL, separated by commas; what is no name is none of a row's."""
+    return [quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in _NAME.findall(names)]

@@ -1,0 +1,319 @@
+"""Which rows of the target stand in the way of a row: looked for after a unique violation, index by index.
+
+Mirrors FindConflictTuple and GetTupleTransactionInfo (conflict.c). The server looks inside the transaction that fails;
+here it is rolled back already, so what the transaction itself had done before is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import pq, sql
+
+from pgsub.target import roles
+from pgsub.target.relation import TargetColumn, TargetRelation, describe
+from pgsub.target.statements import Statement
+
+#: Milliseconds that the look may take, and bytes of a value that is read.
+TIMEOUT, LARGEST = 5000, 65536
+
+# Unique indexes that stop a row at once, in the order in which the server reports them. What they depend on is told by
+# pg_depend for expressions and predicates, by indkey for columns.
+_INDEXES = """
+SELECT c.relname::text,
+       ARRAY(SELECT pg_catalog.pg_get_indexdef(x.indexrelid, k, true)
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k ORDER BY k),
+       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+               JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
+               JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
+                AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
+               JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY k),
+       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+               LEFT JOIN pg_catalog.pg_collation l ON l.oid = x.indcollation[k - 1]
+               LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace ORDER BY k),
+       pg_catalog.pg_get_expr(x.indpred, x.indrelid),
+       coalesce((pg_catalog.to_jsonb(x) ->> 'indnullsnotdistinct')::bool, false),
+       ARRAY(SELECT t.attname::text FROM pg_catalog.pg_attribute t WHERE t.attrelid = x.indrelid
+                AND (t.attnum = ANY (x.indkey::smallint[]) OR EXISTS (
+                    SELECT FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_class'::regclass
+                       AND d.objid = x.indexrelid AND d.refclassid = d.classid AND d.refobjid = x.indrelid
+                       AND d.refobjsubid = t.attnum)))
+  FROM pg_catalog.pg_index x
+  JOIN pg_catalog.pg_class c ON c.oid = x.indexrelid
+  JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
+ WHERE x.indrelid = %s::oid AND x.indisunique AND x.indimmediate AND x.indisready AND NOT x.indisexclusion
+ ORDER BY x.indexrelid
+"""
+
+_EXPRESSIONS = """
+SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+  FROM pg_catalog.pg_attribute a
+  LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND (d.oid IS NOT NULL OR a.attidentity <> '')
+"""
+
+_WRITTEN = """
+SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END
+  FROM (SELECT * FROM pg_catalog.pg_xact_commit_timestamp_origin(%s::xid)) AS w (at, roident)
+  LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident
+ WHERE pg_catalog.current_setting('track_commit_timestamp')::bool AND w.at IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A row of the target that has a key already. What could not be read is None."""
+
+    index: str
+    key: str | None = None  #: of the index, as the server shows it: (a)=(1)
+    row: dict[str, str | None] | None = None  #: by column, in the table's order
+    xid: int | None = None  #: transaction on the target that wrote it
+    commit_ts: str | None = None  #: when, where the target tracks it
+    origin: str | None = None  #: None a local one, '' one that does not exist any more
+    identical: bool = False  #: no column that came from the publisher differs
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found.
+
+    :ivar hits: in the order of the server's report.
+    :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
+    :ivar moved: it would leave the partition that it is in.
+    :ivar indexes: all that stop a row at once; a violation of any other is none of the server's conflicts.
+    """
+
+    hits: list[Hit]
+    remote: dict[str, str | None] | None
+    moved: bool
+    indexes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    name: str
+    keys: list[str]
+    operators: list[str]
+    collations: list[str | None]
+    predicate: str | None
+    nulls_equal: bool
+    columns: list[str]
+
+
+def search(
+    connection: psycopg.Connection,
+    schema: str,
+    name: str,
+    change: Statement,
+    values: Sequence[bytes | None],
+    formats: Sequence[int],
+    *,
+    sent: Sequence[str],
+    inserts: bool,
+    role: str | None,
+) -> Search | None:
+    """Look for every row that stands in the way, without a lock and for :data:`TIMEOUT` at most.
+
+    :param connection: out of a transaction.
+    :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
+    :param change: :func:`~pgsub.target.statements.resulting`; ``values`` and ``formats`` are its parameters.
+    :param sent: columns that came from the publisher.
+    :param role: that changes are made as.
+    :return: None where the table is gone.
+    :raises psycopg.Error: not allowed, or not in time.
+    """
+    table = describe(connection, schema, name)
+    if table is None:
+        return None
+    with connection.transaction(), _bounded(connection, role):
+        generated, unknown = _expressions(connection, table.oid, sent, inserts=inserts)
+        rows = _Rows(connection, table, _result(table, change.text, generated), change.types, values, formats)
+        indexes, found = _indexes(connection, table.oid), rows.remote()
+        names = frozenset(index.name for index in indexes)
+        if found is None:
+            return Search([], None, moved=False, indexes=names)
+        remote, tableoid = found
+        hits = [
+            hit
+            for index in indexes
+            if not unknown.intersection(index.columns) and (hit := rows.hit(index, sent)) is not None
+        ]
+        hits = [_written(connection, hit) for hit in hits]
+        return Search(hits, remote, moved=tableoid not in (None, table.oid), indexes=names)
+
+
+@contextlib.contextmanager
+def _bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
+    connection.execute("SET TRANSACTION READ ONLY")
+    limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}").format(sql.Literal(TIMEOUT))
+    connection.execute(limits)
+    with roles.acting(connection, role):
+        yield
+
+
+def _indexes(connection: psycopg.Connection, oid: int) -> list[_Index]:
+    return [_Index(*row) for row in connection.execute(_INDEXES.encode(), (oid,))]
+
+
+def _expressions(
+    connection: psycopg.Connection, oid: int, sent: Sequence[str], *, inserts: bool
+) -> tuple[dict[str, str], set[str]]:
+    """Expressions of generated columns, and the columns whose value an insert takes from a default: nobody knows it."""
+    generated, unknown = {}, set()
+    for name, is_generated, expression in connection.execute(_EXPRESSIONS.encode(), (oid,)):
+        if is_generated:
+            generated[name] = expression
+        elif inserts and name not in sent:
+            unknown.add(name)
+    return generated, unknown
+
+
+def _result(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
+    """The row as it would be, generated columns included. Expressions of the catalog are SQL already."""
+    more = [
+        sql.SQL(", ({}) AS {}").format(sql.SQL(text), sql.Identifier(name))
+        for name, text in generated.items()
+        if not _column(table, name).virtual
+    ]
+    alias = sql.Identifier(table.name)
+    return sql.SQL("SELECT {0}.*{1} FROM ({2}) AS {0}").format(alias, sql.Composed(more), change)
+
+
+def _column(table: TargetRelation, name: str) -> TargetColumn:
+    column = table.column(name)
+    assert column is not None
+    return column
+
+
+def _written(connection: psycopg.Connection, hit: Hit) -> Hit:
+    """With time and origin of the transaction that wrote it, where the target tracks them."""
+    tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
+    if hit.xid is None or tracked != (True,):
+        return hit
+    row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
+    if row is None:
+        return hit
+    return Hit(hit.index, hit.key, hit.row, hit.xid, row[0], row[1], hit.identical)
+
+
+class _Rows:
+    """Reads rows as the server's output functions write them, the change's values being parameters."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        table: TargetRelation,
+        remote: sql.Composed,
+        types: Sequence[int],
+        values: Sequence[bytes | None],
+        formats: Sequence[int],
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._remote = remote
+        self._parameters = (list(values), list(types), list(formats))
+        self._columns = [column for column in table.columns if not column.virtual]
+
+    def remote(self) -> tuple[dict[str, str | None], int | None] | None:
+        """The row as it would be, and the oid of the table that it is in now; None where there is none."""
+        text = sql.SQL("SELECT pgsub_tableoid, {} FROM ({}) AS pgsub_remote").format(
+            self._values("pgsub_remote"), self._remote
+        )
+        found = self._one(text)
+        if found is None:
+            return None
+        return self._row(found[1:]), None if found[0] is None else int(found[0])
+
+    def hit(self, index: _Index, sent: Sequence[str]) -> Hit | None:
+        """The row that has the key of an index already."""
+        text = sql.SQL(
+            "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}"
+            " FROM (SELECT {alias}.*, {expressions}, ({predicate}) AS pgsub_in FROM ({remote}) AS {alias})"
+            " AS pgsub_remote CROSS JOIN LATERAL ("
+            "SELECT {alias}.*, xmin AS pgsub_xmin, {expressions} FROM ONLY {table} WHERE {condition} AND ({predicate})"
+            " AND (tableoid, ctid) IS DISTINCT FROM (pgsub_remote.pgsub_tableoid, pgsub_remote.pgsub_ctid)"
+            " LIMIT 1) AS pgsub_local WHERE pgsub_remote.pgsub_in"
+        ).format(
+            same=self._same(sent),
+            keys=_listed(sql.Identifier("pgsub_local", f"pgsub_key{n}") for n in range(len(index.keys))),
+            values=self._values("pgsub_local"),
+            alias=sql.Identifier(self._table.name),
+            expressions=_listed(
+                sql.SQL("{} AS {}").format(sql.SQL(text), sql.Identifier(f"pgsub_key{n}"))
+                for n, text in enumerate(index.keys)
+            ),
+            predicate=sql.SQL(index.predicate or "true"),
+            remote=self._remote,
+            table=sql.Identifier(self._table.schema, self._table.name),
+            condition=sql.SQL(" AND ").join(_equal(index, n) for n in range(len(index.keys))),
+        )
+        found = self._one(text)
+        if found is None:
+            return None
+        width = len(index.keys)
+        shown = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
+        key = f"({', '.join(index.keys)})=({shown})"
+        return Hit(index.name, key, self._row(found[2 + width :]), int(found[0] or 0), identical=found[1] == "t")
+
+    def _values(self, alias: str) -> sql.Composed:
+        """Each value with its size; what is very large is not read."""
+        return _listed(
+            sql.SQL(
+                "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN {0} END, pg_catalog.pg_column_size({0})"
+            ).format(sql.Identifier(alias, column.name), sql.Literal(LARGEST))
+            for column in self._columns
+        )
+
+    def _row(self, found: Sequence[str | None]) -> dict[str, str | None]:
+        values = dict(zip((c.name for c in self._columns), zip(found[::2], found[1::2], strict=True), strict=True))
+        row: dict[str, str | None] = {}
+        for column in self._table.columns:
+            if column.virtual:
+                row[column.name] = "virtual"  # the server's word
+                continue
+            text, size = values[column.name]
+            row[column.name] = f"({size} bytes)" if text is None and size is not None else text
+        return row
+
+    def _same(self, sent: Sequence[str]) -> sql.Composed:
+        parts = [
+            sql.SQL("{}::text IS NOT DISTINCT FROM {}::text").format(
+                sql.Identifier("pgsub_local", name), sql.Identifier("pgsub_remote", name)
+            )
+            for name in sent
+        ]
+        return sql.Composed([sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")])
+
+    def _one(self, text: sql.Composed) -> list[str | None] | None:
+        """The first row as text."""
+        values, types, formats = self._parameters
+        result = self._connection.pgconn.exec_params(text.as_bytes(self._connection), values, types, formats)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result)
+        if not result.ntuples:
+            return None
+        found = [result.get_value(0, n) for n in range(result.nfields)]
+        return [None if value is None else value.decode("utf-8", "replace") for value in found]
+
+
+def _equal(index: _Index, n: int) -> sql.Composed:
+    """One column of a key: local and remote value are one for the index."""
+    collation = index.collations[n]
+    collate = sql.SQL(f" COLLATE {collation}" if collation else "")
+    local = sql.SQL("({}){}").format(sql.SQL(index.keys[n]), collate)
+    remote = sql.SQL("{}{}").format(sql.Identifier("pgsub_remote", f"pgsub_key{n}"), collate)
+    # an operator's name cannot be quoted; the catalog query quoted its schema
+    equal = sql.SQL("{} OPERATOR({}) {}").format(local, sql.SQL(index.operators[n]), remote)
+    if not index.nulls_equal:
+        return equal
+    return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(equal, local, remote)
+
+
+def _listed(parts: Iterator[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(list(parts))
