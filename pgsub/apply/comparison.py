@@ -254,7 +254,9 @@ class Comparison:
             several = len({one.index for one in existing}) > 1
             kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
-            if not same:
+            if same:
+                table.done.tainted.discard(table.key(row))
+            else:
                 self._taint(table, row, key, finding, "")
             return _with(finding, IDENTICAL if same else CONFLICT, conflict=kind, existing=tuple(existing))
         self._put(table, row, key, found)

@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 
 from pgsub import failpoints
 from pgsub.apply.commit import Consumed, LedgerCommit
+from pgsub.apply.conflict import MissingRow
 from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.executor import Executor, Filter
 from pgsub.apply.relations import NEVER, local_name
@@ -163,30 +164,69 @@ class _Salvage:
         transaction.applied(self._session.relations)
 
     def _try(self, payloads: Sequence[bytes]) -> None:
-        """All of them or, where that fails, each half; and in the end the one that is to blame not at all."""
-        applicable = self._without_tainted(payloads)
-        if applicable:
-            try:
-                with self._executor.undoing():
-                    for payload in applicable:
-                        self._executor.change(self._transaction, payload, self._admits)
-            except ApplyError as error:
-                if error.sqlstate == _DEALLOCATED:
-                    raise
-                if len(applicable) == 1 and not self._identical(applicable[0], error):
-                    self._leave(applicable[0], {"error": error.message, "detail": error.detail} | _told(error))
-                elif len(applicable) > 1:
-                    half = len(applicable) // 2
-                    self._try(applicable[:half])
-                    self._try(applicable[half:])
-                return
+        """In their order; what changes a row that an earlier change could not bring depends on it, and is left out."""
+        together: list[bytes] = []
+        for payload in payloads:
+            if self._tainted and self._concerns_tainted(payload):
+                self._apply(together)  # what fails of these may concern it too
+                together = []
+                if self._depends(payload):
+                    self._leave(payload, {"error": "it depends on a change that was skipped"})
+                else:
+                    self._apply_on_tainted(payload)
+            else:
+                together.append(payload)
+        self._apply(together)
         self._ending.record(self._executor.taken())
         if self._left.full:
             self._left.write()
 
+    def _apply(self, payloads: Sequence[bytes]) -> None:
+        """All of them or, where that fails, each half; and in the end the one that is to blame not at all."""
+        if not payloads:
+            return
+        try:
+            with self._executor.undoing():
+                for payload in payloads:
+                    self._executor.change(self._transaction, payload, self._admits)
+        except ApplyError as error:
+            if error.sqlstate == _DEALLOCATED:
+                raise
+            half = len(payloads) // 2
+            if half:
+                self._try(payloads[:half])
+                self._try(payloads[half:])
+            elif not self._identical(payloads[0], error):
+                self._leave(payloads[0], {"error": error.message, "detail": error.detail} | _told(error))
+
+    def _apply_on_tainted(self, payload: bytes) -> None:
+        """A change that may leave the publisher's row where the target had another: that is nobody's fault any more."""
+        self._ending.record(self._executor.taken())
+        before = self._left.count
+        self._apply([payload])
+        records = self._executor.taken()
+        self._ending.record(records)
+        if self._left.count > before or any(isinstance(one, MissingRow) for one in records):
+            return
+        message = self._decoded(payload)
+        if isinstance(message, Truncate):
+            self._tainted = {key for key in self._tainted if key[0] not in message.relids}
+        self._tainted.difference_update(self._keys(message)[-1:])
+
+    def _concerns_tainted(self, payload: bytes) -> bool:
+        message = self._decoded(payload)
+        return isinstance(message, Truncate) or not self._tainted.isdisjoint(self._keys(message))
+
+    def _depends(self, payload: bytes) -> bool:
+        message = self._decoded(payload)
+        return isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1])
+
+    def _decoded(self, payload: bytes) -> Message:
+        return decode_change(payload, self._transaction.in_stream)
+
     def _identical(self, payload: bytes, error: ApplyError) -> bool:
         """Whether the row that could not be inserted is there already: nothing of it is missing then."""
-        message = decode_change(payload, self._transaction.in_stream)
+        message = self._decoded(payload)
         if error.conflict is None or not isinstance(message, Insert) or _BINARY in message.new.kinds:
             return False
         relation = self._session.relations.known(message.relid)
@@ -197,24 +237,8 @@ class _Salvage:
         there = look.taken(row)
         return bool(there) and all(one.values[name] == value for _, one in there for name, value in row.items())
 
-    def _without_tainted(self, payloads: Sequence[bytes]) -> Sequence[bytes]:
-        """Left out is what changes a row that an earlier change could not bring: it depends on it."""
-        if not self._tainted:
-            return payloads
-        applicable = []
-        for payload in payloads:
-            message = decode_change(payload, self._transaction.in_stream)
-            if isinstance(message, Truncate):
-                self._tainted = {key for key in self._tainted if key[0] not in message.relids}
-            keys = self._keys(message)
-            if keys and keys[0] in self._tainted and not isinstance(message, Insert):
-                self._leave(payload, {"error": "it depends on a change that was skipped"})
-            else:
-                applicable.append(payload)
-        return applicable
-
     def _leave(self, payload: bytes, reason: dict[str, str | None]) -> None:
-        message = decode_change(payload, self._transaction.in_stream)
+        message = self._decoded(payload)
         self._tainted.update(self._keys(message))
         for relid in _relids(message):
             self._left.keep(self._session.relations.remote(relid), message, {"skipped": "row", **reason})
