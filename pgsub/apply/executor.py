@@ -213,7 +213,7 @@ class Executor:
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= PAYS_FROM:
-            outcome = self._sets.apply(piece.payloads, _Targets(self, piece), in_stream=piece.in_stream)
+            outcome = self._sets.apply(piece.messages, _Targets(self, piece), in_stream=piece.in_stream)
             self.counters.note(outcome)
             left = outcome.left
         for transaction, payload in piece.rows(left):

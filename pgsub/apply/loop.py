@@ -32,6 +32,9 @@ from pgsub.target.progress import Control
 #: A batch ends at these, and where nothing more is at hand: so a lone small transaction is applied at once, and under
 #: a backlog a batch takes what came in while the one before was applied.
 BATCH_BYTES, BATCH_SECONDS = 16 << 20, 1.0
+#: From so many transactions on a batch waits for more as long as they follow each other closely, but not for long:
+#: what a commit costs besides its changes is as much as some dozens of them.
+LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
 #: Seconds between durable reports while transactions keep coming, and between looks at the control row.
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
@@ -115,8 +118,9 @@ class ApplyLoop:
         try:
             self._role.attach(self)  # may ask the target, and that may be gone
             while True:
-                self._burst(self._receiver.take(0.1))
-                if self._batch and (self._done or self._receiver.idle() or self._full()):
+                frames = self._receiver.take(CLOSE_SECONDS if self._batch else 0.1)
+                self._burst(frames)
+                if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
                 outcome = self._between()
                 if outcome:
@@ -199,6 +203,12 @@ class ApplyLoop:
             or self._batch.size >= BATCH_BYTES
             or time.monotonic() - self._batch_since >= BATCH_SECONDS
         )
+
+    def _gathered(self, quiet: bool) -> bool:
+        """Whether waiting for more would only delay what is here."""
+        if not self._receiver.idle():
+            return False
+        return quiet or len(self._batch) < LONE or time.monotonic() - self._batch_since >= GATHER_SECONDS
 
     # applying
 

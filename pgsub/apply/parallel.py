@@ -71,6 +71,7 @@ class ParallelApply:
             applier.start()
             self._appliers.append(applier)
         self._busy[xid] = applier
+        spooled.follow()
         applier.assign(xid, spooled, *admits)
         return applier
 

@@ -22,6 +22,8 @@ from pgsub.protocol.frames import Frames
 from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
+#: While apply has something to do, what comes is left in the socket for so long: fewer and larger pieces cost less.
+BUSY_SECONDS = 0.002
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
@@ -160,6 +162,8 @@ class Receiver(threading.Thread):
         while not self._closing:
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             heard = not more and self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
+            if self._queue:
+                time.sleep(BUSY_SECONDS)
             full = self._queued >= QUEUE_BYTES
             burst = None if full else self._walsender.receive()
             clock, more = time.monotonic(), bool(burst)

@@ -15,6 +15,8 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +30,8 @@ from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.reader import INT32
 
 _BUFFER = 1 << 20
+#: Bytes of a followed file that are kept in memory.
+_RECENT = 16 << 20
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
 _SUBXID = frames.ENVELOPE + 5
@@ -75,8 +79,14 @@ class SpooledTransaction:
         self._writer: BinaryIO | None = None
         self._aborted: set[int] = set()
         self._ended: list[Segment] = []  #: Stream Aborts since the last message was written
+        self._recent: _Recent | None = None
         self.size = 0
         self.end = 0
+
+    def follow(self) -> None:
+        """Somebody reads what comes as it comes, from another thread: the newest is kept in memory for him."""
+        self.publish()
+        self._recent = _Recent()
 
     def append(self, messages: Segment) -> None:
         """Add messages.
@@ -89,6 +99,9 @@ class SpooledTransaction:
                 self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
             for piece in (*self._ended, messages):
                 self._writer.write(piece.wire)
+                if self._recent is not None and self._recent.add(self.size, piece):
+                    self._writer.flush()
+                    self._recent.shrink()
                 self.size += piece.size
             self._ended.clear()
         except OSError as error:
@@ -100,7 +113,7 @@ class SpooledTransaction:
         :raises PgsubError: what was buffered does not fit on the disk.
         """
         try:
-            if self._writer is not None:
+            if self._writer is not None and self._recent is None:
                 self._writer.flush()
         except OSError as error:
             raise self._failed(error) from None
@@ -139,6 +152,13 @@ class SpooledTransaction:
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
         """
+        recent = self._recent.since(start) if self._recent is not None else []
+        yield from self._from_file(start, min(end, recent[0][0] if recent else end))
+        for offset, segment in recent:
+            if offset < end:
+                yield segment
+
+    def _from_file(self, start: int, end: int) -> Iterator[Segment]:
         left, rest = end - start, b""
         if left <= 0:
             return
@@ -189,6 +209,33 @@ class SpooledTransaction:
         with contextlib.suppress(SpoolFailed):
             self.pause()
         self._path.unlink(missing_ok=True)
+
+
+class _Recent:
+    """The newest messages of a file, and where in it they stand; written by one thread and read by another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[tuple[int, Segment]] = deque()
+        self._size = 0
+
+    def add(self, offset: int, messages: Segment) -> bool:
+        """One more piece; whether there are too many now."""
+        with self._lock:
+            self._kept.append((offset, messages))
+            self._size += messages.size
+        return self._size > _RECENT
+
+    def shrink(self) -> None:
+        """Forget the older half: it can be read from the file."""
+        with self._lock:
+            while self._size > _RECENT // 2 and len(self._kept) > 1:
+                self._size -= self._kept.popleft()[1].size
+
+    def since(self, start: int) -> list[tuple[int, Segment]]:
+        """What is kept of everything from an offset on."""
+        with self._lock:
+            return [one for one in self._kept if one[0] >= start]
 
 
 def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:

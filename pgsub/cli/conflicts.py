@@ -33,7 +33,7 @@ however often it is tried again: attempts counts them. identical marks what is o
 be written.
 
 The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
-subscription.
+subscription. pgsub-conflicts(7) explains each type, with an example.
 """,
     examples=(
         ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),

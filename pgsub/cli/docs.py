@@ -11,6 +11,7 @@ from pathlib import Path
 from pgsub.cli.app import program
 from pgsub.cli.manual import pages
 from pgsub.cli.shells import script
+from pgsub.cli.topics import topics
 from pgsub.cli.tree import describe
 
 SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
@@ -22,7 +23,7 @@ def files() -> dict[str, str]:
     :return: text by path below the sources.
     """
     tree = describe(program())
-    found = {f"man/{name}": text for name, text in pages(tree).items()}
+    found = {f"man/{name}": text for name, text in {**pages(tree), **topics()}.items()}
     return found | {f"completions/{name}": script(shell, tree) for shell, name in SCRIPTS.items()}
 
 

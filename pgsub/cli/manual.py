@@ -51,7 +51,7 @@ def _main(tree: Tree) -> str:
     lines = [*_head("pgsub", page), ".SH SYNOPSIS", r"\fBpgsub\fR [\fIOPTION\fR]... \fICOMMAND\fR [\fIARGUMENT\fR]..."]
     lines += [".SH DESCRIPTION", *_paragraphs(page), ".SS Commands"]
     for command in tree.commands:
-        lines += _item(rf"\fBpgsub\-{_text(command.name)}\fR(1)", command.page.summary + ".")
+        lines += _item(rf"\fBpgsub\-{escaped(command.name)}\fR(1)", command.page.summary + ".")
     lines += [".SH OPTIONS", "These may stand before the command or behind it.", *_options(tree.options)]
     return _join(lines, page, [f"pgsub-{command.name}" for command in tree.commands])
 
@@ -63,19 +63,23 @@ def _command(command: Command) -> str:
     lines = [*_head(name, command.page), ".SH SYNOPSIS", ".na", ".nh", " ".join(synopsis), ".hy", ".ad"]
     lines += [".SH DESCRIPTION", *_paragraphs(command.page), ".SH OPTIONS"]
     for argument in command.arguments:
-        lines += _item(rf"\fI{_text(argument.metavar)}\fR", argument.help)
+        lines += _item(rf"\fI{escaped(argument.metavar)}\fR", argument.help)
     lines += [*_options(own), ".PP", r"Options that every command has are described in \fBpgsub\fR(1)."]
     return _join(lines, command.page, ["pgsub"])
 
 
 def _head(name: str, page: Page) -> list[str]:
-    title = f'.TH {_text(name.upper())} 1 "" "pgsub {__version__}" "pgsub manual"'
+    title = f'.TH {escaped(name.upper())} 1 "" "pgsub {__version__}" "pgsub manual"'
     return [
         r".\" Generated from the command tree by: python -m pgsub.cli.docs",
         title,
         ".SH NAME",
-        rf"{_text(name)} \- {_text(page.summary[:1].lower() + page.summary[1:] if name != 'pgsub' else page.summary)}",
+        rf"{escaped(name)} \- {escaped(_purpose(name, page))}",
     ]
+
+
+def _purpose(name: str, page: Page) -> str:
+    return page.summary if name == "pgsub" else page.summary[:1].lower() + page.summary[1:]
 
 
 def _join(lines: list[str], page: Page, related: Iterable[str]) -> str:
@@ -92,22 +96,22 @@ def _exit_status() -> list[str]:
 
 
 def _named(section: str, items: Iterable[tuple[str, str]]) -> list[str]:
-    return [f".SH {section}", *(line for name, text in items for line in _item(rf"\fB{_text(name)}\fR", text))]
+    return [f".SH {section}", *(line for name, text in items for line in _item(rf"\fB{escaped(name)}\fR", text))]
 
 
 def _examples(page: Page) -> list[str]:
     lines = [".SH EXAMPLES"]
     for purpose, command in page.examples:
-        lines += [".PP", _text(purpose), ".PP", ".nf", ".RS 4", _text(command), ".RE", ".fi"]
+        lines += [".PP", escaped(purpose), ".PP", ".nf", ".RS 4", escaped(command), ".RE", ".fi"]
     return lines
 
 
 def _see_also(related: Iterable[str]) -> list[str]:
-    return [".SH SEE ALSO", ",\n".join(rf"\fB{_text(name)}\fR(1)" for name in related)]
+    return [".SH SEE ALSO", ",\n".join(rf"\fB{escaped(name)}\fR(1)" for name in related)]
 
 
 def _paragraphs(page: Page) -> list[str]:
-    return [line for paragraph in page.paragraphs() for line in (".PP", _text(paragraph))]
+    return [line for paragraph in page.paragraphs() for line in (".PP", escaped(paragraph))]
 
 
 def _options(options: Iterable[Option]) -> list[str]:
@@ -121,28 +125,29 @@ def _options(options: Iterable[Option]) -> list[str]:
 
 
 def _synopsis(option: Option) -> str:
-    names = ", ".join(rf"\fB{_text(name)}\fR" for name in reversed(option.names))
-    names += rf" \fI{_text(option.metavar)}\fR" if option.metavar else ""
-    return names + (rf", \fB{_text(option.opposite)}\fR" if option.opposite else "")
+    names = ", ".join(rf"\fB{escaped(name)}\fR" for name in reversed(option.names))
+    names += rf" \fI{escaped(option.metavar)}\fR" if option.metavar else ""
+    return names + (rf", \fB{escaped(option.opposite)}\fR" if option.opposite else "")
 
 
 def _usage(option: Option) -> str:
     name = option.names[0].replace("--", "--[no-]", 1) if option.opposite else option.names[0]
-    text = rf"\fB{_text(name)}\fR" + (rf" \fI{_text(option.metavar)}\fR" if option.metavar else "")
+    text = rf"\fB{escaped(name)}\fR" + (rf" \fI{escaped(option.metavar)}\fR" if option.metavar else "")
     text = (text if option.required else f"[{text}]") + "..." * option.repeatable
     return text.replace(" ", r"\ ")  # an option and its value stay on one line
 
 
 def _argument_usage(argument: Argument) -> str:
-    text = rf"\fI{_text(argument.metavar)}\fR"
+    text = rf"\fI{escaped(argument.metavar)}\fR"
     return (text if argument.required else f"[{text}]") + "..." * argument.repeatable
 
 
 def _item(term: str, text: str) -> list[str]:
-    return [".TP", term, _text(text)]
+    return [".TP", term, escaped(text)]
 
 
-def _text(text: str) -> str:
-    escaped = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
-    escaped = escaped.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
-    return r"\&" + escaped if escaped.startswith(".") else escaped
+def escaped(text: str) -> str:
+    """A text without characters that mean something to the formatter."""
+    shown = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
+    shown = shown.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
+    return r"\&" + shown if shown.startswith(".") else shown

@@ -47,7 +47,7 @@ def _steps(one: SubscriptionStatus) -> Iterator[Step]:
     if one.state == "disabled":
         said = " once the cause is gone" if one.errors else ""
         yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
-    if one.state == "stopped" or (one.errors and not one.workers):
+    if not one.served and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
         yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))

@@ -68,6 +68,7 @@ class SubscriptionStatus:
     copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
     blocked: Row | None  #: since when and by what, and what waits behind it
+    served: bool  #: by a living launcher
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
 
     def document(self) -> Row:
@@ -177,7 +178,8 @@ def _status(
         _owned(view, views[view], subscription.subid) for view in _PARTS
     )
     problems = store.errors(subscription.subid)
-    state = _state(subscription, problems, serving(store, folder, subscription.subid))
+    served = serving(store, folder, subscription.subid)
+    state = _state(subscription, problems, served)
     conflicts = store.find_conflicts(ConflictFilter(subscription.subid, action=STOPPED), 10)
     return SubscriptionStatus(
         definition=subscription,
@@ -193,6 +195,7 @@ def _status(
         copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
         blocked=blocking.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
+        served=served,
         stopped_by=conflicts,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import psycopg
@@ -66,7 +67,7 @@ class ApplySide:
         """Hear of its end, or start it if it is due."""
         if self._job is not None:
             if self._job.done():
-                self._ended(self._job)
+                self._ended(self._job, session)
                 self._job = None
         elif self._retry.due() and not self.reached:
             self._start(session)
@@ -80,13 +81,16 @@ class ApplySide:
         if self._retry.failures == 0:
             self._log("LOG", f'logical replication apply worker for subscription "{sub.name}" has started')
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: Job, session: psycopg.Connection) -> None:
         self._pulses.forget(self._sub.subid, ledger.APPLY)
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:
             self._retry.failed(error)
-            self._trouble.report(APPLY, error, "apply_error_count")
+            position = None
+            with contextlib.suppress(psycopg.Error):  # a lost session is met again at once
+                position = ledger.apply_position(session, self._sub.subid)
+            self._trouble.report(APPLY, error, "apply_error_count", position)
             return
         self._retry.succeeded()
         self.reached = result.outcome == "reached"

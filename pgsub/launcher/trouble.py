@@ -30,26 +30,23 @@ class Trouble:
         self._shown = {row.worker: row.finish_lsn or 0 for row in store.errors(sub.subid)}
         self.disabled_by: PgsubError | None = None
 
-    def report(self, worker: str, error: PgsubError, counter: str | None = None) -> None:
+    def report(self, worker: str, error: PgsubError, counter: str | None = None, position: int | None = None) -> None:
         """A worker ended with an error.
 
         :param worker: :data:`APPLY` or :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
+        :param position: where apply is by the ledger, None where nobody knows.
         """
         if not worth_reporting(error):
             return
         self._log("ERROR", "\n".join([error.message, *error.lines()]))
         if self._store.subscription_by_id(self._sub.subid) is None:
             return
-        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker, self._position(worker)))
+        self._store.record_error(self._sub.subid, ErrorRow.of(error, worker, position))
         self._shown[worker] = faults.place(error)
         if counter is not None and error.directive is Directive.FAULT:
             faults.count(self._store, self._sub, error, counter)
             self._disable_if_asked(error)
-
-    def _position(self, worker: str) -> int | None:
-        origin = self._store.origin(self._sub.subid) if worker == APPLY else None
-        return None if origin is None else origin.remote_lsn
 
     def _disable_if_asked(self, error: PgsubError) -> None:
         current = self._store.subscription_by_id(self._sub.subid)

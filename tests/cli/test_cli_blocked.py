@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.cli.pages import PAGES
 from pgsub.errors import ApplyError, PgsubError, PublisherUnavailable, SchemaFault, SlotLost, TargetUnavailable
 
@@ -105,7 +105,6 @@ def _steps(pgsub, valid):
 
 def test_the_runbook_of_a_conflict_names_rows_and_positions(store, served, failed, pgsub, valid, monkeypatch):
     monkeypatch.setitem(PAGES, "skip-lsn", PAGES["status"])
-    store.put_workers(5, [WorkerRow("apply", 1)])
     failed(_conflict(), 3)
     store.add_conflict(CONFLICT)
     what, compare, change, preview, skip, see = _steps(pgsub, valid)
