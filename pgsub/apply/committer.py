@@ -247,6 +247,7 @@ class Committer:
     def _done_in_parallel(self, transaction: RemoteTransaction, applier: Applier, recorded: bool) -> None:
         self.recorded |= recorded
         self.applied_in_parallel += applier.changes
+        self.counters.add(applier.counters)
         transaction.applied(self._session.relations)
 
     # prepared transactions

@@ -70,6 +70,12 @@ class Counters:
     serial: int = 0
     fallbacks: int = 0
 
+    def add(self, other: Counters) -> None:
+        """What another executor did that counts now."""
+        self.in_sets += other.in_sets
+        self.folded += other.folded
+        self.serial += other.serial
+
     def note(self, outcome: Outcome) -> None:
         """A piece was executed."""
         self.in_sets += outcome.changes
