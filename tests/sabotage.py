@@ -567,6 +567,47 @@ GUARDS = (
         SETS,
     ),
     Guard(
+        "a transaction is skipped by its own finish LSN only",
+        "pgsub/apply/skip.py",
+        (("if last.finish_lsn != skip.lsn or not last.relids():", "if not last.relids():"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "the transaction behind a skip is not taken with it",
+        "pgsub/apply/skip.py",
+        (
+            (
+                "            if transaction.relids():\n                return",
+                "            if False:\n                return",
+            ),
+        ),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "what an applier did is not committed while something is to be skipped",
+        "pgsub/apply/committer.py",
+        (("            if changed or session.progress.skip is not None:\n", "            if changed:\n"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "what depends on a row that was left out is left out",
+        "pgsub/apply/salvage.py",
+        (("                if self._depends(payload):\n", "                if False:\n"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "an origin is not advanced over the end of what is prepared",
+        "pgsub/commands/origin_advance.py",
+        (("        if header.xid in prepared:\n            raise", "        if False:\n            raise"),),
+        ("tests/commands/test_origin_advance.py",),
+    ),
+    Guard(
+        "a hand-over that was claimed is given back by an advance",
+        "pgsub/target/advance.py",
+        (("SET handover_lsn = NULL WHERE", "SET handover_lsn = handover_lsn WHERE"),),
+        ("tests/commands/test_origin_advance.py",),
+    ),
+    Guard(
         "relations that a trigger joins stay in order",
         "pgsub/apply/set_rules.py",
         (("    if relation.target.fires:\n", "    if False:\n"),),

@@ -20,6 +20,7 @@ from pgsub.apply.conflict import MissingRow, Place
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn
 from pgsub.target.progress import Progress
 from pgsub.target.skip import Skip, clear
 
@@ -36,11 +37,13 @@ class Consumed:
 
     skip: Skip
     messages: tuple[tuple[str, str], ...]
+    matched: bool = False  #: what was to be skipped was
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
         clear(connection, subid, self.skip)
-        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
+        more = {"skipped": format_lsn(self.skip.lsn)} if self.matched else {}
+        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text, **more})) for level, text in self.messages]
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 

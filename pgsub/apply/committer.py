@@ -233,8 +233,10 @@ class Committer:
         ending = LedgerCommit(session.connection, session.progress, self._subid)
         try:
             session.progress.lock(self.remote_lsn)
-            if session.progress.states_version != applier.version or session.progress.skip is not None:
-                _log.debug("transaction %s is replayed: what is taken of it changed meanwhile", transaction.xid)
+            changed = session.progress.states_version != applier.version
+            if changed or session.progress.skip is not None:
+                why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
+                _log.debug("transaction %s is replayed: %s", transaction.xid, why)
                 ending.rolled_back()  # its locks would stand in the way
                 return False
             ending.record(records)

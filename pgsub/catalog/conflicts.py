@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pgsub.catalog.codec import TEXT, Table
+from pgsub.catalog.codec import LSN, TEXT, Table
 from pgsub.catalog.progress import ProgressCatalog
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.times import utc_now
@@ -117,6 +117,12 @@ class ConflictCatalog(ProgressCatalog):
             sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
             self._database.run_many(sql, [(action, row.id) for row in passed])
         return len(passed)
+
+    def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
+        """What had stopped apply at a transaction was left out of it; apply may have been seen past it already."""
+        sql = "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND event IS NULL"
+        with self._database.transaction():
+            self._database.run(sql, SKIPPED, subid, LSN.encode(finish_lsn))
 
     def conflicts_dropped(self, subid: int) -> int:
         """How many rows of a subscription the bound has taken."""

@@ -176,6 +176,8 @@ class Mirror:
                     self._message(body)
                 elif body["kind"] == "log":
                     self._log(body["level"], body["text"])
+                    if "skipped" in body:
+                        self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["skipped"]))
                 else:
                     self._conflict(body)
             if conflicts:
