@@ -265,6 +265,7 @@ CREATE TABLE pgsub_conflict (
     context TEXT,
     replica_identity TEXT,
     local_conflicts TEXT,
+    worker TEXT,
     event INTEGER
 );
 INSERT INTO pgsub_conflict (id, subid, subname, at, conflict_type, schemaname, relname, index_name, key, origin,

@@ -152,8 +152,9 @@ class Mirror:
             for _, body in rows:
                 self._message(body) if body["kind"] == "message" else self._conflict(body)
             if conflicts:
-                self._store.add_conflicts([faults.conflict_row(self._sub, body, SKIPPED, e) for e, body in conflicts])
-                met = Counter(f"confl_{body['conflict_type']}" for _, body in conflicts)
+                found = [faults.conflict_row(self._sub, body, SKIPPED, event) for event, body in conflicts]
+                added = self._store.add_conflicts(found)
+                met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
                 self._store.add_stats(self._sub.subid, **met)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
 

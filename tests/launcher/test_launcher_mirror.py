@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
@@ -264,3 +265,31 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
         ),
     ]
     assert it.events() == []
+
+
+def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirrored):
+    place = {"conflict_type": "delete_missing", "schemaname": "public", "relname": "a.b", "key": "(id)=(1)"}
+    place |= {
+        "remote_xid": 7,
+        "finish_lsn": "0/10",
+        "remote_commit_ts": 1,
+        "message": "m",
+        "detail": "d",
+        "context": "c",
+    }
+    old = {"kind": "conflict", **place, "remote_tuple": "(1)"}
+    new = {"kind": "conflict", **place, "remote_tuple": {"id": "1"}, "replica_identity": {"id": "1"}}
+    for body in (old, new):
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    [ids] = [[row[0] for row in mirrored.subdb.rows("SELECT id FROM pgsub.event ORDER BY id")]]
+    mirrored.mirror.events()
+    assert mirrored.subdb.value("SELECT count(*) FROM pgsub.event") == 0
+    query = "INSERT INTO pgsub.event (id, subid, body) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)"
+    mirrored.subdb.execute(query, ids[1], mirrored.subid, Jsonb(new))  # its removal was lost
+    mirrored.mirror.events()
+    rows = mirrored.store.conflicts(mirrored.subid)
+    assert [(row.relname, row.action, row.remote_tuple, row.event) for row in rows] == [
+        ("a.b", "skipped", {"id": "1"}, ids[1]),
+        ("a.b", "skipped", None, ids[0]),
+    ]
+    assert mirrored.store.stats(mirrored.subid).confl_delete_missing == 2
