@@ -118,6 +118,20 @@ _pgsub() {
                 1) names=1 ;;
             esac
             ;;
+        skip-lsn)
+            options="--preview --rows --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            case $prev in
+                --rows) _pgsub_words "whole conflicting" "$cur"; return ;;
+            esac
+            case $place in
+                0) names=1 ;;
+                1) [[ $cur != -* ]] && { _pgsub_words "none" "$cur"; return; } ;;
+            esac
+            ;;
+        origin-advance)
+            options="--preview --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            names=1
+            ;;
         drop)
             options="--if-exists --keep-slot --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
@@ -143,7 +157,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable disable-on-error conflicts drop demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -21,6 +21,8 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a enable -d 'E
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable -d 'Disable a subscription'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable-on-error -d 'Let an error disable a subscription, or let it be tried again'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d 'Show the conflicts that a subscription has met'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a origin-advance -d 'Let apply go on behind transactions that are never to be applied'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a demo -d 'Try pgsub on two throw-away PostgreSQL servers'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a version -d 'Show the versions of pgsub and of what it stands on'
@@ -221,6 +223,28 @@ complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l verbose -s v -d 
 complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from conflicts' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -a 'none'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l preview -d 'Show what would be lost, and change nothing.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l rows -x -a 'whole conflicting' -d 'Which rows of the transaction are skipped.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l yes -s y -d 'Do not ask.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l json -d 'A JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from skip-lsn' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l preview -d 'Show what would be lost, and change nothing.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l yes -s y -d 'Do not ask.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l json -d 'A JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'

@@ -32,6 +32,7 @@ POINTS = (
     "apply.after_prepare",
     "apply.before_finish_prepared",
     "apply.after_finish_prepared",
+    "apply.skipped",
     "mirror.before_state_db",
     "copy.middle",
     "copy.before_commit",
@@ -55,6 +56,8 @@ POINTS = (
     "alter.after_definition",
     "alter.after_slot",
     "drop.after_slots",
+    "advance.before_ledger",
+    "advance.after_ledger",
 )
 
 _counts: dict[str, int] = {}

@@ -109,37 +109,15 @@ class _Messages:
     def __init__(self, relation: RelationMap, groups: Sequence[Changes]) -> None:
         self.lookup = list(relation.lookup)
         self.groups = sorted(groups, key=lambda group: group.new is None)
-        sizes = [len(group.buffer) - len(PAD) for group in self.groups]
-        self.shifts = np.cumsum([0, *sizes])[:-1]
-        if len(self.groups) == 1:
-            self.buffer = self.groups[0].buffer
-        else:
-            parts = [memoryview(g.buffer)[:size] for g, size in zip(self.groups, sizes, strict=True)]
-            self.buffer = b"".join([*parts, PAD])
+        self.buffer = self.groups[0].buffer
         self.positions: Offsets = np.concatenate([group.positions for group in self.groups])
+        self.ends: Offsets = np.concatenate([group.ends for group in self.groups])
         self.operations: Bytes = np.repeat(
             np.frombuffer("".join(g.kind for g in self.groups).encode(), np.uint8),
             [len(group.positions) for group in self.groups],
         )
-        self.new = self._joined([group.new for group in self.groups if group.new is not None], len(relation.columns))
-        self.keys = self._joined([_taken(_finding(group), self.lookup) for group in self.groups], len(self.lookup))
-        self.ends: Offsets = np.concatenate(
-            [group.starts[1:] + shift for group, shift in zip(self.groups, self.shifts.tolist(), strict=True)]
-        )
-
-    def _joined(self, rows: Sequence[Rows], columns: int) -> Rows:
-        if not rows:
-            shape = (columns, 0)
-            return Rows(np.empty(shape, np.uint8), np.empty(shape, np.int64), np.empty(shape, np.int32))
-        if len(rows) == 1:
-            return rows[0]
-        return Rows(
-            np.concatenate([one.kinds for one in rows], axis=1),
-            np.concatenate(
-                [one.offsets + shift for one, shift in zip(rows, self.shifts.tolist(), strict=False)], axis=1
-            ),
-            np.concatenate([one.lengths for one in rows], axis=1),
-        )
+        self.new = _joined([group.new for group in self.groups if group.new is not None], len(relation.columns))
+        self.keys = _joined([_taken(_finding(group), self.lookup) for group in self.groups], len(self.lookup))
 
     def keeps_keys(self) -> bool:
         """Whether every update that came with an old row has its key in the new one, byte by byte."""
@@ -150,6 +128,19 @@ class _Messages:
             if (old.kinds != new.kinds).any() or not Keys(group.buffer, old).same_as(new):
                 return False
         return True
+
+
+def _joined(rows: Sequence[Rows], columns: int) -> Rows:
+    if not rows:
+        shape = (columns, 0)
+        return Rows(np.empty(shape, np.uint8), np.empty(shape, np.int64), np.empty(shape, np.int32))
+    if len(rows) == 1:
+        return rows[0]
+    return Rows(
+        np.concatenate([one.kinds for one in rows], axis=1),
+        np.concatenate([one.offsets for one in rows], axis=1),
+        np.concatenate([one.lengths for one in rows], axis=1),
+    )
 
 
 def _finding(group: Changes) -> Rows:
@@ -307,7 +298,7 @@ class _Fold:
         buffer, places = columnar_copy.gathered(self._messages.buffer, starts, ends - starts)
         moved = Rows(rows.kinds, rows.offsets + (places[:-1] - starts), rows.lengths)
         relid = self._relation.remote.relid
-        return Changes("I", "", relid, buffer + PAD, places, np.arange(len(at)), None, None, moved)
+        return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, None, moved)
 
     def _assembled(self, rows: Rows) -> Changes:
         """Messages for rows whose values came in several."""
@@ -328,7 +319,7 @@ class _Fold:
 
 def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
     """The distinct columns of a table of flags, and which of them each column is."""
-    if not alone.any():
+    if (alone == alone[:, :1]).all():
         return [alone[:, 0]], np.zeros(alone.shape[1], np.int64)
     packed = np.ascontiguousarray(np.packbits(alone, axis=0).T)
     _, where, group = np.unique(packed, axis=0, return_index=True, return_inverse=True)

@@ -7,6 +7,7 @@ same for the session that applies whole transactions and for those that apply th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import psycopg
@@ -20,9 +21,28 @@ from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
 from pgsub.target.progress import Progress
+from pgsub.target.skip import Skip, clear
 
 #: What the launcher is to log: a change that was skipped, or a message.
 Record: TypeAlias = MissingRow | EmittedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """``subskiplsn`` is cleared (clear_subscription_skip_lsn).
+
+    :ivar messages: level and text of what the log is told of it.
+    """
+
+    skip: Skip
+    messages: tuple[tuple[str, str], ...]
+
+    def record(self, connection: psycopg.Connection, subid: int) -> None:
+        """In the open transaction."""
+        clear(connection, subid, self.skip)
+        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
+        with connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
 
 class LedgerCommit:
@@ -36,6 +56,11 @@ class LedgerCommit:
         self._progress = progress
         self._subid = subid
         self.recorded = False
+        self._consumed: Consumed | None = None
+
+    def consume(self, consumed: Consumed) -> None:
+        """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
+        self._consumed = consumed
 
     def record(self, records: Sequence[Record]) -> None:
         """Changes that were skipped, and messages, in the same commit as the rest of their transaction."""
@@ -59,6 +84,9 @@ class LedgerCommit:
         :raises PgsubError: located; without a SQLSTATE nobody knows whether it was committed but the ledger.
         """
         new = max(old, last.end_lsn)
+        if self._consumed is not None:
+            self._consumed.record(self._connection, self._subid)
+            self._consumed, self.recorded = None, True
         self._progress.advance(old, new, last.commit_ts)
         failpoints.point("apply.before_target_commit")
         self.end(last, sql.SQL("COMMIT"))
@@ -80,6 +108,7 @@ class LedgerCommit:
 
     def rolled_back(self) -> bool:
         """Whether the session is there and out of its transaction; if not, what broke it is known already."""
+        self._consumed = None
         try:
             self._connection.execute("ROLLBACK")
         except psycopg.Error:

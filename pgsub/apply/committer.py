@@ -19,6 +19,7 @@ from pgsub.apply.executor import Counters, Executor
 from pgsub.apply.role import Role
 from pgsub.apply.runs import Batch
 from pgsub.apply.set_writer import Deviation
+from pgsub.apply.skip import Skipping
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.apply.two_phase import TwoPhase
@@ -71,6 +72,7 @@ class Committer:
             session.connection, subid, session.relations, self._ending.record, set_based=set_based
         )
         self._set_based = set_based
+        self._skipping = Skipping(session, self._ending, self._executor, subid)
         self._two_phase = TwoPhase(session, self._ending, subid)
         self._emitted: list[EmittedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
@@ -196,10 +198,19 @@ class Committer:
             self._session.connection.execute("ROLLBACK")
             return 0
         failpoints.point("apply.batch_open")
-        batch = batch.cut(count)[0]
-        self._ending.record(self._executor.run(batch.items, self._role.admits))
+        batch = self._run(batch.cut(count)[0])
         self._moved(self._ending.commit(self.remote_lsn, batch.last))
-        return count
+        return len(batch)
+
+    def _run(self, batch: Batch) -> Batch:
+        """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
+        skip = self._session.progress.skip
+        if skip is None:
+            self._ending.record(self._executor.run(batch.items, self._role.admits))
+            return batch
+        part = self._skipping.part(skip, batch)
+        self._skipping.run(skip, part, self._role.admits)
+        return part
 
     def _moved(self, remote_lsn: int) -> int:
         self.remote_lsn = remote_lsn
@@ -217,8 +228,8 @@ class Committer:
         ending = LedgerCommit(session.connection, session.progress, self._subid)
         try:
             session.progress.lock(self.remote_lsn)
-            if session.progress.states_version != applier.version:
-                _log.debug("transaction %s is replayed: the states of tables changed meanwhile", transaction.xid)
+            if session.progress.states_version != applier.version or session.progress.skip is not None:
+                _log.debug("transaction %s is replayed: what is taken of it changed meanwhile", transaction.xid)
                 ending.rolled_back()  # its locks would stand in the way
                 return False
             ending.record(records)
@@ -268,7 +279,10 @@ class Committer:
         if not self._role.admit(Batch([transaction])):
             return None
         self._session.connection.execute("BEGIN")
-        return self._session, self._executor.run([transaction], self._role.admits)
+        if progress.skip is None:
+            return self._session, self._executor.run([transaction], self._role.admits)
+        self._skipping.run(progress.skip, Batch([transaction]), self._role.admits)
+        return self._session, ()
 
     def _applied(
         self, transaction: RemoteTransaction, applier: Applier | None
@@ -280,7 +294,7 @@ class Committer:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
             return None
         self._session.progress.read()
-        if self._session.progress.states_version != applier.version:
+        if self._session.progress.states_version != applier.version or self._session.progress.skip is not None:
             LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
             return None
         self._done_in_parallel(transaction, applier, recorded=False)

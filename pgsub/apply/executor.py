@@ -213,7 +213,7 @@ class Executor:
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= PAYS_FROM:
-            outcome = self._sets.apply(piece.payloads, _Targets(self, piece), in_stream=piece.in_stream)
+            outcome = self._sets.apply(piece.messages, _Targets(self, piece), in_stream=piece.in_stream)
             self.counters.note(outcome)
             left = outcome.left
         for transaction, payload in piece.rows(left):
@@ -227,6 +227,27 @@ class Executor:
                 self._rows.insert(transaction, relation, payload)
             return
         self._one(transaction, decode_change(payload, transaction.in_stream), self._admits)
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """What fails in here is undone, and the target transaction goes on.
+
+        :raises PgsubError: located.
+        """
+        with self._locating(), self._rows.undoing():
+            yield
+
+    def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
+        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
+
+        :raises PgsubError: located.
+        """
+        self._admits = admits
+        self._row(transaction, payload)
+
+    def taken(self) -> list[Record]:
+        """Missing rows and messages so far, to be recorded before more of them come."""
+        return self._taken()
 
     def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.

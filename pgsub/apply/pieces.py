@@ -9,7 +9,8 @@ import numpy as np
 
 from pgsub.apply.runs import Item, Run
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.protocol.frames import Segment
+from pgsub.protocol.columnar import PAD, Messages, Offsets
+from pgsub.protocol.frames import ENVELOPE, Segment
 
 _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[list(b"IUD")] = True
@@ -18,44 +19,64 @@ _IS_ROW[list(b"IUD")] = True
 class Piece:
     """Messages that change rows, in their order, out of one transaction or of many.
 
-    :ivar payloads: the messages.
     :ivar size: bytes of them, roughly.
     :ivar in_stream: they carry xids.
     """
 
     def __init__(self, *, in_stream: bool) -> None:
         self.in_stream = in_stream
-        self.payloads: list[bytes] = []
         self.size = 0
+        self._count = 0
         self._starts: list[int] = []
-        self._owners: list[tuple[Item, Sequence[int]]] = []
+        self._owners: list[tuple[Item, Segment, Offsets]] = []
+        self._messages: Messages | None = None
 
     def __len__(self) -> int:
-        return len(self.payloads)
+        return self._count
 
     def add(self, item: Item, segment: Segment) -> None:
         """Further messages of a transaction, or of a run of them; those that change no row are left out."""
-        self._starts.append(len(self.payloads))
-        codes = segment.codes
-        if not codes.translate(None, b"IUD"):
-            self._owners.append((item, range(segment.start, segment.end)))
-            self.payloads += segment.payloads()
-        else:
-            numbers = (np.flatnonzero(_IS_ROW[np.frombuffer(codes, np.uint8)]) + segment.start).tolist()
-            self._owners.append((item, numbers))
-            self.payloads += segment.frames.chosen(numbers)
+        numbers = np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)])
+        self._starts.append(self._count)
+        self._owners.append((item, segment, numbers))
+        self._count += len(numbers)
         self.size += segment.size
+        self._messages = None
+
+    @property
+    def messages(self) -> Messages:
+        """The messages, in one buffer with everything between them."""
+        if self._messages is None:
+            starts, ends, size = [], [], 0
+            for _, segment, numbers in self._owners:
+                edges = np.array(segment.frames.edges[segment.start : segment.end + 1], np.int64)
+                edges += size - edges[0]
+                starts.append(edges[numbers] + ENVELOPE)
+                ends.append(edges[numbers + 1])
+                size += segment.size
+            buffer = b"".join([*(segment.wire for _, segment, _ in self._owners), PAD])
+            self._messages = Messages(buffer, np.concatenate(starts), np.concatenate(ends))
+        return self._messages
 
     def transaction_of(self, position: int) -> RemoteTransaction:
         """Whose a message is."""
         number = bisect.bisect_right(self._starts, position) - 1
-        item, numbers = self._owners[number]
-        return item.transaction_of(numbers[position - self._starts[number]]) if isinstance(item, Run) else item
+        item, segment, numbers = self._owners[number]
+        if not isinstance(item, Run):
+            return item
+        return item.transaction_of(segment.start + int(numbers[position - self._starts[number]]))
 
     def rows(self, positions: Sequence[int] | None = None) -> Iterator[tuple[RemoteTransaction, bytes]]:
         """Messages and whose they are.
 
         :param positions: of some, None for all.
         """
-        for position in range(len(self.payloads)) if positions is None else positions:
-            yield self.transaction_of(position), self.payloads[position]
+        if not self._count:
+            return
+        buffer, starts, ends = self.messages
+        if positions is not None:
+            chosen = np.array(positions, np.int64)
+            starts, ends = starts[chosen], ends[chosen]
+        numbers = range(self._count) if positions is None else positions
+        for number, start, end in zip(numbers, starts.tolist(), ends.tolist(), strict=True):
+            yield self.transaction_of(number), buffer[start:end]

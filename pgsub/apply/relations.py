@@ -51,6 +51,11 @@ class RelationCache:
         """The subscription."""
         return self._sub.subid
 
+    @property
+    def subname(self) -> str:
+        """Its name."""
+        return self._sub.name
+
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""
         self._oids.pop(local_name(relation), None)

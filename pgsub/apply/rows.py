@@ -5,7 +5,8 @@ Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 
@@ -235,6 +236,30 @@ class RowWriter:
         """Out of the pipeline, whatever it says: the session is about to roll back."""
         self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         self._pipeline.sync()
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """What fails in here is rolled back to its beginning, and the target transaction goes on.
+
+        :raises StatementFailed: the first that failed; it and everything in here is undone.
+        """
+        self.sync()
+        records, changes = len(self.records), self.changes
+        self._connection.execute("SAVEPOINT pgsub_undo")
+        self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
+        try:
+            yield
+            self.sync()
+        except BaseException:
+            with contextlib.suppress(StatementFailed):
+                self.leave()
+            self._role, self.changes = None, changes
+            del self.records[records:]
+            self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
+            raise
+        finally:
+            self._pipeline.undo = "ROLLBACK"
+        self._connection.execute("RELEASE SAVEPOINT pgsub_undo")
 
     def forget(self) -> None:
         """Prepare every statement anew."""

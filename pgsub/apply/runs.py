@@ -48,7 +48,7 @@ class Run:
         self.segment = segment
         self.finish_lsns, self.end_lsns = finish_lsns, end_lsns
         self._begins, self._commits = begins, commits
-        self._single: list[RemoteTransaction] | None = None
+        self._single: dict[int, RemoteTransaction] = {}
         self._starts: list[int] | None = None
 
     @classmethod
@@ -100,9 +100,7 @@ class Run:
 
     def transactions(self) -> list[RemoteTransaction]:
         """Each by itself."""
-        if self._single is None:
-            self._single = [self.one(number) for number in range(len(self))]
-        return self._single
+        return [self._made(number) for number in range(len(self))]
 
     def transaction_of(self, frame: int) -> RemoteTransaction:
         """The one that a message is of.
@@ -111,7 +109,14 @@ class Run:
         """
         if self._starts is None:
             self._starts = self._begins.tolist()
-        return self.transactions()[bisect.bisect_left(self._starts, frame) - 1]
+        return self._made(bisect.bisect_left(self._starts, frame) - 1)
+
+    def _made(self, number: int) -> RemoteTransaction:
+        """The same object each time: who asks for one of many must not pay for all."""
+        known = self._single.get(number)
+        if known is None:
+            known = self._single[number] = self.one(number)
+        return known
 
     def one(self, number: int) -> RemoteTransaction:
         """One of them by itself."""

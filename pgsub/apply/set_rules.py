@@ -32,13 +32,11 @@ def reason(relation: RelationMap) -> str | None:
     if target.row_security if target.acts_as is None else target.owner_row_security:
         return "a row security policy applies"
     if target.deferrable or target.checked_late:
-        return "it has an exclusion constraint or a deferrable unique one"
+        return "it has an exclusion constraint, a deferrable unique one, or a foreign key that is enforced"
     if not relation.by_identity:
         return "it has neither a replica identity index nor a primary key"
     if not is_updatable(relation):
         return "the publisher does not send the whole key"
-    if not target.key_collated:
-        return "its key's index has a collation of its own"
     return _key_reason(relation)
 
 
@@ -49,4 +47,4 @@ def _key_reason(relation: RelationMap) -> str | None:
             return f'equality of key column "{column.name}" is not that of its bytes'
         if not column.deterministic:
             return f'the collation of key column "{column.name}" is not deterministic'
-    return None
+    return None if relation.target.key_collated else "the key's index has a collation of its own"

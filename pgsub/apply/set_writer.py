@@ -13,7 +13,7 @@ from pgsub.apply import set_rules
 from pgsub.apply.change_set import ChangeSet, Updates, fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
-from pgsub.protocol.columnar import Changes, Rows
+from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.target import set_statements
 from pgsub.target.mapping import RelationMap
 from pgsub.target.set_statements import Parameter
@@ -21,6 +21,8 @@ from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50
+#: Statements that are remembered for a relation: there is one for each set of columns that updates set.
+_STATEMENTS = 100
 
 _BINARY = ord("b")
 
@@ -72,38 +74,42 @@ class SetWriter:
         self._deviation = None
 
     def apply(
-        self, payloads: Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
+        self, messages: Messages | Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
     ) -> Outcome:
         """Execute a piece of row messages; whether all went well is known at :meth:`finish`.
 
-        :param payloads: INSERT, UPDATE and DELETE messages, in order.
-        :param relations: of each remote relid; None: its changes are not to be applied. Messages of others are left.
+        :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
+        :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
         :param in_stream: messages carry an xid.
         :raises Deviation: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
         :raises ProtocolViolation: a message is malformed.
         """
-        groups, others = columnar.decode(payloads, in_stream)
+        groups, others = columnar.decode(messages, in_stream)
         by_relid: dict[int, list[Changes]] = {}
         for group in groups:
             by_relid.setdefault(group.relid, []).append(group)
-        outcome = Outcome([position for position, _ in others])
-        self._execute(self._sets(by_relid, relations, outcome), outcome)
+        try:
+            mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
+        except KeyError:
+            mapped = None
+        if mapped is None or others:
+            count = sum(len(group.positions) for group in groups) + len(others)
+            return Outcome(list(range(count)))
+        outcome = Outcome()
+        self._execute(self._sets(by_relid, mapped, outcome), outcome)
         outcome.left.sort()
         return outcome
 
     def _sets(
-        self, by_relid: Mapping[int, list[Changes]], relations: Mapping[int, RelationMap | None], outcome: Outcome
+        self, by_relid: Mapping[int, list[Changes]], mapped: Mapping[int, RelationMap], outcome: Outcome
     ) -> list[ChangeSet]:
-        mapped = {relid: one for relid in by_relid if (one := relations.get(relid)) is not None}
         together = self._reason_for_all(list(mapped.values()))
         sets = []
-        for relid, groups in by_relid.items():
-            relation = mapped.get(relid)
-            if relation is None and relid in relations:
-                continue
+        for relid, relation in mapped.items():
+            groups = by_relid[relid]
             made: ChangeSet | str | None = None
-            if relation is not None and sum(len(group.positions) for group in groups) >= PAYS_FROM:
+            if sum(len(group.positions) for group in groups) >= PAYS_FROM:
                 made = together or self._made(relation, groups)
             if isinstance(made, ChangeSet):
                 sets.append(made)
@@ -218,6 +224,8 @@ class _Known:
                 known = set_statements.delete(self.relation, keys)
             else:
                 known = set_statements.present(self.relation, keys)
+            if len(self._statements) >= _STATEMENTS:
+                self._statements.clear()
             self._statements[shape] = known
         return known
 

@@ -98,11 +98,14 @@ def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
         for position, column in enumerate(relation.columns)
         if column.typmod >= 0 and column.type_oid in _MODIFIED.get(state, ())
     ]
-    unfit = [position for position, column in limited if _exceeds(row, position, column)]
+    unfit = [position for position, column in limited if exceeds(row, position, column)]
     return unfit[0] if unfit else None
 
 
-def _exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
+def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
+    """Whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
+    if column.type_oid not in (*_CHARACTER, *_BITS, _NUMERIC) or column.typmod < 0:
+        return False
     value, binary = row.values[position], row.kinds[position] == 0x62
     if value is None:
         return False

@@ -9,7 +9,22 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pgsub import __version__
-from pgsub.cli import alter, completion, conflicts, create, demo, drop, refresh, run, status, toggles, version, wait
+from pgsub.cli import (
+    alter,
+    completion,
+    conflicts,
+    create,
+    demo,
+    drop,
+    origin_advance,
+    refresh,
+    run,
+    skip_lsn,
+    status,
+    toggles,
+    version,
+    wait,
+)
 from pgsub.cli.documents import emit
 from pgsub.cli.settings import Color, Debug, Quiet, StateDir, Verbose, remember
 
@@ -55,7 +70,22 @@ def root(
         raise typer.Exit(2)
 
 
-for group in (create, run, refresh, alter, status, wait, toggles, conflicts, drop, demo, version, completion):
+for group in (
+    create,
+    run,
+    refresh,
+    alter,
+    status,
+    wait,
+    toggles,
+    conflicts,
+    skip_lsn,
+    origin_advance,
+    drop,
+    demo,
+    version,
+    completion,
+):
     group.register(app)
 
 

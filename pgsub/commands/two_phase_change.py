@@ -24,15 +24,20 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import ledger, two_phase
+from pgsub.target.ledger import Claim
 
 #: How long the workers of a subscription that was just disabled may take to end.
 LET_GO_SECONDS = 45.0
 
 
 @contextlib.contextmanager
-def alone(session: psycopg.Connection, sub: Subscription, folder: Path) -> Iterator[None]:
+def alone(
+    session: psycopg.Connection, sub: Subscription, folder: Path, doing: str = 'alter "two_phase"'
+) -> Iterator[Claim]:
     """Keep the subscription's lock once its workers have ended, and fence any that lives on elsewhere.
 
+    :param doing: completes "cannot …".
+    :return: apply's claim: the epoch that was raised.
     :raises StateForbids: they do not end, in the server's words.
     """
     lock = subscription_lock(folder, sub.subid)
@@ -40,14 +45,13 @@ def alone(session: psycopg.Connection, sub: Subscription, folder: Path) -> Itera
     while not lock.acquire():
         if time.monotonic() > deadline:
             raise StateForbids(
-                'cannot alter "two_phase" when logical replication worker is still running',
+                f"cannot {doing} when logical replication worker is still running",
                 hint="Try again after some time.",
                 sqlstate="55000",
             )
         time.sleep(0.05)
     try:
-        ledger.take_over(session, sub.subid, ledger.APPLY)
-        yield
+        yield ledger.take_over(session, sub.subid, ledger.APPLY)
     finally:
         lock.release()
 

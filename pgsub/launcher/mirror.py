@@ -25,7 +25,7 @@ from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
 from pgsub.target import ledger, two_phase
-from pgsub.target.ledger import RelationState
+from pgsub.target.ledger import RelationState, lsn_or_none
 from pgsub.target.two_phase import Pending
 
 Log = Callable[[str, str], None]
@@ -45,8 +45,9 @@ SELECT count(*), sum(pg_catalog.hashtextextended(
  WHERE r.subid = %s
 """
 _PROGRESS = """
-SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text
-  FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) WHERE subid = %s AND worker = 0
+SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text
+  FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) JOIN pgsub.control c USING (subid, worker)
+ WHERE subid = %s AND worker = 0
 """
 
 
@@ -92,6 +93,7 @@ class Mirror:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
                 self._two_phase(row[2], prepared)
+                self._skip(lsn_or_none(row[3]) or 0)
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
 
@@ -104,6 +106,12 @@ class Mirror:
             self._shown_two_phase = state
             if state == two_phase.ENABLED:
                 self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
+
+    def _skip(self, lsn: int) -> None:
+        """What the command that set it wrote may have come after it was consumed."""
+        shown = self._store.subscription_by_id(self._sub.subid)
+        if shown is not None and shown.skip_lsn != lsn:
+            self._store.alter(self._sub.subid, skip_lsn=lsn)
 
     def _read_relations(self) -> None:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
@@ -147,10 +155,15 @@ class Mirror:
         ).fetchall()
         if not rows:
             return
-        conflicts = [(event, body) for event, body in rows if body["kind"] != "message"]
+        conflicts = [(event, body) for event, body in rows if body["kind"] == "conflict"]
         with self._store.batch():
             for _, body in rows:
-                self._message(body) if body["kind"] == "message" else self._conflict(body)
+                if body["kind"] == "message":
+                    self._message(body)
+                elif body["kind"] == "log":
+                    self._log(body["level"], body["text"])
+                else:
+                    self._conflict(body)
             if conflicts:
                 found = [faults.conflict_row(self._sub, body, SKIPPED, event) for event, body in conflicts]
                 added = self._store.add_conflicts(found)

@@ -4,8 +4,8 @@ The other face of :mod:`pgsub.protocol.decoder`: what this gives is what :func:`
 message, and whatever that refuses this refuses with the same error. Mirrors ``logicalrep_read_insert``, ``_update``,
 ``_delete`` and ``_tuple`` of ``proto.c``.
 
-The messages of one relation and kind stand one behind the other in one buffer; for each column there are arrays of
-kinds, offsets and lengths into it, with an element a message. :mod:`pgsub.protocol.columnar_copy` makes COPY streams
+The messages stand in one buffer, wherever; for each column of those of one relation and kind there are arrays of kinds,
+offsets and lengths into it, with an element a message. :mod:`pgsub.protocol.columnar_copy` makes COPY streams
 and array parameters of them.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,29 @@ Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
 
+class Messages(NamedTuple):
+    """pgoutput messages in a buffer, with anything between them.
+
+    :ivar buffer: ends in ``PAD``.
+    :ivar starts: where each begins, and in ``ends`` where it ends.
+    """
+
+    buffer: bytes
+    starts: Offsets
+    ends: Offsets
+
+    @classmethod
+    def of(cls, payloads: Sequence[bytes]) -> Messages:
+        """One behind the other."""
+        edges: Offsets = np.zeros(len(payloads) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=edges[1:])
+        return cls(b"".join([*payloads, PAD]), edges[:-1], edges[1:])
+
+    def payload(self, number: int) -> bytes:
+        """One of them."""
+        return self.buffer[self.starts[number] : self.ends[number]]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """One tuple of every message of a group; all arrays have the shape (columns, messages).
@@ -55,8 +79,8 @@ class Changes:
     """All messages of one type, relation, kind of old tuple and number of columns, in their order.
 
     ``kind`` is I, U or D; ``old_kind`` K, O or empty as in :class:`~pgsub.protocol.messages.Update`. ``buffer`` holds
-    the messages, from ``starts[i]`` to ``starts[i + 1]``, and ``PAD``. ``positions`` say which of the messages that
-    were given these are. ``xids`` are their (sub)transactions, None outside of streams.
+    the messages, from ``starts[i]`` to ``ends[i]``, as :class:`Messages`; all groups have it in common. ``positions``
+    say which of the messages that were given these are. ``xids`` are their (sub)transactions, None outside of streams.
     """
 
     kind: str
@@ -64,96 +88,94 @@ class Changes:
     relid: int
     buffer: bytes
     starts: Offsets
+    ends: Offsets
     positions: Offsets
     xids: NDArray[np.uint32] | None
     old: Rows | None
     new: Rows | None
 
 
-def decode(payloads: Sequence[bytes], in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
+def decode(messages: Messages | Sequence[bytes], in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
     """Decode messages, without regard to order, as :func:`~pgsub.protocol.decoder.decode_change` does.
 
-    :param payloads: pgoutput messages.
+    :param messages: of pgoutput.
     :param in_stream: they come from stream blocks: those that describe and change relations carry an xid.
     :return: the row changes, by group, and the other messages with their positions.
     :raises ProtocolViolation: one of them is malformed; the first one's error.
     """
+    if not isinstance(messages, Messages):
+        messages = Messages.of(messages)
     try:
-        return _decode(payloads, in_stream)
+        return _decode(messages, in_stream)
     except ProtocolViolation:
-        for payload in payloads:
-            decode_change(payload, in_stream)
+        for number in range(len(messages.starts)):
+            decode_change(messages.payload(number), in_stream)
         raise InternalError("messages were refused together that are accepted one by one") from None
 
 
-def _decode(payloads: Sequence[bytes], in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
-    if not payloads:
+def _decode(messages: Messages, in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
+    if not len(messages.starts):
         return [], []
-    frames = _Frames(payloads)
-    if not frames.sizes.all():
+    frames = _Frames(messages)
+    if not (messages.starts < messages.ends).all():
         raise ProtocolViolation("empty message")
-    first = frames.data[frames.starts[:-1]]
+    first = frames.data[messages.starts]
     rows = (first == _INSERT) | (first == _UPDATE) | (first == _DELETE)
     others: list[tuple[int, Message]] = []
-    positions = np.arange(len(payloads), dtype=np.int64)
-    if not rows.all():
-        others = [(at, decode_change(payloads[at], in_stream)) for at in np.flatnonzero(~rows).tolist()]
+    if rows.all():
+        positions = np.arange(len(rows), dtype=np.int64)
+    else:
+        others = [(at, decode_change(messages.payload(at), in_stream)) for at in np.flatnonzero(~rows).tolist()]
         positions = np.flatnonzero(rows).astype(np.int64)
         if not len(positions):
             return [], others
-        frames = _Frames([payloads[at] for at in positions.tolist()])
-    return _groups(payloads, frames, positions, in_stream), others
+        frames = frames.some(positions)
+    return _groups(frames, positions, in_stream), others
 
 
 class _Frames:
-    """Messages one behind the other."""
+    """Messages, and what is read of them."""
 
-    def __init__(self, payloads: Sequence[bytes]) -> None:
-        self.buffer = b"".join([*payloads, PAD])
-        self.sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        self.starts: Offsets = np.zeros(len(payloads) + 1, np.int64)
-        np.cumsum(self.sizes, out=self.starts[1:])
+    def __init__(self, messages: Messages) -> None:
+        self.buffer, self.starts, self.ends = messages
         self.data: Bytes = np.frombuffer(self.buffer, np.uint8)
         #: eight bytes from every offset on, most significant first
         self._words = np.ndarray((len(self.buffer) - 7,), ">u8", self.buffer, strides=(1,))
+
+    def some(self, numbers: Offsets) -> _Frames:
+        """Some of them."""
+        return _Frames(Messages(self.buffer, self.starts[numbers], self.ends[numbers]))
 
     def words(self, at: Offsets) -> Words:
         """The eight bytes at each offset as a number."""
         return self._words[at].astype(np.uint64)
 
 
-def _groups(payloads: Sequence[bytes], frames: _Frames, positions: Offsets, in_stream: bool) -> list[Changes]:
+def _groups(frames: _Frames, positions: Offsets, in_stream: bool) -> list[Changes]:
     head = 5 if in_stream else 1
-    _refuse_if(frames.sizes < head + 7)  # relid, what tuple follows, its number of columns
-    starts = frames.starts[:-1]
+    starts = frames.starts
+    _refuse_if(frames.ends - starts < head + 7)  # relid, what tuple follows, its number of columns
     relid = frames.words(starts + head) >> np.uint64(32)
     rest = frames.words(starts + head + 4) >> np.uint64(40)  # what tuple, number of columns
     kind = frames.data[starts].astype(np.uint64)
     key = (relid << np.uint64(32)) | (kind << np.uint64(24)) | rest
     if (key == key[0]).all():
         return [_group(frames, positions, in_stream)]
-    found = []
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order])) + 1
-    for part in np.split(order, edges):
-        some = positions[part]
-        found.append(_group(_Frames([payloads[at] for at in some.tolist()]), some, in_stream))
-    return found
+    return [_group(frames.some(part), positions[part], in_stream) for part in np.split(order, edges)]
 
 
 def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
     """Messages that agree in type, relation, kind of the first tuple and its number of columns."""
     head = 5 if in_stream else 1
-    kind = frames.buffer[0]
-    relid, marker, count = (
-        int.from_bytes(frames.buffer[head : head + 4]),
-        frames.buffer[head + 4],
-        int.from_bytes(frames.buffer[head + 5 : head + 7]),
-    )
+    start = int(frames.starts[0])
+    kind, relid = frames.buffer[start], int.from_bytes(frames.buffer[start + head : start + head + 4])
+    marker, count = frames.buffer[start + head + 4], int.from_bytes(frames.buffer[start + head + 5 : start + head + 7])
     _refuse_if(marker not in {_INSERT: b"N", _UPDATE: b"NKO", _DELETE: b"KO"}[kind] or count > MAX_COLUMNS)
     xids = None
     if in_stream:
-        xids = (frames.words(frames.starts[:-1] + 1) >> np.uint64(32)).astype(np.uint32)
+        xids = (frames.words(frames.starts + 1) >> np.uint64(32)).astype(np.uint32)
         _refuse_if(xids == 0)
     walk = _Walk(frames, head + 7)
     old = new = None
@@ -168,7 +190,7 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
             new = walk.rows(count)
     walk.expect_end()
     old_kind = "" if marker == _NEW else chr(marker)
-    return Changes(chr(kind), old_kind, relid, frames.buffer, frames.starts, positions, xids, old, new)
+    return Changes(chr(kind), old_kind, relid, frames.buffer, frames.starts, frames.ends, positions, xids, old, new)
 
 
 class _Walk:
@@ -176,8 +198,8 @@ class _Walk:
 
     def __init__(self, frames: _Frames, offset: int) -> None:
         self._frames = frames
-        self._at: Offsets = frames.starts[:-1] + offset
-        self._ends: Offsets = frames.starts[1:]
+        self._at: Offsets = frames.starts + offset
+        self._ends: Offsets = frames.ends
 
     def rows(self, count: int) -> Rows:
         """A tuple of so many columns."""
@@ -188,7 +210,7 @@ class _Walk:
         return rows
 
     def _column(self, kinds: Bytes, offsets: Offsets, lengths: Lengths) -> None:
-        # A load at the end of a message sees the next one's type byte or PAD, and no kind is spelled like those.
+        # A load at the end of a message sees what comes behind it: whatever that says, the column ends beyond the end.
         words = self._frames.words(self._at)
         kinds[:] = words >> np.uint64(56)
         sizes: Offsets = ((words >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)

@@ -27,6 +27,9 @@ for _plain, _letter in zip(b"\\\n\r\t", b"\\nrt", strict=True):
 #: Values of one length from which one step for all of them is cheaper than one for each.
 _MANY = 16
 
+#: Bytes between rows that are left out with other bytes; rows further from each other are brought together first.
+_NEAR = 64
+
 
 def formats(rows: Rows) -> str:
     """The form of all values, ``binary`` or ``text``, else ``mixed``; ``text`` where there is none."""
@@ -50,34 +53,37 @@ def copy_stream(changes: Changes, *, binary: bool) -> bytes:
     rows = changes.new
     if rows is None or not len(rows.kinds):
         raise ValueError("COPY needs new rows with columns")
-    if binary:
-        return _binary_stream(changes, rows)
-    if (rows.kinds == _BINARY).any():
+    if not binary and (rows.kinds == _BINARY).any():
         raise ValueError("binary values do not fit into a text stream")
-    return _text_stream(changes, rows)
-
-
-def _data(changes: Changes) -> Bytes:
-    return np.frombuffer(changes.buffer, np.uint8)[: changes.starts[-1]]
-
-
-def _begin(rows: Rows, column: int, has: Flags) -> Offsets:
-    """Where a column's kind stands; ``has`` says which messages have a value there."""
-    found: Offsets = rows.offsets[column] - np.where(has, 5, 1)
-    return found
+    begins = rows.offsets - np.where(_VALUED[rows.kinds], 5, 1)  # where each column's kind stands
+    starts, ends = begins[0] - 2, changes.ends  # from the number of columns on
+    if (starts[1:] - ends[:-1]).max(initial=0) > _NEAR:
+        buffer, places = gathered(changes.buffer, starts, ends - starts)
+        begins, starts, ends = begins + (places[:-1] - starts), places[:-1], places[1:]
+    else:
+        buffer, begins, ends = changes.buffer, begins - starts[0], ends - starts[0]
+        buffer, starts = buffer[starts[0] : changes.ends[-1]], starts - starts[0]
+    kept = _Kept(starts, ends)
+    return _binary_stream(buffer, rows, begins, kept) if binary else _text_stream(buffer, rows, begins, kept)
 
 
 class _Kept:
-    """Which bytes of the buffer come into a stream: of each message from its new row's number of columns on."""
+    """Which bytes of a buffer come into a stream.
 
-    def __init__(self, changes: Changes, first: Offsets) -> None:
-        self._mask = bytearray(b"\1") * int(changes.starts[-1])
-        if changes.old is None:
-            self.drop(changes.starts[:-1], int(first[0] - changes.starts[0]) - 2)
+    :param starts: of the stretches that do, the first of which begins the buffer; ``ends``: the last ends it.
+    """
+
+    def __init__(self, starts: Offsets, ends: Offsets) -> None:
+        self._mask = bytearray(b"\1") * int(ends[-1])
+        gaps = starts[1:] - ends[:-1]
+        if not len(gaps) or not gaps.any():
             return
-        edges = np.zeros(len(self._mask) + 1, np.int8)  # the old row before it has any length
-        edges[changes.starts[:-1]] = 1
-        edges[first - 2] = -1
+        if (gaps == gaps[0]).all():
+            self.drop(ends[:-1], int(gaps[0]))
+            return
+        edges = np.zeros(len(self._mask) + 1, np.int8)
+        edges[ends[:-1]] += 1
+        edges[starts[1:]] -= 1
         self._mask[:] = np.logical_not(np.cumsum(edges, dtype=np.int8)[:-1]).tobytes()
 
     def drop(self, at: Offsets, size: int) -> None:
@@ -89,12 +95,11 @@ class _Kept:
         return data[np.frombuffer(self._mask, np.bool_)]
 
 
-def _binary_stream(changes: Changes, rows: Rows) -> bytes:
+def _binary_stream(buffer: bytes, rows: Rows, begins: Offsets, kept: _Kept) -> bytes:
     valued = _VALUED[rows.kinds]
-    kept = _Kept(changes, _begin(rows, 0, valued[0]))
-    for column, has in enumerate(valued):
-        kept.drop(_begin(rows, column, has), 1)  # the kind; what follows is the length
-    data = kept.of(_data(changes))
+    for begin in begins:
+        kept.drop(begin, 1)  # the kind; what follows is the length
+    data = kept.of(np.frombuffer(buffer, np.uint8))
     if not valued.all():
         data = _with_nulls(data, rows, valued)
     return b"".join([_SIGNATURE, data.data, _TRAILER])
@@ -115,15 +120,12 @@ def _with_nulls(data: Bytes, rows: Rows, valued: Flags) -> Bytes:
     return whole
 
 
-def _text_stream(changes: Changes, rows: Rows) -> bytes:
+def _text_stream(buffer: bytes, rows: Rows, begins: Offsets, kept: _Kept) -> bytes:
     """A row begins with the line end of the row before it, a column with its tab: each in the place of its kind."""
     valued = _VALUED[rows.kinds]
-    first = _begin(rows, 0, valued[0])
-    kept = _Kept(changes, first)
-    kept.drop(first - 2, 2)
-    data = _data(changes).copy()
-    for column, has in enumerate(valued):
-        begin = _begin(rows, column, has)
+    kept.drop(begins[0] - 2, 2)
+    data = np.frombuffer(buffer, np.uint8).copy()
+    for column, (has, begin) in enumerate(zip(valued, begins, strict=True)):
         data[begin] = ord("\t") if column else ord("\n")
         kept.drop(begin[has] + 1, 4)
     lines = kept.of(data)

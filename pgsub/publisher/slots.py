@@ -197,14 +197,17 @@ def _create_options(version: int, two_phase: bool, failover: bool, snapshot: str
     return f"({', '.join(options)})"
 
 
-def copy_slot(connection: Connection, name: str, new: str) -> None:
-    """Make a permanent slot that begins where another one is; that one may not be streamed meanwhile.
+def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = False) -> None:
+    """Make a slot that begins where another one is.
 
-    :param connection: not a replication connection.
+    :param connection: not a replication connection, unless ``temporary``.
+    :param temporary: it ends with the connection; the other one may be streamed meanwhile, and a position that it
+        confirms meanwhile is no loss to a reader.
     :raises PgsubError: translated; SlotLost where the slot to copy is gone or lost.
     """
+    words = (name, valid_slot_name(new), temporary)
     try:
-        connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", (name, valid_slot_name(new)))
+        connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, %s)", words)
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
         raise SlotLost(translate(error, f'copy replication slot "{name}"').message, sqlstate=error.sqlstate) from None
     except psycopg.Error as error:

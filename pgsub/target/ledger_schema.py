@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 3
+VERSION = 4
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -137,7 +137,13 @@ BEGIN
 END $$;
 """
 
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3}
+# ALTER SUBSCRIPTION ... SKIP: a flag of apply's row, cleared in the commit of the transaction that consumes it
+_V4 = """
+ALTER TABLE pgsub.control
+    ADD COLUMN skip_lsn pg_lsn, ADD COLUMN skip_rows text CHECK (skip_rows IN ('whole', 'conflicting'));
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 

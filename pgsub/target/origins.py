@@ -7,7 +7,11 @@ them: the ledger is the authority.
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
+
+from pgsub.protocol.lsn import format_lsn
 
 #: Sessions of one subscription that write at once: apply, sync workers, chunks.
 POOL = 32
@@ -76,4 +80,18 @@ def drop_all(connection: psycopg.Connection, subid: int) -> None:
             "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
             " WHERE roname ~ %s",
             (f"^pgsub_{subid}(_[0-9]+)?$",),
+        )
+
+
+def advance(connection: psycopg.Connection, subid: int, position: int) -> None:
+    """Let the subscription's origin show a position that no commit carried; the ledger has it already.
+
+    Without the privilege, or while a session of the subscription holds the origin, the next commit will.
+    """
+    function = "pg_catalog.pg_replication_origin_advance(text, pg_lsn)"
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        connection.execute(
+            "SELECT pg_catalog.pg_replication_origin_advance(roname, %s::pg_lsn) FROM pg_catalog.pg_replication_origin"
+            " WHERE roname = %s AND pg_catalog.has_function_privilege(%s, 'EXECUTE')",
+            (format_lsn(position), f"pgsub_{subid}", function),
         )

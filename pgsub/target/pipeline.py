@@ -61,6 +61,7 @@ class Pipeline:
         self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
+        self.undo = "ROLLBACK"  #: what leaves a transaction in which a statement failed
 
     def send(
         self,
@@ -139,7 +140,7 @@ class Pipeline:
         self._waiting.clear()
         with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
         if with_transaction:
-            self._connection.execute("ROLLBACK")
+            self._connection.execute(self.undo.encode())
         for (name,) in self._connection.execute(_OWN_STATEMENTS, prepare=False).fetchall():
             text = sql.SQL("DEALLOCATE {}").format(sql.Identifier(name))
             self._connection.execute(text, prepare=False)

@@ -13,9 +13,14 @@ import psycopg
 
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import Claim, RelationState, lsn_or_none
+from pgsub.target.ledger import APPLY, Claim, RelationState, lsn_or_none
+from pgsub.target.skip import Skip
 
-_COLUMNS = "ctid::text, remote_lsn::text, reported_lsn::text, states_version"
+_COLUMNS = (
+    "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("
+    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows] FROM pgsub.control c"
+    " WHERE c.subid = progress.subid AND c.worker = 0 AND c.skip_lsn IS NOT NULL)"
+)
 _KEY = "subid = %s AND worker = %s"
 _MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
 
@@ -33,6 +38,7 @@ class Progress:
 
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
+    :ivar skip: what is not to be applied, as it was when the row was read last.
     :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
         as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
@@ -50,6 +56,12 @@ class Progress:
         self.remote_lsn = 0
         self.reported_lsn = 0
         self.states_version = -1
+        self.skip: Skip | None = None
+
+    @property
+    def applies(self) -> bool:
+        """Whether it is apply's own row, not that of a sync worker."""
+        return self._claim.worker == APPLY
 
     @property
     def tagged(self) -> bool:
@@ -89,6 +101,7 @@ class Progress:
             raise Fenced("the subscription was removed from the ledger")
         self._ctid = row[0]
         self.remote_lsn, self.reported_lsn, self.states_version = parse_lsn(row[1]), parse_lsn(row[2]), row[3]
+        self.skip = None if row[4] is None else Skip(parse_lsn(row[4][0]), row[4][1])
 
     def lock(self, expected: int) -> None:
         """Lock the row in the caller's transaction, before anything is decided about table states.

@@ -27,7 +27,10 @@ ruled AS (
       WHERE r.ev_enabled::text = ANY (%(firing)s::text[])),
 late AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid
-      WHERE x.indisexclusion OR (x.indisunique AND NOT x.indimmediate)),
+      WHERE x.indisexclusion OR (x.indisunique AND NOT x.indimmediate)
+      UNION
+     SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
+      WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND t.tgisinternal),
 referenced AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
@@ -47,9 +50,9 @@ SELECT w.relispartition, w.oid IN (SELECT root FROM late),
 # its qualified name (citext's is outside pg_catalog, and search_path is empty). An operator merely named = is not it:
 # that of box compares areas. It is looked up once for each type. Where there is OFFSET 0 or LIMIT 1 the index is meant
 # to be used: otherwise all of pg_amop is joined for every type and all of pg_type read for every domain, 2 ms each.
-# An explicit cast from text is the type's input function where there is none in pg_cast (text, varchar and bpchar are
-# text already), and but for domains: theirs shortens silently what is too long. What has a modifier is brought to it on
-# assignment by the type's cast to itself.
+# An explicit cast from text is the type's input function where pg_cast has none, or where the bytes stay and input is
+# that of text (citext); but not for domains: theirs shortens silently what is too long. What has a modifier is brought
+# to it on assignment by the type's cast to itself.
 _COLUMNS = """
 WITH live AS MATERIALIZED (
      SELECT a.* FROM pg_catalog.pg_attribute a
@@ -63,13 +66,15 @@ class AS MATERIALIZED (
 kind AS MATERIALIZED (
      SELECT d.atttypid, eq.operator, own.typarray,
             own.typtype <> 'd' AND (own.oid IN (25, 1042, 1043) OR NOT EXISTS (
-                SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 25 AND c.casttarget = own.oid)) AS from_text,
+                SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = 25 AND c.casttarget = own.oid
+                   AND (c.castmethod <> 'b' OR own.input <> 'textin'))) AS from_text,
             EXISTS (SELECT FROM pg_catalog.pg_cast c WHERE c.castsource = own.base AND c.casttarget = own.base) AS fits
        FROM (SELECT DISTINCT atttypid FROM live) AS d
       CROSS JOIN LATERAL (
-            SELECT t.oid, t.typarray, t.typtype,
+            SELECT t.oid, t.typarray, t.typtype, CASE p.prolang WHEN 12 THEN p.prosrc ELSE '' END AS input,
                    CASE WHEN t.typlen = -1 AND t.typelem <> 0 THEN t.typelem ELSE t.oid END AS base
-              FROM pg_catalog.pg_type t WHERE t.oid = d.atttypid LIMIT 1) AS own
+              FROM pg_catalog.pg_type t JOIN pg_catalog.pg_proc p ON p.oid = t.typinput
+             WHERE t.oid = d.atttypid LIMIT 1) AS own
       CROSS JOIN LATERAL (
             WITH RECURSIVE base AS (
                  SELECT t.oid, t.typtype, t.typcategory, t.typbasetype
@@ -206,7 +211,8 @@ class TargetRelation:
     owner_row_security: bool = False  #: a policy applies to the owner
     acts_as: str | None = None  #: role that changes are made as, None: the user; see roles.py
     partition: bool = False  #: of another table
-    checked_late: bool = False  #: it has an exclusion constraint, or a deferrable unique one
+    #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
+    checked_late: bool = False
     key_collated: bool = True  #: the key's index compares by the collations of its columns
     server_version: int = 180000  #: decides how conflicts are worded
 

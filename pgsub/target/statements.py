@@ -77,10 +77,10 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     if not assignments:  # nothing to set, but the row must be there: a missing one is still a conflict
         name = unassigned(relation.target)
         if name is None:
-            text = sql.SQL("SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(_only(relation.target), where)
+            text = sql.SQL("SELECT FROM {} WHERE {} FOR NO KEY UPDATE").format(only(relation.target), where)
             return build.done(text)
         assignments = [sql.SQL("{0} = {0}").format(sql.Identifier(name))]
-    text = sql.SQL("UPDATE {} SET {} WHERE {}").format(_only(relation.target), sql.SQL(", ").join(assignments), where)
+    text = sql.SQL("UPDATE {} SET {} WHERE {}").format(only(relation.target), sql.SQL(", ").join(assignments), where)
     return build.done(_found(relation.target, where, text))
 
 
@@ -106,7 +106,7 @@ def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statem
         "WITH old AS (DELETE FROM {} WHERE {} RETURNING *)"
         " INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old"
     ).format(
-        _only(relation.target),
+        only(relation.target),
         where,
         table_name(relation.target),
         sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
@@ -119,7 +119,7 @@ def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     """DELETE of one row."""
     build = _Builder()
     where = _condition(relation, build, "o", old_kinds)
-    text = sql.SQL("DELETE FROM {} WHERE {}").format(_only(relation.target), where)
+    text = sql.SQL("DELETE FROM {} WHERE {}").format(only(relation.target), where)
     return build.done(_found(relation.target, where, text))
 
 
@@ -127,7 +127,7 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
     """Make a statement count the rows it found: a row that a trigger keeps as it is was not missing (worker.c)."""
     if not target.fires:
         return text
-    return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, _only(target), where)
+    return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
 
 
 def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
@@ -157,12 +157,12 @@ def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, i
     shown.append(sql.SQL("tableoid AS pgsub_tableoid, ctid AS pgsub_ctid"))
     where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
     text = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1")
-    return build.done(text.format(sql.SQL(", ").join(shown), _only(relation.target), where))
+    return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
     """One TRUNCATE for all tables, RESTRICT whatever the publisher said, as ExecuteTruncateGuts is called by apply."""
-    names = sql.SQL(", ").join(_only(t) for t in targets)
+    names = sql.SQL(", ").join(only(t) for t in targets)
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))
 
 
@@ -177,7 +177,8 @@ UNREPLACED = Statement(
 )
 
 
-def _only(target: TargetRelation) -> sql.Composed:
+def only(target: TargetRelation) -> sql.Composed:
+    """The table as FROM and UPDATE name it, without its inheritance children."""
     # inheritance children are tables of their own; a partitioned table is nothing without its partitions
     prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")
     return sql.Composed([prefix, table_name(target)])
@@ -216,7 +217,7 @@ def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes
         row = sql.SQL("(tableoid, ctid) = (SELECT t.tableoid, t.ctid FROM {} t WHERE {} LIMIT 1) AND {}")
     else:
         row = sql.SQL("ctid = (SELECT t.ctid FROM {} t WHERE {} LIMIT 1) AND {}")
-    return row.format(_only(relation.target), found, found)
+    return row.format(only(relation.target), found, found)
 
 
 def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:

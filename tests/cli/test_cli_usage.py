@@ -19,6 +19,8 @@ COMMANDS = [
     "disable",
     "disable-on-error",
     "conflicts",
+    "skip-lsn",
+    "origin-advance",
     "drop",
     "demo",
     "version",

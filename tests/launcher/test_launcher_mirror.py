@@ -293,3 +293,15 @@ def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirror
         ("a.b", "skipped", None, ids[0]),
     ]
     assert mirrored.store.stats(mirrored.subid).confl_delete_missing == 2
+
+
+def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(mirrored):
+    shown = [("0/10",), ("0/0",), ("0/0",)]
+    for ledger_has, stale in (("'0/10'", 0), ("NULL", 0x10), ("NULL", 0x20)):
+        mirrored.subdb.execute(
+            f"UPDATE pgsub.control SET skip_lsn = {ledger_has}, skip_rows = 'whole' WHERE worker = 0"
+        )
+        mirrored.store.alter(mirrored.subid, skip_lsn=stale)
+        _refresh(mirrored)
+        _, [row] = mirrored.store.view("pg_subscription")
+        assert row[2] == shown.pop(0)[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psycopg
 import pytest
 from encoding import encode
@@ -22,7 +23,7 @@ from test_protocol_hostile_bytes import mutate
 from pgsub.demo.servers import Server
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol import columnar
-from pgsub.protocol.columnar import Changes, Rows
+from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.protocol.columnar_copy import array_parameter, copy_stream, formats
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Change, Delete, Insert, Message, Tuple, Update
@@ -70,13 +71,13 @@ def _messages(changes: Changes) -> Iterator[tuple[int, Message]]:
             yield at, Delete(changes.relid, changes.old_kind, old)
 
 
-def _decoded(payloads: Sequence[bytes], in_stream: bool) -> list[Message]:
+def _decoded(payloads: Sequence[bytes], in_stream: bool, gaps: Sequence[int] = (0,)) -> list[Message]:
     """Through the columns and back, after a check of what else is said of each message."""
-    groups, others = columnar.decode(payloads, in_stream)
+    groups, others = columnar.decode(_apart(payloads, gaps), in_stream)
     found = dict(others)
     for group in groups:
         found.update(_messages(group))
-        slices = [group.buffer[a:b] for a, b in pairwise(group.starts.tolist())]
+        slices = [group.buffer[a:b] for a, b in zip(group.starts.tolist(), group.ends.tolist(), strict=True)]
         assert slices == [payloads[at] for at in group.positions.tolist()] and sorted(group.positions) == [
             *group.positions
         ]
@@ -89,17 +90,17 @@ def _decoded(payloads: Sequence[bytes], in_stream: bool) -> list[Message]:
 def _outcome(payloads: Sequence[bytes], in_stream: bool, *, columns: bool) -> list[Message] | str:
     try:
         if columns:
-            return _decoded(payloads, in_stream)
+            return _decoded(payloads, in_stream, (0, 5))
         return [decode_change(payload, in_stream) for payload in payloads]
     except ProtocolViolation as violation:
         return violation.message
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(st.lists(ANY, max_size=20), XIDS)
-def test_both_decoders_give_the_same_messages(messages: list[Change], xid: int | None) -> None:
+@given(st.lists(ANY, max_size=20), XIDS, st.sampled_from([[0], [30], [1, 7]]))
+def test_both_decoders_give_the_same_messages(messages: list[Change], xid: int | None, gaps: list[int]) -> None:
     payloads = [encode(message, xid) for message in messages]
-    assert _decoded(payloads, xid is not None) == messages
+    assert _decoded(payloads, xid is not None, gaps) == messages
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -200,9 +201,24 @@ def test_recorded_streams_mean_the_same_to_both(streams: list[Stream]) -> None:
 # what is made of the columns
 
 
-def _one_group(rows: Sequence[Tuple], xid: int | None) -> Changes:
+def _apart(payloads: Sequence[bytes], gaps: Sequence[int]) -> Messages:
+    """Messages with other bytes before them, so many in turn; whatever these are they must not matter."""
+    parts, starts, ends = [], [], []
+    size = 0
+    for payload, gap in zip(payloads, itertools.cycle(gaps)):
+        parts += [b"tbnu"[size % 4 : size % 4 + 1] * gap, payload]
+        starts.append(size + gap)
+        ends.append(size := size + gap + len(payload))
+    return Messages(b"".join([*parts, columnar.PAD]), np.array(starts, np.int64), np.array(ends, np.int64))
+
+
+#: Nothing between messages, as much between all, different, more than is left out with the rest.
+_GAPS = st.sampled_from([[0], [30], [0, 3, 30], [30, 200]])
+
+
+def _one_group(rows: Sequence[Tuple], xid: int | None, gaps: Sequence[int] = (0,)) -> Changes:
     payloads = [encode(Insert(7, row), xid) for row in rows]
-    [group], _ = columnar.decode(payloads, xid is not None)
+    [group], _ = columnar.decode(_apart(payloads, gaps), xid is not None)
     return group
 
 
@@ -237,15 +253,15 @@ def _some_rows(draw: st.DrawFn, kinds: str) -> list[Tuple]:
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(_some_rows("nub"), XIDS)
-def test_a_binary_stream_holds_the_rows(rows: list[Tuple], xid: int | None) -> None:
-    assert copy_stream(_one_group(rows, xid), binary=True) == _binary_stream(rows)
+@given(_some_rows("nub"), XIDS, _GAPS)
+def test_a_binary_stream_holds_the_rows(rows: list[Tuple], xid: int | None, gaps: list[int]) -> None:
+    assert copy_stream(_one_group(rows, xid, gaps), binary=True) == _binary_stream(rows)
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(_some_rows("nut"), XIDS)
-def test_a_text_stream_holds_the_rows(rows: list[Tuple], xid: int | None) -> None:
-    assert copy_stream(_one_group(rows, xid), binary=False) == b"".join(map(_text_line, rows))
+@given(_some_rows("nut"), XIDS, _GAPS)
+def test_a_text_stream_holds_the_rows(rows: list[Tuple], xid: int | None, gaps: list[int]) -> None:
+    assert copy_stream(_one_group(rows, xid, gaps), binary=False) == b"".join(map(_text_line, rows))
 
 
 @settings(max_examples=examples(40), deadline=None)

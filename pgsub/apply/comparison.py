@@ -1,0 +1,359 @@
+"""What a transaction would do to the target, row by row, without doing any of it.
+
+Rows are looked at as apply would meet them one after the other: what earlier changes of the transaction did is kept
+here, over what the target has, and a change of a row that an earlier change could not bring is said to depend on it.
+Mirrors what apply_handle_insert, _update and _delete (worker.c) find out by doing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+
+import psycopg
+
+from pgsub.apply import unfit
+from pgsub.apply.relations import NEVER, RelationCache, local_name
+from pgsub.errors import PgsubError
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
+from pgsub.target.look import Found, Looker, Row, TableLook, UniqueIndex
+from pgsub.target.mapping import RelationMap, check_updatable
+from pgsub.target.relation import TargetColumn
+
+IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
+DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
+#: In the order in which they are shown.
+OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, MISSING, IDENTICAL, LEFT)
+
+_UNCHANGED = ord("u")
+_NUMERIC = 1700
+
+_Values = tuple[object, ...]
+
+#: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Comparison`).
+Admits = Callable[[Relation, int], int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A row of the target that has the unique key of a remote row."""
+
+    index: str
+    row: Row
+    differs: tuple[str, ...]  #: columns in which it differs from what was sent
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What would become of one change.
+
+    :ivar conflict: the server's type, where apply would report or stop with one.
+    :ivar key: the columns that find the row, with their values.
+    :ivar remote: the row as it would be written; None of a DELETE or TRUNCATE.
+    :ivar local: the row that it would change, as the target has it when its turn comes.
+    :ivar existing: rows that stand in the way.
+    :ivar reason: of an error, or why the change is left to others.
+    """
+
+    number: int  #: its place in the transaction, from 1
+    message_type: str
+    schemaname: str
+    relname: str
+    outcome: str
+    conflict: str | None = None
+    key: Row | None = None
+    remote: Row | None = None
+    local: Row | None = None
+    existing: tuple[Existing, ...] = ()
+    reason: str | None = None
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Columns in which the two versions of the row differ."""
+        return _differences(self.remote, self.local) if self.remote is not None and self.local is not None else ()
+
+
+@dataclass(slots=True)
+class _Version:
+    """A row as the transaction has left it so far; ``row`` None: it is gone. ``place``: where it was on the target."""
+
+    row: Row | None
+    place: str | None
+
+
+@dataclass(slots=True)
+class _Done:
+    """What a transaction did to a table so far.
+
+    :ivar versions: rows by key; ``taken`` the keys of those that are there, by unique index and its values.
+    :ivar superseded: places of rows of the target that are not what they are there any more.
+    :ivar tainted: keys of rows that an earlier change could not bring.
+    """
+
+    versions: dict[_Values, _Version] = field(default_factory=dict)
+    taken: dict[tuple[str, _Values], _Values] = field(default_factory=dict)
+    superseded: set[str] = field(default_factory=set)
+    tainted: set[_Values] = field(default_factory=set)
+    emptied: bool = False
+
+    def put(self, key: _Values, version: _Version, unique: list[tuple[str, _Values]]) -> None:
+        """A row has been written, or is gone."""
+        self.versions[key] = version
+        for one in unique:
+            if version.row is not None:
+                self.taken[one] = key
+            elif self.taken.get(one) == key:
+                del self.taken[one]
+
+
+@dataclass(slots=True)
+class _Table:
+    """A target table, and what the transaction did to it so far."""
+
+    relation: RelationMap
+    look: TableLook
+    done: _Done = field(default_factory=_Done)
+
+    @property
+    def key_columns(self) -> list[str]:
+        names = [self.relation.columns[i].name for i in self.relation.lookup]
+        return [*names, *(c.name for c in self.relation.local_only)]
+
+    def key(self, row: Row, columns: Sequence[str] | None = None) -> _Values:
+        """Values that can be compared here."""
+        target = self.relation.target
+        names = self.key_columns if columns is None else columns
+        return tuple(_comparable(target.column(name), row.get(name)) for name in names)
+
+    def unique(self, row: Row) -> list[tuple[str, _Values]]:
+        """What no other row may have, by unique index; of indexes on expressions only the target knows."""
+        found = []
+        for index in self.look.indexes:
+            values = self.key(row, index.columns)
+            if index.plain and (None not in values or index.nulls_not_distinct):
+                found.append((index.name, values))
+        return found
+
+    def gone(self, key: _Values, found: _Version) -> None:
+        """The row that was found is not there any more."""
+        assert found.row is not None
+        if found.place is not None:
+            self.done.superseded.add(found.place)
+        self.done.put(key, _Version(None, None), self.unique(found.row))
+
+
+class Comparison:
+    """Compares changes with the target, in their order.
+
+    :param looker: reads the target.
+    :param relations: maps remote relations to the target's tables.
+    :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
+    """
+
+    def __init__(self, looker: Looker, relations: RelationCache, admits: Admits) -> None:
+        self._looker = looker
+        self._relations = relations
+        self._admits = admits
+        self._tables: dict[int, _Table] = {}
+        self._number = 0
+
+    def learn(self, message: Message) -> None:
+        """What the stream says of relations, of transactions that are not looked at too."""
+        if isinstance(message, Relation):
+            self._relations.learn(message)
+        elif isinstance(message, TypeName):
+            self._relations.learn_type(message)
+
+    def take(self, message: Message) -> list[Finding]:
+        """What would become of one change; several for a TRUNCATE, none for what changes nothing."""
+        self.learn(message)
+        relids: tuple[int, ...] = ()
+        if isinstance(message, Truncate):
+            relids = message.relids
+        elif isinstance(message, Insert | Update | Delete):
+            relids = (message.relid,)
+        if relids:
+            self._number += 1
+        return [self._one(message, relid) for relid in relids]
+
+    def _one(self, message: Message, relid: int) -> Finding:
+        remote = self._relations.remote(relid)
+        finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), ERROR)
+        try:
+            table = self._table(relid, remote)
+            if isinstance(table, str):
+                return _with(finding, LEFT, reason=table)
+            match message:
+                case Insert():
+                    return self._insert(table, finding, message.new)
+                case Update():
+                    return self._update(table, finding, message.new, message.old)
+                case Delete():
+                    return self._delete(table, finding, message.old)
+            return self._truncate(table, finding)
+        except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege):
+            raise  # of the preview, not of the row
+        except psycopg.Error as error:
+            return _with(finding, ERROR, reason=error.diag.message_primary or str(error))
+        except PgsubError as error:
+            return _with(finding, ERROR, reason=error.message)
+
+    def _table(self, relid: int, remote: Relation) -> _Table | str:
+        known = self._tables.get(relid)
+        if known is not None and known.relation.remote == remote:
+            return known
+        oid = self._relations.oid(relid)
+        if oid is None:
+            oid = self._relations.find(relid)
+        taken = self._admits(remote, oid)
+        if oid == NEVER or isinstance(taken, str):
+            return str(taken)
+        relation = self._relations.known(relid) or self._relations.make(relid, taken)
+        made = _Table(relation, TableLook(self._looker, relation.target))
+        if known is not None and known.relation.target.oid == relation.target.oid:
+            made.done = known.done
+        self._tables[relid] = made
+        return made
+
+    def _insert(self, table: _Table, finding: Finding, new: Tuple) -> Finding:
+        row = table.look.read(_sent(table.relation, new, nulls=True))
+        finding = _with(finding, ERROR, remote=row, key=_subset(row, table.key_columns))
+        return self._written(table, finding, new, row, None, None)
+
+    def _update(self, table: _Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
+        check_updatable(table.relation)
+        key = self._key(table, old or new)
+        sent = table.look.read(_sent(table.relation, new))
+        finding = _with(finding, ERROR, remote=sent, key=key)
+        if table.key(key) in table.done.tainted:
+            table.done.tainted.add(table.key({**key, **sent}))
+            return _with(finding, DEPENDENT)
+        found = self._find(table, key)
+        if found is None:
+            return _with(finding, MISSING, conflict="update_missing")
+        finding = _with(finding, ERROR, local=found.row)
+        assert found.row is not None
+        if not _differences(sent, found.row):
+            return _with(finding, IDENTICAL)
+        return self._written(table, finding, new, {**found.row, **sent}, key, found)
+
+    def _written(
+        self, table: _Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: _Version | None
+    ) -> Finding:
+        """A new row, or a new version of one, meets the table's constraints."""
+        relation = table.relation
+        for position, column in enumerate(relation.columns):
+            if unfit.exceeds(new, position, column):
+                return self._taint(table, row, key, finding, f'value too long for column "{column.name}"')
+        reason = table.look.violated(row)
+        if reason is not None:
+            return self._taint(table, row, key, finding, reason)
+        existing = self._existing(table, row, key, found)
+        if existing:
+            several = len({one.index for one in existing}) > 1
+            kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
+            same = found is None and not any(one.differs for one in existing)
+            if not same:
+                self._taint(table, row, key, finding, "")
+            return _with(finding, IDENTICAL if same else CONFLICT, conflict=kind, existing=tuple(existing))
+        self._put(table, row, key, found)
+        return _with(finding, WOULD_APPLY)
+
+    def _taint(self, table: _Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
+        table.done.tainted.add(table.key(row))
+        if key is not None:
+            table.done.tainted.add(table.key(key))
+        return _with(finding, ERROR, reason=reason)
+
+    def _put(self, table: _Table, row: Row, key: Row | None, found: _Version | None) -> None:
+        if key is not None and found is not None:
+            table.gone(table.key(key), found)
+        table.done.tainted.discard(table.key(row))
+        table.done.put(table.key(row), _Version(row, None), table.unique(row))
+
+    def _delete(self, table: _Table, finding: Finding, old: Tuple) -> Finding:
+        check_updatable(table.relation)
+        key = self._key(table, old)
+        finding = _with(finding, ERROR, key=key)
+        if table.key(key) in table.done.tainted:
+            return _with(finding, DEPENDENT)
+        found = self._find(table, key)
+        if found is None:
+            return _with(finding, MISSING, conflict="delete_missing")
+        table.gone(table.key(key), found)
+        return _with(finding, WOULD_APPLY, local=found.row)
+
+    def _truncate(self, table: _Table, finding: Finding) -> Finding:
+        rows = any(version.row is not None for version in table.done.versions.values())
+        nothing = not rows and (table.done.emptied or table.look.empty())
+        table.done = _Done(emptied=True)
+        return _with(finding, IDENTICAL if nothing else WOULD_APPLY)
+
+    def _key(self, table: _Table, values: Tuple) -> Row:
+        relation = table.relation
+        sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
+        return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
+
+    def _find(self, table: _Table, key: Row) -> _Version | None:
+        known = table.done.versions.get(table.key(key))
+        if known is not None:
+            return known if known.row is not None else None
+        found = None if table.done.emptied else table.look.find(key)
+        if found is None or found.place in table.done.superseded:
+            return None
+        return _Version(found.values, found.place)
+
+    def _existing(self, table: _Table, row: Row, key: Row | None, found: _Version | None) -> list[Existing]:
+        """Rows that have a unique key of this one, which is itself none of them."""
+        own = found.place if found is not None else None
+        there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.look.taken(row)
+        existing = [
+            Existing(index.name, one.values, _differences(row, one.values))
+            for index, one in there
+            if one.place != own and one.place not in table.done.superseded
+        ]
+        own_key = None if key is None else table.key(key)
+        for name, values in table.unique(row):
+            other = table.done.taken.get((name, values))
+            version = None if other is None or other == own_key else table.done.versions[other]
+            if version is not None and version.row is not None:
+                existing.append(Existing(name, version.row, _differences(row, version.row)))
+        return existing
+
+
+def _with(finding: Finding, outcome: str, **fields: object) -> Finding:
+    values: dict[str, object] = {name: getattr(finding, name) for name in Finding.__slots__}
+    return Finding(**{**values, "outcome": outcome, **fields})  # type: ignore[arg-type]
+
+
+def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
+    """Values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
+    wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != _UNCHANGED]
+    return {relation.columns[i].name: _text(values, i) for i in wanted}
+
+
+def _text(values: Tuple, position: int) -> str | None:
+    raw = values.values[position]
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _subset(row: Row, columns: Sequence[str]) -> Row:
+    return {name: row.get(name) for name in columns}
+
+
+def _differences(new: Mapping[str, str | None], present: Mapping[str, str | None]) -> tuple[str, ...]:
+    return tuple(name for name, value in new.items() if name in present and present[name] != value)
+
+
+def _comparable(column: TargetColumn | None, value: str | None) -> object:
+    """A value whose equality is the type's, as far as its text can tell."""
+    if column is None or value is None:
+        return value
+    if column.type_oid == _NUMERIC:
+        try:
+            number = Decimal(value)
+        except InvalidOperation:
+            return value
+        return number if number.is_finite() else value
+    return value.lower() if column.type_name.endswith("citext") else value

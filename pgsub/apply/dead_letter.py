@@ -1,0 +1,99 @@
+"""Changes that are not applied, kept on the target in the commit that passes them: ``pgsub.skipped_change``.
+
+Values are the publisher's texts by column, in a form that any encoding of the target can keep.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.relations import local_name
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+
+#: Letters, and bytes of them, that are written together.
+LETTERS, LETTERS_BYTES = 1000, 4 << 20
+_BINARY, _UNCHANGED = ord("b"), ord("u")
+_KEY = 1  #: flag of a column of the replica identity
+
+
+class DeadLetters:
+    """Those of one transaction.
+
+    :param connection: holds the data; when something is written it is between two statements.
+    :ivar count: kept so far.
+    """
+
+    def __init__(self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction) -> None:
+        self._connection = connection
+        self._subid = subid
+        self._transaction = transaction
+        self._ascii = connection.info.parameter_status("server_encoding") != "UTF8"
+        self._waiting: list[tuple[str, str, str]] = []
+        self._bytes = 0
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to :meth:`write`."""
+        return len(self._waiting) >= LETTERS or self._bytes >= LETTERS_BYTES
+
+    def keep(self, relation: Relation, message: Message, reason: dict[str, Any]) -> None:
+        """One change of one relation.
+
+        :param relation: as the publisher described it then.
+        :param reason: why it is not applied.
+        """
+        body: dict[str, Any] = {
+            "operation": type(message).__name__.upper(),
+            "commit_ts": self._transaction.commit_ts,
+            "kind": self._transaction.kind.value,
+            "replica_identity": relation.replica_identity,
+            "identity": [c.name for c in relation.columns if c.flags & _KEY],
+            **reason,
+        }
+        if isinstance(message, Insert | Update):
+            body["new"] = self._row(relation, message.new)
+            body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == _UNCHANGED]
+        if isinstance(message, Update | Delete) and message.old is not None:
+            body["old"], body["old_kind"] = self._row(relation, message.old), message.old_kind
+        if isinstance(message, Truncate):
+            body["restart_identity"] = message.restart_identity
+        text = json.dumps(body, ensure_ascii=self._ascii)
+        self._waiting.append((*local_name(relation), text))
+        self._bytes += len(text)
+        self.count += 1
+
+    def _row(self, relation: Relation, values: Tuple) -> dict[str, Any]:
+        return {
+            column.name: self._value(values.kinds[i], values.values[i])
+            for i, column in enumerate(relation.columns)
+            if values.kinds[i] != _UNCHANGED
+        }
+
+    def _value(self, kind: int, value: bytes | None) -> str | dict[str, str] | None:
+        """Text as it is; what is no text, or what the target's encoding may not know, in hexadecimal."""
+        if value is None:
+            return None
+        if kind == _BINARY:
+            return {"binary": value.hex()}
+        try:
+            text = value.decode("ascii" if self._ascii else "utf-8")
+        except UnicodeDecodeError:
+            return {"text": value.hex()}
+        return text
+
+    def write(self) -> None:
+        """Into the open transaction."""
+        if not self._waiting:
+            return
+        place = (self._subid, format_lsn(self._transaction.finish_lsn), self._transaction.xid)
+        query = "COPY pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(query) as copy:
+            for letter in self._waiting:
+                copy.write_row((*place, *letter))
+        self._waiting, self._bytes = [], 0

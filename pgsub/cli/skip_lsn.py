@@ -1,0 +1,190 @@
+"""``pgsub skip-lsn``: shows what would be lost, asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli import console, render
+from pgsub.cli.command import command
+from pgsub.cli.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.cli.values import parse_lsn
+from pgsub.errors import ApplyError, UsageError
+
+if TYPE_CHECKING:
+    from pgsub.target.skip import Skip
+
+_LISTED = 40  #: rows that are listed where nothing else is asked for
+
+PAGE = Page(
+    summary="Skip a transaction that apply cannot apply",
+    description="""
+Lets apply leave out the transaction that finishes at LSN, as ALTER SUBSCRIPTION ... SKIP does: with --rows whole all of
+it, with --rows conflicting only the rows that cannot be applied, and what depends on them. What is left out is kept in
+table pgsub.skipped_change of the target, in the commit that passes the transaction.
+
+LSN is the finish LSN that the CONTEXT of an error names; without one it is that of the transaction apply stopped at
+last. One that is no finish LSN of a transaction still to come is refused, and the one that was meant is named. Whatever
+transaction with changes ends next clears it, with a warning if it was another one. With none for LSN nothing is skipped
+any more.
+
+--preview changes nothing and may be asked for at any time, whether the subscription runs, is disabled, or is stuck. It
+reads the transaction from a temporary copy of the replication slot, compares it with the target row by row, and says
+what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
+changes of rows that an earlier one could not bring; error, rows that fit into no row of the target; missing, changes of
+rows that the target does not have; identical, rows that the target has already; left, changes of tables that are not
+subscribed or come with their copy. The verdict is safe if nothing would be lost, caution if rows would be lost that the
+target has otherwise, risky if changes would be lost that apply would make. The exit code is 0 if nothing would be lost,
+else 6.
+
+Asks on a terminal; elsewhere --yes is needed.
+""",
+    examples=(
+        ("See what skipping the transaction that apply stopped at would lose.", "pgsub skip-lsn sales --preview"),
+        ("Apply all of it but the rows that conflict.", "pgsub skip-lsn sales --rows conflicting --yes"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "skip-lsn", PAGE)(skip_lsn)
+
+
+def skip_lsn(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    lsn: Annotated[
+        str | None,
+        typer.Argument(metavar="LSN|none", help="Finish LSN of the transaction; default: that of the recorded error."),
+    ] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="whole|conflicting", help="Which rows of the transaction are skipped.")
+    ] = "whole",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
+) -> None:
+    """Show or skip."""
+    wanted = None if lsn is not None and lsn.lower() == "none" else parse_lsn(lsn) if lsn is not None else 0
+    if lsn is not None and wanted == 0:
+        raise UsageError(f"invalid WAL location (LSN): {lsn}")
+    if rows not in ("whole", "conflicting"):
+        raise UsageError(f'"{rows}" is not one of whole, conflicting')
+    if preview and wanted is None:
+        raise UsageError("--preview needs a transaction")
+    if not preview and wanted is not None and not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise _unasked(name, lsn, rows)
+    from pgsub.conninfo import take_environment
+
+    take_environment()
+    from pgsub.commands.skip_lsn import SkipOptions
+
+    options = SkipOptions(name, current.state_dir, wanted, rows)
+    if preview:
+        _preview(options, as_json)
+    else:
+        _skip(options, yes, as_json)
+
+
+def _unasked(name: str, lsn: str | None, rows: str) -> UsageError:
+    words = ["pgsub", "skip-lsn", name, *([lsn] if lsn else []), "--rows", rows]
+    return UsageError(
+        "skipping a transaction needs --yes",
+        detail="There is no terminal to ask on.",
+        hint="To see what would be lost, and then:\n"
+        f"{shlex.join([*words, '--preview'])}\n{shlex.join([*words, '--yes'])}",
+    )
+
+
+def _skip(options: Any, yes: bool, as_json: bool) -> None:
+    from pgsub.cli.reporting import ConsoleReporter
+    from pgsub.commands.skip_lsn import skip_lsn as skip_transaction
+    from pgsub.protocol.lsn import format_lsn
+
+    done = skip_transaction(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
+    if as_json:
+        content = {
+            "preview": False,
+            "subscription": done.name,
+            "subskiplsn": format_lsn(done.skip.lsn if done.skip else 0),
+            "rows_mode": done.skip.rows if done.skip else None,
+            "previous": format_lsn(done.previous.lsn if done.previous else 0),
+        }
+        emit_document("skip-lsn", content)
+
+
+def _agreed(name: str, skip: Skip) -> None:
+    """Nothing is asked."""
+
+
+def _ask(name: str, skip: Skip) -> None:
+    from pgsub.commands.skip_lsn import canceled
+    from pgsub.protocol.lsn import format_lsn
+
+    what = "Nothing" if skip.rows == "whole" else "Only what can be applied"
+    console.say(
+        f"{what} of the transaction finished at {format_lsn(skip.lsn)} will be applied by subscription"
+        f" {console.printable(name)}; the rest goes to pgsub.skipped_change on the target."
+    )
+    if not typer.confirm("Skip it?", default=False, err=True):
+        raise canceled()
+
+
+def _preview(options: Any, as_json: bool) -> None:
+    from pgsub.commands.preview_document import document
+    from pgsub.commands.skip_lsn import show
+
+    found = document(show(options))
+    if as_json:
+        emit_document("skip-lsn", {"preview": True, "subscription": options.name, **found})
+    else:
+        _print(found)
+    if found["lost"] or found["verdict"] != "safe":
+        raise typer.Exit(ApplyError.exit_code)
+
+
+def _print(found: dict[str, Any]) -> None:
+    one = found["transaction"]
+    emit(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}")
+    shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
+    emit(
+        "\n" + render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:_LISTED]])
+    )
+    columns = ["table", *(name for name in found["tables"][0] if "name" not in name)] if found["tables"] else []
+    totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
+    if totals:
+        emit("\n" + render.rows(columns, totals))
+    listed = min(len(shown), _LISTED)
+    if listed < found["changes"]:
+        emit(f"\n{listed} of {found['changes']} changes are listed; --json has more.")
+    if found["unexplained"]:
+        emit(f"\nApply stopped here for a reason that the rows do not tell: {found['error']['message']}")
+    what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
+    emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {found['changes']} changes.")
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    local = row["existing"][0]["row"] if row["existing"] else row["local"]
+    why = [row["conflict"], *(other["index"] for other in row["existing"]), row["reason"]]
+    return {
+        "change": f"{row['number']} {row['operation']}",
+        "table": f"{row['schemaname']}.{row['relname']}",
+        "outcome": row["outcome"],
+        "why": " ".join(filter(None, why)) or None,
+        "remote": _values(row["remote"] or row["key"]),
+        "local": _values(local),
+    }
+
+
+def _values(row: dict[str, str | None] | None) -> str | None:
+    return None if row is None else ", ".join(f"{name}={_short(value)}" for name, value in row.items())
+
+
+def _short(value: str | None) -> str:
+    text = "NULL" if value is None else value
+    return text if len(text) <= 32 else text[:29] + "..."

@@ -1,0 +1,171 @@
+"""``pgsub skip-lsn``: ALTER SUBSCRIPTION … SKIP, with a look at what it would lose. Mirrors AlterSubscription.
+
+The LSN that a worker recorded is believed; any other must be the finish LSN of a transaction that the publisher will
+send. It is set in the ledger, where the apply worker meets it at its next transaction, and then in the state store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands import preview
+from pgsub.commands.preview import Finder, Preview
+from pgsub.commands.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.errors import PgsubError, StateForbids
+from pgsub.launcher.trouble import APPLY
+from pgsub.protocol.lsn import format_lsn
+from pgsub.subscription import Subscription
+from pgsub.target import ledger, membership, skip, two_phase
+from pgsub.target.skip import WHOLE, Skip
+
+#: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
+Confirm = Callable[[str, Skip], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipOptions:
+    """What the command line says.
+
+    :ivar lsn: 0 for the recorded one, None to skip nothing.
+    """
+
+    name: str
+    state_dir: Path
+    lsn: int | None = 0
+    rows: str = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class SkipResult:
+    """What is set now, and what was."""
+
+    name: str
+    skip: Skip | None
+    previous: Skip | None
+
+
+def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> SkipResult:
+    """Let apply leave out a transaction, or its conflicting rows, or take that back.
+
+    :raises StateForbids: no such transaction is to come, or none is recorded.
+    """
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        with opened(sub) as session:
+            wanted = None
+            if options.lsn is not None:
+                recorded = _recorded(store, sub)
+                wanted = Skip(_wanted(options, recorded), options.rows)
+                _check_position(session, sub, wanted)
+                if recorded is None or recorded.finish_lsn != wanted.lsn:
+                    _check_in_stream(session, sub, wanted, reporter)
+                confirm(sub.name, wanted)
+            with membership.maintenance(session, sub.subid, sub.name):
+                previous = skip.pending(session, sub.subid)
+                skip.set_pending(session, sub.subid, wanted)
+            _record(store, sub, wanted, previous)
+    _tell(sub, wanted, previous, reporter)
+    return SkipResult(sub.name, wanted, previous)
+
+
+def show(options: SkipOptions) -> Preview:
+    """What :func:`skip_lsn` would lose; nothing is changed.
+
+    :raises StateForbids: as of :func:`skip_lsn`.
+    """
+    assert options.lsn is not None
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        recorded = _recorded(store, sub)
+    with opened(sub) as session:
+        wanted = Skip(_wanted(options, recorded), options.rows)
+        _check_position(session, sub, wanted)
+        found = Preview(rows=wanted.rows)
+        if recorded is not None and recorded.finish_lsn == wanted.lsn:
+            found.error = recorded
+        start = ledger.apply_position(session, sub.subid)
+        with (
+            preview.comparing(session, sub, wanted.lsn) as comparison,
+            preview.read_from(session, sub, start) as reading,
+        ):
+            located = _finder(session, sub, wanted.lsn).find(reading, comparison, found)
+        if located.transaction is None:
+            raise preview.refused(sub, wanted.lsn, located, reading.flush_lsn)
+        return found
+
+
+def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
+    """The error that apply stopped with last."""
+    return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
+
+
+def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> int:
+    if options.lsn:
+        return options.lsn
+    if recorded is None or not recorded.finish_lsn:
+        raise StateForbids(
+            f'no failing transaction of subscription "{options.name}" is recorded',
+            detail="Without an LSN the transaction is meant that apply stopped at last.",
+            hint="Name the finish LSN of the transaction, as the CONTEXT of the error does:\n"
+            f"pgsub skip-lsn {options.name} LSN",
+        )
+    return recorded.finish_lsn
+
+
+def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
+    skip.check(wanted, ledger.apply_position(session, sub.subid))
+
+
+def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Finder:
+    prepared = two_phase.pending(session, sub.subid)
+    return Finder(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
+
+
+def _check_in_stream(session: psycopg.Connection, sub: Subscription, wanted: Skip, reporter: Reporter) -> None:
+    """A wrong LSN would be cleared by the next transaction, and nobody would know why that one still stops apply.
+
+    :raises StateForbids: with what was meant.
+    """
+    finder = _finder(session, sub, wanted.lsn)
+    start = ledger.apply_position(session, sub.subid)
+    with preview.read_from(session, sub, start) as reading:
+        located = finder.find(reading)
+    if located.transaction is None:
+        raise preview.refused(sub, wanted.lsn, located, reading.flush_lsn)
+    first = finder.first
+    if first is not None and first.finish_lsn != wanted.lsn:
+        reporter.warning(
+            f"transaction {located.transaction.xid} is not the next one to be applied",
+            detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
+            " has changes and ends next clears what is to be skipped, as in the server.",
+            hint=f"Skip it when apply has come to it:\npgsub wait {sub.name} --for error && pgsub skip-lsn {sub.name}",
+        )
+
+
+def _record(store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None) -> None:
+    detail = {"lsn": format_lsn(wanted.lsn) if wanted else "none", "rows": wanted.rows if wanted else None}
+    detail["previous"] = format_lsn(previous.lsn) if previous else "none"
+    with store.batch():
+        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0)
+        store.journal("skip-lsn", sub.subid, sub.name, detail)
+
+
+def _tell(sub: Subscription, wanted: Skip | None, previous: Skip | None, reporter: Reporter) -> None:
+    if wanted is None:
+        if previous is None:
+            reporter.notice(f'nothing was to be skipped by subscription "{sub.name}"')
+        return
+    if not sub.enabled:
+        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {sub.name}")
+
+
+def canceled() -> PgsubError:
+    """The operator said no."""
+    return PgsubError("canceled", detail="Nothing was changed.")

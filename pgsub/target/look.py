@@ -1,0 +1,311 @@
+"""Rows of target tables as a preview looks at them: read, never written, and nothing of a table is run.
+
+Values come as the publisher's text and are read by the target's own input functions; what is compared afterwards is
+the target's text of both. Unique indexes, NOT NULL and CHECK are asked by SELECT: so no trigger fires, no default is
+taken, no sequence moves, no row is locked. Mirrors RelationFindReplTupleByIndex, CheckAndReportConflict
+(execReplication.c) and ExecConstraints (execMain.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from pgsub.target import roles
+from pgsub.target.relation import TargetColumn, TargetRelation
+from pgsub.target.statements import only
+
+#: A row as texts of the target, by column; None is NULL.
+Row = Mapping[str, str | None]
+
+_INDEXES = """
+SELECT c.relname::text, i.indimmediate, coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false),
+       pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+       ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false)
+               FROM pg_catalog.generate_series(1, i.indnkeyatts) k ORDER BY k),
+       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
+               FROM pg_catalog.unnest(i.indclass::oid[]) WITH ORDINALITY AS u (opclass, k)
+               JOIN pg_catalog.pg_opclass p ON p.oid = u.opclass
+               JOIN pg_catalog.pg_amop m ON m.amopfamily = p.opcfamily AND m.amopstrategy = 3
+                AND m.amoplefttype = p.opcintype AND m.amoprighttype = p.opcintype
+               JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr
+               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY u.k),
+       ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS u (attnum, k)
+               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = u.attnum
+              WHERE u.k <= i.indnkeyatts ORDER BY u.k)
+  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+  JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
+ WHERE i.indrelid = %s::oid AND i.indisunique AND i.indisvalid ORDER BY NOT i.indisprimary, c.relname
+"""
+_CHECKS = """
+SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
+ WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
+"""
+_NOT_NULL = """
+SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
+ WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped AND attnotnull ORDER BY attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """A unique index of a target table.
+
+    :ivar keys: its key columns and expressions as SQL; ``operators`` the equality of each.
+    :ivar columns: names of its key columns, fewer than ``keys`` where there are expressions.
+    """
+
+    name: str
+    immediate: bool
+    nulls_not_distinct: bool
+    predicate: str | None
+    keys: tuple[str, ...]
+    operators: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the values of columns alone say what is equal."""
+        return self.predicate is None and len(self.columns) == len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row of the target: where it is, and its values as text."""
+
+    place: str
+    values: Row
+
+
+class Looker:
+    """One read-only session of a preview; statements act as the role that apply would act as.
+
+    :param connection: autocommit, with nothing in the way of reading.
+    """
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._role: str | None = None
+        self._open = False
+        connection.execute("SET default_transaction_read_only = on")
+        connection.execute("SET lock_timeout = '10s'")  # somebody's TRUNCATE or ALTER TABLE is not waited for longer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._open and not self._connection.closed:
+            self._connection.execute("ROLLBACK")
+        self._open, self._role = False, None
+
+    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """Rows of a query, as a role.
+
+        :raises psycopg.Error: the transaction has ended then; the next question begins another one.
+        """
+        try:
+            if not self._open:
+                self._connection.execute("BEGIN READ ONLY")
+                self._open = True
+            if role != self._role:
+                self._connection.execute(roles.become(role))
+                self._role = role
+            # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
+            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+        except psycopg.Error:
+            self._end()
+            raise
+
+    def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
+        """Rows of a catalog about one table."""
+        self._end()
+        return self._connection.execute(query.encode(), (oid,)).fetchall()
+
+
+class Within:
+    """Looks inside an open transaction of a writing session, between its statements: at what it did so far, too."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+
+    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        with roles.acting(self._connection, role):
+            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+
+    def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        return self._connection.execute(query.encode(), (oid,)).fetchall()
+
+
+class TableLook:
+    """Looks at one target table.
+
+    :param looker: how it is asked.
+
+    :ivar indexes: its unique indexes.
+    :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
+    """
+
+    def __init__(self, looker: Looker | Within, target: TargetRelation) -> None:
+        self._looker = looker
+        self._target = target
+        self.columns = [c for c in target.columns if not c.generated]
+        self.indexes = [
+            UniqueIndex(name, immediate, nulls, predicate, tuple(keys), tuple(operators), tuple(columns))
+            for name, immediate, nulls, predicate, keys, operators, columns in looker.catalog(_INDEXES, target.oid)
+        ]
+        self._checks = looker.catalog(_CHECKS, target.oid)
+        self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
+        self._from = only(target)
+        self._queries: dict[tuple[str, ...], str] = {}
+        texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
+        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text"), *texts])
+
+    def read(self, row: Row) -> Row:
+        """What becomes of a row's values here, as the target's text of them.
+
+        :raises psycopg.Error: a value is none of its column's type.
+        """
+        columns = self._sent(row)
+        if not columns:
+            return {}
+
+        def build() -> sql.Composed:
+            casts = [sql.SQL("{}::pg_catalog.text").format(_value(c, i)) for i, c in enumerate(columns)]
+            return sql.SQL("SELECT {}").format(sql.SQL(", ").join(casts))
+
+        [texts] = self._ask("read", columns, build, [row[c.name] for c in columns])
+        return dict(zip((c.name for c in columns), texts, strict=True))
+
+    def find(self, key: Row) -> Found | None:
+        """The row that has these values in these columns, NULLs being equal; one of them where several have."""
+        columns = self._sent(key)
+        valued = [c for c in columns if key[c.name] is not None]
+
+        def build() -> sql.Composed:
+            parts = [sql.SQL("true").format()]
+            for column in columns:
+                name = sql.Identifier("t", column.name)
+                if column not in valued:
+                    parts.append(sql.SQL("{} IS NULL").format(name))
+                    continue
+                equal = sql.SQL(f"OPERATOR({column.equality or 'pg_catalog.='})")
+                parts.append(sql.SQL("{} {} {}").format(name, equal, _value(column, valued.index(column))))
+            query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
+            return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
+
+        nulls = "".join("v" if c in valued else "n" for c in columns)
+        rows = self._ask(f"find {nulls}", columns, build, [key[c.name] for c in valued])
+        return self._found(rows[0]) if rows else None
+
+    def taken(self, row: Row) -> list[tuple[UniqueIndex, Found]]:
+        """Rows that have one of the row's unique keys already, by index; the row itself is one of them, if there."""
+        if not self.indexes:
+            return []
+        columns = self._sent(row)
+
+        def build() -> sql.Composed:
+            queries = [self._taken(number, index, columns) for number, index in enumerate(self.indexes)]
+            return sql.SQL(" UNION ALL ").join(queries)
+
+        found = self._ask("taken", columns, build, [row[c.name] for c in columns])
+        return [(self.indexes[one[0]], self._found(one[1:])) for one in found]
+
+    def _taken(self, number: int, index: UniqueIndex, columns: Sequence[TargetColumn]) -> sql.Composed:
+        keys = [sql.SQL("({}) AS {}").format(sql.SQL(k), _key(i)) for i, k in enumerate(index.keys)]
+        wanted = sql.SQL("(SELECT {} FROM {}{})").format(
+            sql.SQL(", ").join(keys), self._as_row(columns), _predicate(" WHERE", index)
+        )
+        equal = sql.SQL(" AND ").join(_same(index, i) for i in range(len(index.keys)))
+        return sql.SQL("(SELECT {}, {} FROM {} t, {} wanted WHERE {}{} LIMIT 1)").format(
+            sql.Literal(number), self._selected, self._from, wanted, equal, _predicate(" AND", index)
+        )
+
+    def violated(self, row: Row) -> str | None:
+        """The NOT NULL or CHECK constraint that a whole new row violates, in the server's words; None where it fits."""
+        for name, nothing_fills_it in self.required.items():
+            if row.get(name) is None and (name in row or nothing_fills_it):
+                table = self._target.name
+                return f'null value in column "{name}" of relation "{table}" violates not-null constraint'
+        if not self._checks:
+            return None
+        columns = self._sent(row)
+
+        def build() -> sql.Composed:
+            checks = [sql.SQL("({}) IS NOT FALSE").format(sql.SQL(text)) for _, text in self._checks]
+            return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(checks), self._as_row(columns))
+
+        [holds] = self._ask("violated", columns, build, [row[c.name] for c in columns])
+        for (name, _), true in zip(self._checks, holds, strict=True):
+            if not true:
+                return f'new row for relation "{self._target.name}" violates check constraint "{name}"'
+        return None
+
+    def empty(self) -> bool:
+        """Whether the table has no row."""
+        return not self._ask("empty", (), lambda: sql.SQL("SELECT FROM {} t LIMIT 1").format(self._from), ())
+
+    def _ask(
+        self,
+        what: str,
+        columns: Sequence[TargetColumn],
+        build: Callable[[], sql.Composed],
+        values: Sequence[str | None],
+    ) -> list[tuple[Any, ...]]:
+        """Queries are composed once for each set of columns: that takes longer than to run them."""
+        key = (what, *(c.name for c in columns))
+        query = self._queries.get(key)
+        if query is None:
+            query = self._queries[key] = build().as_string()
+        return self._looker.ask(self._target.acts_as, query, values)
+
+    def _sent(self, row: Row) -> list[TargetColumn]:
+        return [c for c in self._target.columns if c.name in row]
+
+    def _found(self, row: Sequence[Any]) -> Found:
+        return Found(row[0], {c.name: value for c, value in zip(self.columns, row[1:], strict=True)})
+
+    def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
+        """The row as a subquery with all columns of the table; what was not sent is NULL, which violates nothing."""
+        positions = {c.name: i for i, c in enumerate(columns)}
+        casts = [
+            sql.SQL("{} AS {}").format(
+                _value(c, positions[c.name])
+                if c.name in positions
+                else sql.SQL("CAST(NULL AS {})").format(sql.SQL(c.full_type)),
+                sql.Identifier(c.name),
+            )
+            for c in self._target.columns
+        ]
+        return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
+
+
+def _value(column: TargetColumn, position: int) -> sql.Composed:
+    # format_type quoted the name already
+    return sql.SQL("CAST({} AS {})").format(sql.SQL(f"${position + 1}"), sql.SQL(column.full_type))
+
+
+def _key(number: int) -> sql.Identifier:
+    return sql.Identifier(f"pgsub_key_{number}")
+
+
+def _predicate(word: str, index: UniqueIndex) -> sql.Composed:
+    return sql.Composed([sql.SQL(f"{word} ({index.predicate})" if index.predicate else "")])
+
+
+def _same(index: UniqueIndex, number: int) -> sql.Composed:
+    equal = sql.SQL(f"OPERATOR({index.operators[number]})")
+    key = sql.SQL(f"({index.keys[number]})")
+    wanted = sql.Identifier("wanted", f"pgsub_key_{number}")
+    same = sql.SQL("{} {} {}").format(key, equal, wanted)
+    if not index.nulls_not_distinct:
+        return same
+    return sql.SQL("({} OR {} IS NULL AND {} IS NULL)").format(same, key, wanted)

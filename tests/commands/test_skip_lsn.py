@@ -1,0 +1,101 @@
+"""skip-lsn through the program: what it sets, asks and tells, and a subscription that gets past what stopped it."""
+
+from __future__ import annotations
+
+import sys
+
+import pexpect
+import pytest
+from fix_program import one_error, valid
+from fix_stuck import MakeStuck
+
+_STORED = "SELECT subskiplsn FROM pg_subscription"
+_PENDING = "SELECT skip_lsn::text, skip_rows FROM pgsub.control WHERE worker = 0"
+
+
+def test_three_transactions_that_fail_one_after_the_other_are_skipped_by_the_lsns_that_are_recorded(
+    stuck: MakeStuck,
+) -> None:
+    it = stuck("--two-phase", "--streaming", "on")
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0), (3, 0)")
+    it.pubdb.execute(f"ALTER DATABASE {it.pubdb.name} SET debug_logical_replication_streaming = immediate")
+    statements = (
+        "BEGIN; INSERT INTO b SELECT g, g FROM generate_series(1, 1) g; INSERT INTO a VALUES (101, 'streamed'); COMMIT",
+        "INSERT INTO b VALUES (2, 2)",
+        "BEGIN; INSERT INTO b VALUES (3, 3); INSERT INTO a VALUES (103, 'prepared'); PREPARE TRANSACTION 'third'",
+    )
+    error = it.apply(*statements, "COMMIT PREPARED 'third'", "INSERT INTO a VALUES (104, 'after')")
+    lsns = []
+    for rows in ("whole", "whole", "conflicting"):
+        assert error is not None and error.finish_lsn is not None and error.conflict == "insert_exists"
+        lsns.append(error.finish_lsn)
+        done = valid("skip-lsn", it.ok("skip-lsn", "s", "--rows", rows, "--yes", "--json").stdout)
+        assert (done["subskiplsn"], done["rows_mode"]) == (error.finish_lsn, rows)
+        assert it.subdb.rows(_PENDING) == [(error.finish_lsn, rows)] and it.cli.sql(_STORED) == [(error.finish_lsn,)]
+        error = it.apply()
+    assert error is None and it.subdb.rows(_PENDING) == [(None, None)]
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 0), (3, 0)]
+    assert it.subdb.rows("SELECT id FROM a ORDER BY id") == [(103,), (104,)]
+    kept = it.subdb.rows("SELECT relname, finish_lsn::text FROM pgsub.skipped_change ORDER BY id")
+    assert kept == [("b", lsns[0]), ("a", lsns[0]), ("b", lsns[1]), ("b", lsns[2])]
+    assert [(entry["lsn"], entry["rows"]) for entry in it.journal("skip-lsn")] == list(
+        zip(lsns, ("whole", "whole", "conflicting"), strict=True)
+    )
+
+
+def test_none_takes_it_back_and_without_a_terminal_it_needs_yes(stuck: MakeStuck) -> None:
+    it = stuck()
+    one_error(it.run("skip-lsn", "s", "--yes"), 3, "no failing transaction", "pgsub skip-lsn s LSN")
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = it.apply("INSERT INTO b VALUES (1, 1)", "INSERT INTO b VALUES (2, 2)")
+    assert error is not None and error.finish_lsn is not None
+    said = one_error(it.cli("skip-lsn", "s"), 2, "needs --yes", "--preview")
+    assert said.splitlines()[-1].strip() == "pgsub skip-lsn s --rows whole --yes"
+    assert "once the subscription is enabled" in it.ok("skip-lsn", "s", error.finish_lsn, "--yes").stderr
+    undone = valid("skip-lsn", it.ok("skip-lsn", "s", "none", "--json").stdout)
+    assert (undone["subskiplsn"], undone["previous"]) == ("0/0", error.finish_lsn)
+    assert it.subdb.rows(_PENDING) == [(None, None)] and it.cli.sql(_STORED) == [("0/0",)]
+    assert "nothing was to be skipped" in it.ok("skip-lsn", "s", "none").stderr
+    for words in (["0/0"], ["x"], ["--rows", "some"], ["none", "--preview"]):
+        one_error(it.run("skip-lsn", "s", *words, "--yes"), 2, hint="x" in words)
+    assert [entry["lsn"] for entry in it.journal("skip-lsn")] == [error.finish_lsn, "none", "none"]
+
+
+def test_a_transaction_that_is_not_the_next_one_is_warned_of(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0)")
+    first = it.apply("INSERT INTO b VALUES (1, 1)", "INSERT INTO b VALUES (2, 2)")
+    it.ok("skip-lsn", "s", "--yes")
+    second = it.apply()
+    assert first is not None and second is not None and second.finish_lsn is not None
+    third = it.apply("INSERT INTO b VALUES (3, 3)")
+    assert third is not None and third.finish_lsn == second.finish_lsn
+    wrong = str(it.preview(code=6)["transaction"]["end_lsn"])
+    found = it.run("skip-lsn", "s", wrong, "--yes")
+    assert found.returncode == 3
+    later = it.run("skip-lsn", "s", _lsn_of_the_third(it), "--yes")
+    assert later.returncode == 0 and "is not the next one to be applied" in later.stderr, later.stderr
+
+
+def _lsn_of_the_third(it) -> str:
+    """A finish LSN behind the failing one, as the refusal of a wrong LSN names it."""
+    said = it.run("skip-lsn", "s", str(it.pubdb.value("SELECT (pg_current_wal_flush_lsn() - 1)::text")), "--yes").stderr
+    return str(said.split("finished at ")[1].split()[0].rstrip("?."))
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
+def test_on_a_terminal_it_asks(stuck: MakeStuck, answer: str, code: int) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = it.apply("INSERT INTO b VALUES (1, 1)")
+    assert error is not None
+    words = ["-m", "pgsub", "skip-lsn", "s"]
+    terminal = pexpect.spawn(sys.executable, words, env=it.cli.environment, encoding="utf-8", timeout=30)
+    terminal.expect_exact(f"finished at {error.finish_lsn} will be applied")
+    terminal.expect_exact("Skip it?")
+    terminal.sendline(answer)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == code
+    assert it.cli.sql(_STORED) == [(error.finish_lsn if code == 0 else "0/0",)]
+    assert len(it.journal("skip-lsn")) == 1 - code

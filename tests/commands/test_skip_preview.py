@@ -1,0 +1,161 @@
+"""skip-lsn --preview: what skipping a transaction would lose, told row by row and without moving anything."""
+
+from __future__ import annotations
+
+import pytest
+from fix_program import one_error
+from fix_stuck import MakeStuck, lsn
+
+from pgsub.protocol.lsn import parse_lsn
+
+_SLOT = "SELECT restart_lsn, confirmed_flush_lsn, catalog_xmin FROM pg_replication_slots WHERE slot_name = 's'"
+
+
+def outcomes(document):
+    return [(row["operation"], row["outcome"], row["conflict"]) for row in document["rows"]]
+
+
+def test_each_change_is_compared_as_apply_would_meet_it(stuck):
+    it = stuck()
+    it.subdb.execute("ALTER TABLE b ADD UNIQUE (n), ADD CHECK (n < 1000)")
+    it.subdb.execute("INSERT INTO a VALUES (1, 'mine'), (2, 'same'); INSERT INTO b VALUES (1, 10), (2, 20)")
+    it.pubdb.execute("DELETE FROM a; INSERT INTO a VALUES (7, 'x')")
+    assert it.apply() is None
+    it.subdb.execute("DELETE FROM a WHERE id = 7; INSERT INTO a VALUES (1, 'mine'), (2, 'same')")
+    error = it.apply(
+        """BEGIN;
+        INSERT INTO a VALUES (3, 'new');           -- applies
+        INSERT INTO a VALUES (2, 'same');          -- is there already
+        INSERT INTO a VALUES (1, 'theirs');        -- the target has it otherwise
+        UPDATE a SET t = 'more' WHERE id = 1;      -- depends on it
+        UPDATE a SET t = 'newer' WHERE id = 3;     -- of a row that came with this transaction
+        DELETE FROM a WHERE id = 7;                -- not there
+        INSERT INTO b VALUES (3, 10);              -- another key
+        INSERT INTO b VALUES (2, 10.0);            -- both keys
+        INSERT INTO b VALUES (4, 2000);            -- a check of the target
+        DELETE FROM a WHERE id = 3;
+        INSERT INTO a VALUES (3, 'once more');
+        COMMIT"""
+    )
+    assert error is not None and error.finish_lsn
+    found = it.preview(code=6)
+    assert outcomes(found) == [
+        ("INSERT", "would_apply", None),
+        ("INSERT", "identical", "insert_exists"),
+        ("INSERT", "conflict", "insert_exists"),
+        ("UPDATE", "dependent", None),
+        ("UPDATE", "would_apply", None),
+        ("DELETE", "missing", "delete_missing"),
+        ("INSERT", "conflict", "insert_exists"),
+        ("INSERT", "conflict", "multiple_unique_conflicts"),
+        ("INSERT", "error", None),
+        ("DELETE", "would_apply", None),
+        ("INSERT", "would_apply", None),
+    ]
+    conflict = found["rows"][2]
+    assert conflict["existing"] == [{"index": "a_pkey", "row": {"id": "1", "t": "mine"}, "differs": ["t"]}]
+    assert conflict["remote"] == {"id": "1", "t": "theirs"}
+    assert [other["index"] for other in found["rows"][7]["existing"]] == ["b_pkey", "b_n_key"]
+    assert "check constraint" in found["rows"][8]["reason"]
+    assert found["transaction"]["finish_lsn"] == error.finish_lsn
+    assert (found["verdict"], found["lost"], found["changes"]) == ("risky", 9, 11)
+    rest = it.preview("--rows", "conflicting", code=6)
+    assert (rest["verdict"], rest["lost"]) == ("risky", 5)
+
+
+def test_a_preview_moves_nothing_on_either_side(stuck):
+    it = stuck()
+    it.subdb.execute(
+        "ALTER TABLE b ADD COLUMN mine serial; CREATE TABLE told (n int);"
+        "CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql"
+        " AS 'BEGIN INSERT INTO told VALUES (1); RETURN NEW; END';"
+        "CREATE TRIGGER told BEFORE INSERT ON b FOR EACH ROW EXECUTE FUNCTION tell();"
+        "ALTER TABLE b ENABLE ALWAYS TRIGGER told; INSERT INTO b VALUES (1, 1)"
+    )
+    it.apply("INSERT INTO b VALUES (5, 5), (1, 2)")
+    look = "SELECT (SELECT last_value FROM b_mine_seq), (SELECT count(*) FROM told), (SELECT count(*) FROM b)"
+    before = it.subdb.rows(look), it.pubdb.rows(_SLOT), it.position(), it.cli.sql("SELECT count(*) FROM pgsub_journal")
+    found = it.preview(code=6)
+    assert [row["outcome"] for row in found["rows"]] == ["would_apply", "conflict"]
+    after = it.subdb.rows(look), it.pubdb.rows(_SLOT), it.position(), it.cli.sql("SELECT count(*) FROM pgsub_journal")
+    assert after == before
+    assert it.pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pgsub%%preview%%'") == 0
+
+
+def test_a_transaction_that_the_target_has_already_is_safe_to_skip(stuck):
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 1.50), (2, 2)")
+    it.apply("BEGIN; INSERT INTO b VALUES (1, 1.50), (2, 2); UPDATE b SET n = 2 WHERE id = 2; COMMIT")
+    found = it.preview(code=0)
+    assert found["verdict"] == "safe" and found["lost"] == 0
+    assert {row["outcome"] for row in found["rows"]} == {"identical"}
+
+
+def test_what_only_apply_can_see_is_never_called_safe(stuck):
+    it = stuck()
+    it.subdb.execute("CREATE EXTENSION IF NOT EXISTS btree_gist; ALTER TABLE b ADD EXCLUDE USING gist (n WITH =)")
+    it.subdb.execute("INSERT INTO b VALUES (1, 1)")
+    error = it.apply("INSERT INTO b VALUES (2, 1)")
+    assert error is not None and error.sqlstate == "23P01"
+    found = it.preview("--rows", "conflicting", code=6)
+    assert found["unexplained"] and found["verdict"] == "caution"
+
+
+@pytest.mark.parametrize("options", [(), ("--streaming", "off"), ("--two-phase",)])
+def test_streamed_and_prepared_transactions_are_found_by_the_lsn_of_their_error(stuck, options):
+    it = stuck("--streaming", "parallel", *options)
+    it.pubdb.execute(f"ALTER DATABASE {it.pubdb.name} SET debug_logical_replication_streaming = immediate")
+    it.subdb.execute("INSERT INTO b VALUES (500, 0)")
+    end = "PREPARE TRANSACTION 'one'" if "--two-phase" in options else "COMMIT"
+    error = it.apply(
+        f"BEGIN; INSERT INTO b SELECT g, g FROM generate_series(1, 300) g; SAVEPOINT x; DELETE FROM b;"
+        f" ROLLBACK TO x; INSERT INTO b SELECT g, g FROM generate_series(301, 600) g; {end}"
+    )
+    assert error is not None and error.conflict == "insert_exists"
+    found = it.preview(code=6)
+    assert found["transaction"]["kind"] == ("PREPARE" if "--two-phase" in options else "COMMIT")
+    assert found["tables"] == [
+        {
+            "schemaname": "public", "relname": "b", "would_apply": 599, "conflict": 1, "dependent": 0, "error": 0,
+            "missing": 0, "identical": 0, "left": 0,
+        }
+    ]  # fmt: skip
+    assert found["transaction"]["finish_lsn"] == error.finish_lsn
+
+
+def test_a_subscription_that_runs_can_be_asked_too(stuck):
+    it = stuck()
+    it.apply("INSERT INTO b VALUES (1, 1)")
+    task = it.start()
+    it.pubdb.wait("SELECT active FROM pg_replication_slots WHERE slot_name = 's'")
+    with it.subdb.connect() as blocker:
+        blocker.execute("BEGIN; LOCK TABLE b IN SHARE MODE")  # apply cannot get on meanwhile
+        before, after = it.ends("INSERT INTO b VALUES (2, 2)")
+        said = one_error(it.run("skip-lsn", "s", lsn(after), "--preview"), 3, "no transaction that is still to be")
+        meant = said.split("pgsub skip-lsn s ")[1].split()[0]
+        assert before < parse_lsn(meant) < after
+        assert [r["outcome"] for r in it.preview(meant, code=6)["rows"]] == ["would_apply"]
+    assert not task.done()
+    it.subdb.wait("SELECT count(*) FROM b", value=2)
+
+
+def test_begin_end_and_neighbouring_lsns_name_the_transaction_that_was_meant(stuck: MakeStuck):
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 1)")
+    assert it.apply("INSERT INTO a VALUES (1000, 'first')") is None
+    error = it.apply("INSERT INTO b VALUES (1, 2)", "INSERT INTO b VALUES (2, 2)")
+    transaction = it.preview(code=6)["transaction"]
+    right = f"pgsub skip-lsn s {error.finish_lsn}"
+    finish = parse_lsn(error.finish_lsn)
+    for wrong, words in (
+        (transaction["begin_lsn"], "begins"),
+        (transaction["end_lsn"], "is the end LSN"),
+        (lsn(finish + 1), "inside the last record"),
+        (lsn(finish - 1), "lies inside"),
+    ):
+        for mode in ("--preview", "--yes"):
+            said = one_error(it.run("skip-lsn", "s", wrong, mode), 3, words, "Did you mean")
+            assert right in said
+    one_error(it.run("skip-lsn", "s", "FFFF/0", "--yes"), 3, "WAL ends at", hint=False)
+    one_error(it.run("skip-lsn", "s", "0/1", "--yes"), 3, "must be greater than origin LSN", hint=False)
+    assert it.cli.sql("SELECT subskiplsn FROM pg_subscription") == [("0/0",)]
