@@ -15,7 +15,7 @@ from pgsub.catalog.codec import TEXT, Table
 from pgsub.catalog.progress import ProgressCatalog
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.times import utc_now
-from pgsub.protocol.lsn import covered
+from pgsub.protocol.lsn import covered, format_lsn
 
 #: Rows kept of each subscription, and of all that are dropped together.
 KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
@@ -127,6 +127,12 @@ class ConflictCatalog(ProgressCatalog):
             sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
             self._database.run_many(sql, [(action, row.id) for row in passed])
         return len(passed)
+
+    def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
+        """What stopped a worker in one transaction was skipped, whatever it was taken for: it may be heard of late."""
+        with self._database.transaction():
+            sql = "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
+            self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
 
     def conflicts_dropped(self, subid: int) -> int:
         """How many rows of a subscription the bound has taken."""

@@ -162,6 +162,8 @@ class Mirror:
                     self._message(body)
                 elif body["kind"] == "log":
                     self._log(body["level"], body["text"])
+                elif body["kind"] == "skipped":
+                    self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
                 else:
                     self._conflict(body)
             if conflicts:

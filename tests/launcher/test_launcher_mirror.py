@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.launcher import mirror as mirrors
 from pgsub.launcher.copies import Chunks, Copies, processed_rows, total_bytes
@@ -293,6 +294,18 @@ def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirror
         ("a.b", "skipped", None, ids[0]),
     ]
     assert mirrored.store.stats(mirrored.subid).confl_delete_missing == 2
+
+
+def test_a_stop_that_was_skipped_is_skipped_in_the_record_even_if_it_was_taken_for_applied(mirrored):
+    stop = ConflictRow(mirrored.subid, "s", "insert_exists", "public", "a", "stopped", worker="apply")
+    ids = [mirrored.store.add_conflict(replace(stop, finish_lsn=lsn)) for lsn in (0x10, 0x20, 0x30)]
+    mirrored.store.conflicts_passed(mirrored.subid, "apply", 0x28)
+    bodies = ({"kind": "log", "level": "LOG", "text": "x"}, {"kind": "skipped", "finish_lsn": "0/20"})
+    for body in bodies:
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    mirrored.mirror.events()
+    actions = {row.id: row.action for row in mirrored.store.conflicts(mirrored.subid)}
+    assert [actions[one] for one in ids] == ["applied", "skipped", "stopped"]
 
 
 def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(mirrored):
