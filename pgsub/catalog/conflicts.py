@@ -157,12 +157,14 @@ class ConflictCatalog(ProgressCatalog):
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
         """The same event, or the same stop."""
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
+        # both find few by an index; a transaction may have a million conflicts, all of one row
+        which, few = (
+            ("event = ?", [row.event]) if row.event is not None else ("event IS NULL AND action = 'stopped'", [])
+        )
         same = " AND ".join(f'"{column}" IS ?' for column in _SAME_STOP)
-        which = "event IS ?" if row.event is not None else "event IS NULL AND action = 'stopped'"
-        parameters = [row.subid, *(values[column] for column in _SAME_STOP)]
-        parameters += [row.event] if row.event is not None else []
-        sql = f"{_CONFLICT.select} AND {same} AND {which} ORDER BY id DESC LIMIT 1"
-        found = self._database.rows(sql, tuple(parameters))
+        sql = f"{_CONFLICT.select} AND {which} AND {same} ORDER BY id DESC LIMIT 1"
+        parameters = (row.subid, *few, *(values[column] for column in _SAME_STOP))
+        found = self._database.rows(sql, parameters)
         return _CONFLICT.decode(found[0]) if found else None
 
     def _bound(self, subid: int) -> None:
