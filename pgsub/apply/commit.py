@@ -33,17 +33,19 @@ class Consumed:
     """``subskiplsn`` is cleared (clear_subscription_skip_lsn).
 
     :ivar messages: level and text of what the log is told of it.
+    :ivar done: the transaction that was meant was skipped, or its conflicting rows.
     """
 
     skip: Skip
     messages: tuple[tuple[str, str], ...]
-    matched: bool = False  #: what was to be skipped was
+    done: bool = False
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
         clear(connection, subid, self.skip)
-        more = {"skipped": format_lsn(self.skip.lsn)} if self.matched else {}
-        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text, **more})) for level, text in self.messages]
+        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
+        if self.done:
+            rows.append((subid, Jsonb({"kind": "skipped", "finish_lsn": format_lsn(self.skip.lsn)})))
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 

@@ -67,7 +67,7 @@ class Skipping:
         left.write()
         failpoints.point("apply.skipped")
         if clears:
-            self._ending.consume(Consumed(skip, self._skipped(skip, left.count), matched=True))
+            self._ending.consume(Consumed(skip, self._skipped(skip, left.count), done=True))
 
     def _mismatch(self, skip: Skip, transaction: RemoteTransaction) -> tuple[str, str]:
         return (

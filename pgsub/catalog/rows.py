@@ -153,6 +153,7 @@ class ConflictRow:
     context: str | None = None
     replica_identity: Json | None = None
     local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
+    worker: str | None = None  #: that it stopped, as in ErrorRow
     event: int | None = None  #: its id in the ledger, where it came from there
     id: int = 0
 

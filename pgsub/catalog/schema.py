@@ -265,6 +265,7 @@ CREATE TABLE pgsub_conflict (
     context TEXT,
     replica_identity TEXT,
     local_conflicts TEXT,
+    worker TEXT,
     event INTEGER
 );
 INSERT INTO pgsub_conflict (id, subid, subname, at, conflict_type, schemaname, relname, index_name, key, origin,
@@ -274,7 +275,7 @@ INSERT INTO pgsub_conflict (id, subid, subname, at, conflict_type, schemaname, r
            remote_commit_ts, CASE action WHEN 'error' THEN 'stopped' ELSE action END, attempts, message, detail,
            identical, at FROM pgsub_conflict_3;
 DROP TABLE pgsub_conflict_3;
-CREATE INDEX pgsub_conflict_place ON pgsub_conflict (subid, finish_lsn, key);
+CREATE INDEX pgsub_conflict_event ON pgsub_conflict (subid, event) WHERE event IS NOT NULL;
 CREATE INDEX pgsub_conflict_stopped ON pgsub_conflict (subid) WHERE action = 'stopped';
 CREATE TABLE pgsub_conflict_dropped (subid INTEGER PRIMARY KEY, dropped INTEGER NOT NULL);
 ALTER TABLE pgsub_error ADD COLUMN position TEXT;

@@ -227,7 +227,7 @@ def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
         for error in store.errors(sub.subid):
             if error.worker == APPLY and error.finish_lsn and covered(error.finish_lsn, found.to):
                 store.clear_error(sub.subid, APPLY)
-        store.conflicts_passed(sub.subid, found.to, SKIPPED)
+        store.conflicts_passed(sub.subid, APPLY, found.to, SKIPPED)
         store.journal("origin-advance", sub.subid, sub.name, detail)
 
 

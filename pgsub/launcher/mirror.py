@@ -176,13 +176,14 @@ class Mirror:
                     self._message(body)
                 elif body["kind"] == "log":
                     self._log(body["level"], body["text"])
-                    if "skipped" in body:
-                        self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["skipped"]))
+                elif body["kind"] == "skipped":
+                    self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
                 else:
                     self._conflict(body)
             if conflicts:
-                self._store.add_conflicts([faults.conflict_row(self._sub, body, SKIPPED, e) for e, body in conflicts])
-                met = Counter(f"confl_{body['conflict_type']}" for _, body in conflicts)
+                found = [faults.conflict_row(self._sub, body, SKIPPED, event) for event, body in conflicts]
+                added = self._store.add_conflicts(found)
+                met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
                 self._store.add_stats(self._sub.subid, **met)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
 
