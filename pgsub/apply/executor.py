@@ -420,11 +420,12 @@ class Executor:
 
         :raises KeyError: some are taken and some are not.
         """
-        first = piece.transaction_of(0)
-        relation = self._target(first, "COMMIT", relid, self._admits)
-        if relation is None and len(piece) > 1:
+        relation = self._target(piece.transaction_of(0), "COMMIT", relid, self._admits)
+        if relation is None:
+            remote, oid = self._relations.remote(relid), self._relations.oid(relid)
             last = piece.transaction_of(len(piece) - 1)
-            if last is not first and self._target(last, "COMMIT", relid, self._admits) is not None:
+            # not by _target: it would hold for those before the last, too
+            if oid is not None and self._admits(remote, oid, last.decided_by) is not None:
                 raise KeyError(relid)
         return relation
 
