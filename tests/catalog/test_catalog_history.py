@@ -63,8 +63,10 @@ def test_what_stopped_apply_is_applied_once_apply_is_past_it_and_a_later_stop_is
 
 def test_what_stopped_apply_and_was_left_out_is_skipped_even_where_apply_was_seen_past_it(store: StateStore) -> None:
     stopped = store.add_conflict(CONFLICT)
-    event = store.add_conflict(replace(CONFLICT, conflict_type="update_missing", action="applied", event=9))
-    store.conflicts_passed(5, 0x101)
+    event = store.add_conflict(
+        replace(CONFLICT, conflict_type="update_missing", action="applied", event=9, worker=None)
+    )
+    store.conflicts_passed(5, "apply", 0x101)
     store.conflicts_skipped(5, 0x100)
     assert {row.id: row.action for row in store.conflicts(5)} == {stopped: "skipped", event: "applied"}
 
