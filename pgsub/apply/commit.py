@@ -20,6 +20,7 @@ from pgsub.apply.conflict import MissingRow, Place
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn
 from pgsub.target.progress import Progress
 from pgsub.target.skip import Skip, clear
 
@@ -32,15 +33,19 @@ class Consumed:
     """``subskiplsn`` is cleared (clear_subscription_skip_lsn).
 
     :ivar messages: level and text of what the log is told of it.
+    :ivar done: the transaction that was meant was skipped, or its conflicting rows.
     """
 
     skip: Skip
     messages: tuple[tuple[str, str], ...]
+    done: bool = False
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
         clear(connection, subid, self.skip)
         rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
+        if self.done:
+            rows.append((subid, Jsonb({"kind": "skipped", "finish_lsn": format_lsn(self.skip.lsn)})))
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import psycopg
@@ -53,7 +53,8 @@ class MissingRow(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
-        return {"kind": "conflict", **asdict(self.record(subid))}
+        record = self.record(subid)
+        return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
@@ -107,6 +108,9 @@ class ConflictRecord:
     #: what stands in the way, one an index: index, key, row, xid, commit_ts, origin, identical
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
     identical: bool = False  #: what is there is what was to be written
+
+
+_FIELDS = tuple(one.name for one in fields(ConflictRecord))
 
 
 def _record(kind: str, place: Place, schema: str | None = None, name: str | None = None) -> ConflictRecord:

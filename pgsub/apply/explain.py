@@ -7,6 +7,7 @@ index; the rest takes a look at the target, which is bounded, changes nothing, a
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -15,9 +16,11 @@ from psycopg.pq import TransactionStatus
 
 from pgsub.apply import conflict, wording
 from pgsub.apply.conflict import Clash, ConflictRecord
-from pgsub.errors import ApplyError, PgsubError
+from pgsub.errors import ApplyError
 from pgsub.target import hits, statements
 from pgsub.target.hits import Hit, Search
+
+_log = logging.getLogger(__name__)
 
 _BINARY = ord("b")
 
@@ -34,8 +37,10 @@ def explained(connection: psycopg.Connection, name: str) -> Iterator[None]:
     except ApplyError as error:
         clash, error.clash = error.clash, None
         if isinstance(clash, Clash):
-            with contextlib.suppress(PgsubError, psycopg.Error):
+            try:
                 _tell(error, clash, _look(connection, error.record, clash))
+            except Exception as trouble:  # whatever it is, the conflict must be heard of
+                _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
             error.hint = (
                 "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
                 f"pgsub status {name} --runbook"
@@ -72,9 +77,12 @@ def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
         error.args = (error.message,)
         return
     relation = clash.relation
-    met = found.hits if found is not None else []
-    if record.index_name not in {hit.index for hit in met}:  # what the statement itself said counts anyhow
-        met = [Hit(record.index_name or "", clash.key), *met]
+    met = [Hit(record.index_name or "", clash.key)]  # what the statement itself said counts anyhow
+    if found is not None:
+        # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
+        later = found.indexes[found.indexes.index(record.index_name or "") :]
+        seen = [hit for hit in found.hits if hit.index in later]
+        met = seen if record.index_name in {hit.index for hit in seen} else [*met, *seen]
     if len(met) > 1:
         record.conflict_type = "multiple_unique_conflicts"
     elif found is not None and found.moved:

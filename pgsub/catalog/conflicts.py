@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pgsub.catalog.codec import TEXT, Table
 from pgsub.catalog.progress import ProgressCatalog
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.times import utc_now
-from pgsub.protocol.lsn import covered
+from pgsub.protocol.lsn import covered, format_lsn
 
 #: Rows kept of each subscription, and of all that are dropped together.
 KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
@@ -22,7 +23,7 @@ STOPPED, APPLIED, SKIPPED = "stopped", "applied", "skipped"
 
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
 #: what makes two stops the same one: the same change of the same transaction (its diagnosis may differ)
-_SAME_STOP = ("finish_lsn", "schemaname", "relname", "key")
+_SAME_STOP = ("finish_lsn", "schemaname", "relname", "key", "worker")
 _EXCESS = (
     "DELETE FROM pgsub_conflict WHERE id IN (SELECT id FROM pgsub_conflict"
     " WHERE {} AND action <> 'stopped' ORDER BY id DESC LIMIT -1 OFFSET ?)"
@@ -41,6 +42,13 @@ class ConflictFilter:
     action: str | None = None
 
 
+class Added(NamedTuple):
+    """What became of a row to be recorded: its id, and whether it is a new one."""
+
+    id: int
+    new: bool
+
+
 class ConflictCatalog(ProgressCatalog):
     """The part of the state store that remembers conflicts."""
 
@@ -50,15 +58,15 @@ class ConflictCatalog(ProgressCatalog):
         :param row: ``id``, ``attempts`` and times are the store's unless it is imported with a time.
         :return: its id, rising.
         """
-        return self.add_conflicts([row])[0]
+        return self.add_conflicts([row])[0].id
 
-    def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[int]:
+    def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[Added]:
         """As :meth:`add_conflict` for several; one of the ledger's events that was recorded before stays as it is."""
         with self._database.transaction():
-            ids = [self._add(row) for row in rows]
+            added = [self._add(row) for row in rows]
             for subid in {row.subid for row in rows}:
                 self._bound(subid)
-        return ids
+        return added
 
     def conflicts(self, subid: int | None, limit: int = 100) -> list[ConflictRow]:
         """The newest conflicts first.
@@ -104,48 +112,59 @@ class ConflictCatalog(ProgressCatalog):
         found = self._database.rows(sql, (TEXT.encode(subname),))
         return found[0][0] if found else None
 
-    def conflicts_passed(self, subid: int, position: int, action: str = APPLIED) -> int:
-        """Apply got past what had stopped it: say what became of it.
+    def conflicts_passed(self, subid: int, worker: str, position: int, action: str = APPLIED) -> int:
+        """A worker got past what had stopped it: say what became of it.
 
-        :param position: where apply is; what it covers is meant.
-        :param action: what was done with the change.
+        :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`.
+        :param position: where it is; what that covers is meant.
+        :param action: what was done with the changes.
         :return: how many there were.
         """
         with self._database.transaction():
             stopped = self.find_conflicts(ConflictFilter(subid, action=STOPPED))
-            passed = [row for row in stopped if row.finish_lsn is None or covered(row.finish_lsn, position)]
+            own = [row for row in stopped if row.worker == worker]
+            passed = [row for row in own if row.finish_lsn is None or covered(row.finish_lsn, position)]
             sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
             self._database.run_many(sql, [(action, row.id) for row in passed])
         return len(passed)
+
+    def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
+        """What stopped a worker in one transaction was skipped, whatever it was taken for: it may be heard of late."""
+        with self._database.transaction():
+            sql = "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
+            self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
 
     def conflicts_dropped(self, subid: int) -> int:
         """How many rows of a subscription the bound has taken."""
         found = self._database.rows("SELECT dropped FROM pgsub_conflict_dropped WHERE subid = ?", (subid,))
         return int(found[0][0]) if found else 0
 
-    def _add(self, row: ConflictRow) -> int:
+    def _add(self, row: ConflictRow) -> Added:
         known = self._recorded(row)
         if known is not None and row.event is not None:
-            return known.id  # the ledger's row was not removed in time
+            return Added(known.id, new=False)  # the ledger's row was not removed in time
         at = row.at or utc_now()
         if known is not None:
             changed = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
             self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
-            return known.id
+            return Added(known.id, new=False)
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(replace(row, at=at, last_at=at)), strict=True))
         del values["id"]
         names, marks = ", ".join(values), ", ".join("?" * len(values))
-        return self._database.run(f"INSERT INTO pgsub_conflict ({names}) VALUES ({marks})", *values.values())
+        sql = f"INSERT INTO pgsub_conflict ({names}) VALUES ({marks})"
+        return Added(self._database.run(sql, *values.values()), new=True)
 
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
         """The same event, or the same stop."""
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
+        # both find few by an index; a transaction may have a million conflicts, all of one row
+        which, few = (
+            ("event = ?", [row.event]) if row.event is not None else ("event IS NULL AND action = 'stopped'", [])
+        )
         same = " AND ".join(f'"{column}" IS ?' for column in _SAME_STOP)
-        which = "event IS ?" if row.event is not None else "event IS NULL AND action = 'stopped'"
-        parameters = [row.subid, *(values[column] for column in _SAME_STOP)]
-        parameters += [row.event] if row.event is not None else []
-        sql = f"{_CONFLICT.select} AND {same} AND {which} ORDER BY id DESC LIMIT 1"
-        found = self._database.rows(sql, tuple(parameters))
+        sql = f"{_CONFLICT.select} AND {which} AND {same} ORDER BY id DESC LIMIT 1"
+        parameters = (row.subid, *few, *(values[column] for column in _SAME_STOP))
+        found = self._database.rows(sql, parameters)
         return _CONFLICT.decode(found[0]) if found else None
 
     def _bound(self, subid: int) -> None:

@@ -40,7 +40,8 @@ def blocked(
         return None
     waiting = None
     if slot is not None and slot.current_lsn is not None and row.position is not None:
-        waiting = max(slot.current_lsn - row.position, 0)
+        begins = max(row.position, slot.confirmed_flush_lsn or 0)  # what was idle is not in the ledger's position
+        waiting = max(slot.current_lsn - begins, 0)
     return {
         "since": row.stuck_since,
         "restarts": row.restarts,

@@ -17,6 +17,7 @@ from pgsub import failpoints
 from pgsub.apply.reading import Change, Ended, Header, Reading
 from pgsub.apply.relations import local_name
 from pgsub.apply.transactions import Kind
+from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview, two_phase_change
 from pgsub.commands.preview_document import transaction
@@ -226,6 +227,7 @@ def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
         for error in store.errors(sub.subid):
             if error.worker == APPLY and error.finish_lsn and covered(error.finish_lsn, found.to):
                 store.clear_error(sub.subid, APPLY)
+        store.conflicts_passed(sub.subid, APPLY, found.to, SKIPPED)
         store.journal("origin-advance", sub.subid, sub.name, detail)
 
 

@@ -117,7 +117,11 @@ def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
 def _statements(row: ConflictRow) -> Iterator[str]:
     """DELETE of each row that stands in the way, by the key that it has."""
     table = sql.Identifier(row.schemaname or "", row.relname or "")
+    named = []
     for local in row.local_conflicts or ():
+        if local.get("row") in named:
+            continue  # one row in the way of several indexes
+        named.append(local.get("row"))
         found, key = local.get("row"), _KEY.match(local.get("key") or "")
         columns = _columns(key[1]) if key is not None else []
         if not found or not columns or any(found.get(column) is None for column in columns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pgsub.catalog.conflicts import STOPPED
@@ -30,14 +30,18 @@ def place(error: PgsubError) -> int:
     return parse_lsn(text) if text else 0
 
 
-def count(store: StateStore, sub: Subscription, error: PgsubError, counter: str) -> None:
-    """Count a fault, and record the conflict that it is (the server counts both)."""
+def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, counter: str) -> None:
+    """Count a fault, and record the conflict that it is (the server counts both).
+
+    :param worker: that it ended.
+    :param counter: of pg_stat_subscription_stats.
+    """
     record = error.record if isinstance(error, ApplyError) else None
     conflict = {} if record is None else {f"confl_{record.conflict_type}": 1}
     with store.batch():
         store.add_stats(sub.subid, **{counter: 1}, **conflict)
         if record is not None:
-            store.add_conflict(conflict_row(sub, asdict(record), STOPPED))
+            store.add_conflict(replace(conflict_row(sub, asdict(record), STOPPED), worker=worker))
 
 
 def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
@@ -46,7 +50,9 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
     :param body: fields of :class:`pgsub.apply.conflict.ConflictRecord`.
     :param event: id of the ledger's row that it came in.
     """
-    first: dict[str, Any] = next(iter(body["local_conflicts"]), {})
+    local = body.get("local_conflicts") or []  # an older worker told less, and rows as text only
+    first: dict[str, Any] = next(iter(local), {})
+    remote = body["remote_tuple"]
     return ConflictRow(
         sub.subid,
         sub.name,
@@ -54,9 +60,9 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         body["schemaname"],
         body["relname"],
         action,
-        index_name=body["index_name"],
+        index_name=body.get("index_name"),
         key=body["key"],
-        remote_tuple=body["remote_tuple"],
+        remote_tuple=remote if isinstance(remote, dict) else None,
         local_tuple=first.get("row"),
         origin=first.get("origin"),
         remote_xid=body["remote_xid"],
@@ -64,9 +70,9 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         remote_commit_ts=wire_time(body["remote_commit_ts"]),
         message=body["message"],
         detail=body["detail"],
-        identical=body["identical"],
+        identical=body.get("identical", False),
         context=body["context"],
-        replica_identity=body["replica_identity"],
-        local_conflicts=body["local_conflicts"] or None,
+        replica_identity=body.get("replica_identity"),
+        local_conflicts=local or None,
         event=event,
     )

@@ -9,6 +9,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.errors import Directive, PgsubError
 from pgsub.launcher import faults
 from pgsub.launcher.retry import worth_reporting
+from pgsub.protocol.lsn import MAX_LSN
 from pgsub.subscription import Subscription
 
 Log = Callable[[str, str], None]
@@ -45,7 +46,7 @@ class Trouble:
         self._store.record_error(self._sub.subid, ErrorRow.of(error, worker, position))
         self._shown[worker] = faults.place(error)
         if counter is not None and error.directive is Directive.FAULT:
-            faults.count(self._store, self._sub, error, counter)
+            faults.count(self._store, self._sub, error, worker, counter)
             self._disable_if_asked(error)
 
     def _disable_if_asked(self, error: PgsubError) -> None:
@@ -61,16 +62,15 @@ class Trouble:
         """Finish LSN of the error shown for a worker, 0 for none."""
         return self._shown.get(worker, 0)
 
-    def clear(self, worker: str, position: int = 0) -> None:
+    def clear(self, worker: str, position: int = MAX_LSN) -> None:
         """The worker got past it, whichever launcher met it.
 
-        :param position: of apply: conflicts that it covers are no longer in the way.
+        :param position: where it is; conflicts that this covers are no longer in the way.
         """
         if self._shown.pop(worker, None) is not None:
             with self._store.batch():
                 self._store.clear_error(self._sub.subid, worker)
-                if position:
-                    self._store.conflicts_passed(self._sub.subid, position)
+                self._store.conflicts_passed(self._sub.subid, worker, position)
 
     def keep_only(self, workers: Iterable[str]) -> None:
         """Forget the errors of all other workers: their tables are done."""

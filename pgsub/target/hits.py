@@ -86,13 +86,14 @@ class Search:
     :ivar hits: in the order of the server's report.
     :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
     :ivar moved: it would leave the partition that it is in.
-    :ivar indexes: all that stop a row at once; a violation of any other is none of the server's conflicts.
+    :ivar indexes: all that stop a row at once, in the order in which the server looks into them; a violation of any
+        other is none of its conflicts.
     """
 
     hits: list[Hit]
     remote: dict[str, str | None] | None
     moved: bool
-    indexes: frozenset[str]
+    indexes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def search(
         generated, unknown = _expressions(connection, table.oid, sent, inserts=inserts)
         rows = _Rows(connection, table, _result(table, change.text, generated), change.types, values, formats)
         indexes, found = _indexes(connection, table.oid), rows.remote()
-        names = frozenset(index.name for index in indexes)
+        names = tuple(index.name for index in indexes)
         if found is None:
             return Search([], None, moved=False, indexes=names)
         remote, tableoid = found

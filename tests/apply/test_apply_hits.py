@@ -69,6 +69,15 @@ def test_a_row_of_the_same_transaction_is_gone_with_it_but_its_key_is_told(pair:
     assert error.record.remote_tuple == {"id": "2", "k": "5"}
 
 
+def test_a_row_that_the_transaction_had_removed_before_is_not_in_the_way(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, k int)", sub="CREATE UNIQUE INDEX k ON t (k)")
+    p.apply("INSERT INTO t VALUES (1, 5)")
+    p.subdb.execute("INSERT INTO t VALUES (2, 6)")
+    error = _stopped(p, "BEGIN; DELETE FROM t; INSERT INTO t VALUES (1, 6); COMMIT")
+    assert (error.conflict, error.record.index_name) == ("insert_exists", "k")
+    assert error.record.local_conflicts[0]["row"] == {"id": "2", "k": "6"}
+
+
 def test_a_user_that_may_not_read_the_row_is_told_what_the_statement_said(pair: MakePair) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)")
     role = f"writer_{p.subid}"

@@ -26,13 +26,14 @@ COLUMNS = {
     "last_msg_receipt_time latest_end_lsn latest_end_time",
     "pg_stat_subscription_stats": "subid subname apply_error_count sync_seq_error_count sync_table_error_count "
     "confl_insert_exists confl_update_origin_differs confl_update_exists confl_update_deleted confl_update_missing "
-    "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count",
+    "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count "
+    "changes_in_sets changes_folded serial_relations set_fallbacks",
     "pg_stat_progress_copy": "pid datid datname relid command type bytes_processed bytes_total tuples_processed "
     "tuples_excluded tuples_skipped subid schemaname relname chunks_done chunks_total tuples_total "
     "started_at bytes_per_second",
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
     "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical "
-    "last_at context replica_identity local_conflicts event",
+    "last_at context replica_identity local_conflicts worker event",
     "pgsub_journal": "id at subid subname action actor detail",
     "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
 }

@@ -14,6 +14,7 @@ from pgsub.errors import ApplyError, InternalError, TargetUnavailable
 CONFLICT = ConflictRow(
     *(5, "orders", "insert_exists", "public", "t", "stopped", "t_pkey", "(a)=(1)", {"a": "1"}, {"a": None}),
     finish_lsn=0x100,
+    worker="apply",
 )
 
 
@@ -53,16 +54,28 @@ def test_a_stop_that_is_met_again_is_one_row_with_its_attempts_and_newest_diagno
 def test_what_stopped_apply_is_applied_once_apply_is_past_it_and_a_later_stop_is_another_one(store: StateStore) -> None:
     first = store.add_conflict(CONFLICT)
     beyond = store.add_conflict(replace(CONFLICT, finish_lsn=0x200))
-    assert store.conflicts_passed(5, 0x100) == 0  # a position may be the start of the commit itself
-    assert store.conflicts_passed(5, 0x101) == 1
+    assert store.conflicts_passed(5, "table synchronization 9", 2**64 - 1) == 0
+    assert store.conflicts_passed(5, "apply", 0x100) == 0  # a position may be the start of the commit itself
+    assert store.conflicts_passed(5, "apply", 0x101) == 1
     assert [(row.id, row.action) for row in store.conflicts(5)] == [(beyond, "stopped"), (first, "applied")]
     assert store.add_conflict(CONFLICT) not in (first, beyond)
+
+
+def test_what_stopped_apply_and_was_left_out_is_skipped_even_where_apply_was_seen_past_it(store: StateStore) -> None:
+    stopped = store.add_conflict(CONFLICT)
+    event = store.add_conflict(
+        replace(CONFLICT, conflict_type="update_missing", action="applied", event=9, worker=None)
+    )
+    store.conflicts_passed(5, "apply", 0x101)
+    store.conflicts_skipped(5, 0x100)
+    assert {row.id: row.action for row in store.conflicts(5)} == {stopped: "skipped", event: "applied"}
 
 
 def test_an_event_of_the_ledger_is_recorded_once_and_events_that_look_alike_are_several(store: StateStore) -> None:
     event = replace(CONFLICT, conflict_type="update_missing", action="skipped", event=10)
     first, same, other = store.add_conflicts([event, event, replace(event, event=11)])
-    assert first == same != other
+    assert (first.new, same.new, other.new) == (True, False, True)
+    assert first.id == same.id != other.id
     assert [row.attempts for row in store.conflicts(5)] == [1, 1]
 
 
@@ -106,7 +119,7 @@ def test_the_bound_takes_the_oldest_of_each_subscription_but_what_still_stops_ap
     stopped = store.add_conflict(CONFLICT)
     quiet = store.add_conflict(replace(CONFLICT, subid=7, action="skipped"))
     skipped = [replace(CONFLICT, action="skipped", event=number) for number in range(8)]
-    ids = [*store.add_conflicts(skipped[:6]), *store.add_conflicts(skipped[6:])]
+    ids = [one.id for part in (skipped[:6], skipped[6:]) for one in store.add_conflicts(part)]
     assert [row.id for row in store.conflicts(5)] == [*reversed(ids[-3:]), stopped]
     assert [row.id for row in store.conflicts(7)] == [quiet]
     assert (store.conflicts_dropped(5), store.conflicts_dropped(7)) == (5, 0)

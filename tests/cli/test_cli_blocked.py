@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
@@ -15,6 +17,7 @@ CONFLICT = ConflictRow(
     finish_lsn=0x14C0378,
     local_conflicts=[
         {"index": "t_pkey", "key": '(id, "Day")=(1, O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
+        {"index": "t_day", "key": '("Day")=(O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
         {"index": "t_lower", "key": "(lower(v))=(x)", "row": {"id": "2", "Day": "y", "v": "X"}},
     ],
 )
@@ -86,6 +89,8 @@ def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, faile
         **{"waiting_bytes": 2 << 20, "retained_bytes": 3 << 20, "slot_lost_in": None},
         "next": f"pgsub conflicts show orders {conflict}",
     }
+    store.put_slot(5, replace(slot, confirmed_flush_lsn=0x14C0000 + (1 << 20)))
+    assert orders()["blocked"]["waiting_bytes"] == 1 << 20
     for rate, left in ((2, 3600), (0, None)):
         store.put_slot(5, SlotRow("orders", safe_wal_size=7200, wal_bytes_per_second=rate))
         assert orders()["blocked"]["slot_lost_in"] == left

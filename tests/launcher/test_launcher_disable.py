@@ -13,7 +13,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub.catalog.store import StateStore
 from pgsub.errors import PgsubError, PublisherUnavailable
-from pgsub.launcher.trouble import APPLY, Trouble
+from pgsub.launcher.trouble import APPLY, Trouble, sync_name
 
 #: The target refuses every row with the SQLSTATE that is set for the database.
 REFUSING = """
@@ -129,3 +129,19 @@ def test_a_conflict_disables_once_it_is_in_the_record_and_only_with_the_option_o
     stats = watched.store.stats(it.subid)
     assert (stats.confl_insert_exists, stats.apply_error_count) == (2, 2)
     assert watched.log[-1] == f'LOG:  subscription "{it.sub.name}" has been disabled because of an error'
+
+
+def test_a_conflict_that_stopped_a_table_is_applied_once_the_table_is_done(watched: Watched) -> None:
+    it, store = watched.pair, watched.store
+    store.alter(it.subid, disable_on_error=False)
+    it.subdb.execute("ALTER TABLE t DISABLE TRIGGER refuse; INSERT INTO t VALUES (1)")
+    it.pubdb.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(PgsubError) as caught:
+        it.catch_up()
+    watched.trouble.report(sync_name(9), caught.value, "sync_table_error_count")
+    watched.trouble.report(APPLY, caught.value, "apply_error_count")
+    assert [row.worker for row in store.conflicts(it.subid)] == [APPLY, sync_name(9)]
+    watched.trouble.keep_only([APPLY])
+    assert [row.action for row in store.conflicts(it.subid)] == ["stopped", "applied"]
+    watched.trouble.clear(APPLY, 1)
+    assert [row.action for row in store.conflicts(it.subid)] == ["stopped", "applied"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
-from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.launcher import mirror as mirrors
 from pgsub.launcher.copies import Chunks, Copies, processed_rows, total_bytes
@@ -264,6 +266,46 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
         ),
     ]
     assert it.events() == []
+
+
+def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirrored):
+    place = {"conflict_type": "delete_missing", "schemaname": "public", "relname": "a.b", "key": "(id)=(1)"}
+    place |= {
+        "remote_xid": 7,
+        "finish_lsn": "0/10",
+        "remote_commit_ts": 1,
+        "message": "m",
+        "detail": "d",
+        "context": "c",
+    }
+    old = {"kind": "conflict", **place, "remote_tuple": "(1)"}
+    new = {"kind": "conflict", **place, "remote_tuple": {"id": "1"}, "replica_identity": {"id": "1"}}
+    for body in (old, new):
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    [ids] = [[row[0] for row in mirrored.subdb.rows("SELECT id FROM pgsub.event ORDER BY id")]]
+    mirrored.mirror.events()
+    assert mirrored.subdb.value("SELECT count(*) FROM pgsub.event") == 0
+    query = "INSERT INTO pgsub.event (id, subid, body) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)"
+    mirrored.subdb.execute(query, ids[1], mirrored.subid, Jsonb(new))  # its removal was lost
+    mirrored.mirror.events()
+    rows = mirrored.store.conflicts(mirrored.subid)
+    assert [(row.relname, row.action, row.remote_tuple, row.event) for row in rows] == [
+        ("a.b", "skipped", {"id": "1"}, ids[1]),
+        ("a.b", "skipped", None, ids[0]),
+    ]
+    assert mirrored.store.stats(mirrored.subid).confl_delete_missing == 2
+
+
+def test_a_stop_that_was_skipped_is_skipped_in_the_record_even_if_it_was_taken_for_applied(mirrored):
+    stop = ConflictRow(mirrored.subid, "s", "insert_exists", "public", "a", "stopped", worker="apply")
+    ids = [mirrored.store.add_conflict(replace(stop, finish_lsn=lsn)) for lsn in (0x10, 0x20, 0x30)]
+    mirrored.store.conflicts_passed(mirrored.subid, "apply", 0x28)
+    bodies = ({"kind": "log", "level": "LOG", "text": "x"}, {"kind": "skipped", "finish_lsn": "0/20"})
+    for body in bodies:
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    mirrored.mirror.events()
+    actions = {row.id: row.action for row in mirrored.store.conflicts(mirrored.subid)}
+    assert [actions[one] for one in ids] == ["applied", "skipped", "stopped"]
 
 
 def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(mirrored):
