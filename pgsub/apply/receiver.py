@@ -22,8 +22,9 @@ from pgsub.protocol.frames import Frames
 from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
-#: While apply has something to do, what comes is left in the socket for so long: fewer and larger pieces cost less.
-BUSY_SECONDS = 0.002
+#: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
+#: larger pieces cost less. It is never left in the socket: a walsender that finds it full takes twice its time.
+HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
@@ -81,6 +82,7 @@ class Receiver(threading.Thread):
         self._queued = 0
         self._error: Exception | None = None
         self._closing = False
+        self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
         self.received = position
         self.applied = position
@@ -104,7 +106,7 @@ class Receiver(threading.Thread):
                 burst = self._queue.popleft()
                 was_full = self._queued >= QUEUE_BYTES
                 self._queued -= len(burst.buffer)
-                if was_full and self._queued < QUEUE_BYTES:
+                if (was_full and self._queued < QUEUE_BYTES) or (self._held_since and not self._queue):
                     self._wake()
                 return burst
             if self._error is not None:
@@ -113,7 +115,7 @@ class Receiver(threading.Thread):
 
     def idle(self) -> bool:
         """Whether nothing more is at hand."""
-        return not self._queue
+        return not self._queue and not self._held_since
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
         """Set what the next feedback says, and send it soon."""
@@ -161,11 +163,11 @@ class Receiver(threading.Thread):
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
             # bytes of a large message count as well: it may take longer to come than the timeout is long
-            heard = not more and self._wait(max(0.0, min(1.0, last_status + self._status_interval - time.monotonic())))
-            if self._queue:
-                time.sleep(BUSY_SECONDS)
+            longest = HOLD_SECONDS if self._held_since else 1.0
+            due = last_status + self._status_interval - time.monotonic()
+            heard = not more and self._wait(max(0.0, min(longest, due)))
             full = self._queued >= QUEUE_BYTES
-            burst = None if full else self._walsender.receive()
+            burst = None if full or self._holds() else self._walsender.receive()
             clock, more = time.monotonic(), bool(burst)
             if burst or heard or full:
                 last_heard, pinged = clock, False
@@ -179,6 +181,16 @@ class Receiver(threading.Thread):
                 self._feedback()
                 last_status = clock
         self._feedback()
+
+    def _holds(self) -> bool:
+        """Read what is there; whether that is all for now."""
+        held = self._walsender.fill()
+        clock = time.monotonic()
+        since = self._held_since or clock
+        if self._queue and 0 < held < HOLD_BYTES and clock - since < HOLD_SECONDS:
+            self._held_since = since
+            return True
+        return False
 
     def _wait(self, timeout: float) -> bool:
         """Until something comes or is to be said; whether it came from the publisher.
@@ -208,6 +220,7 @@ class Receiver(threading.Thread):
             self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
             at = codes.find(frames.KEEPALIVE, at + 1)
         with self._ready:
+            self._held_since = 0.0
             self._queue.append(burst)
             self._queued += len(burst.buffer)
             self._ready.notify()

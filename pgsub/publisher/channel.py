@@ -42,6 +42,12 @@ class Channel(Protocol):
         :raises Refused: the server ended the stream with an error.
         """
 
+    def fill(self) -> int:
+        """Read what is here, without waiting and as far as it can be kept.
+
+        :return: bytes that are kept for :meth:`receive`; 0 also where nobody can tell.
+        """
+
     def pending(self) -> bool:
         """Whether :meth:`receive` has something although the socket may be silent."""
 

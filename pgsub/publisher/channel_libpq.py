@@ -76,6 +76,10 @@ class LibpqChannel:
                 reads -= 1
                 consume()
 
+    def fill(self) -> int:
+        """See the protocol."""
+        return 0
+
     def pending(self) -> bool:
         """See the protocol."""
         return self._unread

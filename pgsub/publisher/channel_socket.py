@@ -79,6 +79,11 @@ class SocketChannel:
         self._drop(size)
         return Frames(taken, edges)
 
+    def fill(self) -> int:
+        """See the protocol."""
+        self._fill(_BUFFER)
+        return 0 if self._lost is not None else self._have
+
     def pending(self) -> bool:
         """See the protocol."""
         return self._lost is not None or self._missing() == 0

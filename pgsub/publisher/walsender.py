@@ -156,6 +156,13 @@ class WalSender:
             raise self._failure
         return received
 
+    def fill(self) -> int:
+        """Take what is here off the socket without looking at it, as far as that makes a difference.
+
+        :return: bytes of it that :meth:`receive` will look at; errors come out there.
+        """
+        return self._channel.fill() if self._channel is not None and self._failure is None else 0
+
     def wait(self, timeout: float) -> bool:
         """Wait until there may be something to receive.
 
