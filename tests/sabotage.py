@@ -592,7 +592,7 @@ GUARDS = (
     Guard(
         "what depends on a row that was left out is left out",
         "pgsub/apply/salvage.py",
-        (("                if self._depends(payload):\n", "                if False:\n"),),
+        (("        if self._depends(payload):\n", "        if False:\n"),),
         ("tests/apply/test_apply_skip.py",),
     ),
     Guard(

@@ -1,7 +1,7 @@
 """What can be applied of a transaction that stops apply, row by row as far as it must be; the rest is kept.
 
-Rows are tried together inside a savepoint, and halved until the one that fails is found. What changes a row that an
-earlier change of the transaction could not bring depends on it and is left out too.
+Rows are tried together inside a savepoint: fewer after one that failed, until it is alone, and more again after that.
+What changes a row that an earlier change of the transaction could not bring depends on it and is left out too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Up
 from pgsub.target.look import TableLook, Within
 from pgsub.target.mapping import RelationMap
 
-#: Rows that are tried together.
+#: Rows that are tried together at most.
 TRIED = 256
 _DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
 _UNCHANGED, _BINARY = b"ub"
@@ -42,6 +42,8 @@ class Salvage:
         self._ending = ending
         self._left = left
         self._admits = admits
+        self._together = TRIED
+        self._looks: dict[int, TableLook] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
 
     def run(self, transaction: RemoteTransaction) -> None:
@@ -64,26 +66,25 @@ class Salvage:
 
     def _try(self, payloads: Sequence[bytes]) -> None:
         """In their order; what changes a row that an earlier change could not bring depends on it, and is left out."""
-        together: list[bytes] = []
-        for payload in payloads:
-            if self._tainted and self._concerns_tainted(payload):
-                self._apply(together)  # what fails of these may concern it too
-                together = []
-                if self._depends(payload):
-                    self._leave(payload, {"error": "it depends on a change that was skipped"})
-                else:
-                    self._apply_on_tainted(payload)
-            else:
-                together.append(payload)
-        self._apply(together)
+        at = 0
+        while at < len(payloads):
+            if self._concerns_tainted(payloads[at]):
+                self._on_tainted(payloads[at])
+                at += 1
+                continue
+            end = at + 1
+            while end < min(at + self._together, len(payloads)) and not self._concerns_tainted(payloads[end]):
+                end += 1
+            at += self._apply(payloads[at:end])
         self._ending.record(self._executor.taken())
         if self._left.full:
             self._left.write()
 
-    def _apply(self, payloads: Sequence[bytes]) -> None:
-        """All of them or, where that fails, each half; and in the end the one that is to blame not at all."""
-        if not payloads:
-            return
+    def _apply(self, payloads: Sequence[bytes]) -> int:
+        """All of them, or none and fewer the next time; a single one that fails is left out.
+
+        :return: how many are dealt with.
+        """
         try:
             with self._executor.undoing():
                 for payload in payloads:
@@ -91,12 +92,20 @@ class Salvage:
         except ApplyError as error:
             if error.sqlstate == _DEALLOCATED:
                 raise
-            half = len(payloads) // 2
-            if half:
-                self._try(payloads[:half])
-                self._try(payloads[half:])
-            elif not self._identical(payloads[0], error):
+            self._together = max(1, len(payloads) // 4)
+            if len(payloads) > 1:
+                return 0
+            if not self._identical(payloads[0], error):
                 self._leave(payloads[0], {"error": error.message, "detail": error.detail} | _told(error))
+            return 1
+        self._together = min(TRIED, 2 * self._together)
+        return len(payloads)
+
+    def _on_tainted(self, payload: bytes) -> None:
+        if self._depends(payload):
+            self._leave(payload, {"error": "it depends on a change that was skipped"})
+        else:
+            self._apply_on_tainted(payload)
 
     def _apply_on_tainted(self, payload: bytes) -> None:
         """A change that may leave the publisher's row where the target had another: that is nobody's fault any more."""
@@ -113,6 +122,8 @@ class Salvage:
         self._tainted.difference_update(self._keys(message)[-1:])
 
     def _concerns_tainted(self, payload: bytes) -> bool:
+        if not self._tainted:
+            return False
         message = self._decoded(payload)
         return isinstance(message, Truncate) or not self._tainted.isdisjoint(self._keys(message))
 
@@ -131,7 +142,10 @@ class Salvage:
         relation = self._session.relations.known(message.relid)
         if relation is None:
             return False
-        look = TableLook(Within(self._session.connection), relation.target)
+        look = self._looks.get(relation.target.oid)
+        if look is None:
+            within = Within(self._session.connection)
+            look = self._looks[relation.target.oid] = TableLook(within, relation.target)
         row = look.read({c.name: _text(message.new.values[i]) for i, c in enumerate(relation.columns)})
         there = look.taken(row)
         return bool(there) and all(one.values[name] == value for _, one in there for name, value in row.items())
