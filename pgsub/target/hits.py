@@ -15,10 +15,10 @@ from psycopg import pq, sql
 
 from pgsub.target import roles
 from pgsub.target.relation import TargetColumn, TargetRelation, describe
-from pgsub.target.statements import Statement
+from pgsub.target.statements import LARGEST, Statement
 
-#: Milliseconds that the look may take, and bytes of a value that is read.
-TIMEOUT, LARGEST = 5000, 65536
+#: Milliseconds that the look may take.
+TIMEOUT = 5000
 
 # Unique indexes that stop a row at once, in the order in which the server reports them. What they depend on is told by
 # pg_depend for expressions and predicates, by indkey for columns.
