@@ -49,6 +49,11 @@ class Pulse:
     position: int = 0  #: everything before is applied or needs no applying, idle stretches included
     changes: int = 0
     transactions: int = 0
+    #: how changes were executed, since the worker began: see the row of pg_stat_subscription_stats
+    changes_in_sets: int = 0
+    changes_folded: int = 0
+    serial_relations: int = 0
+    set_fallbacks: int = 0
     parallel: int = 0  #: transactions in progress that are being applied
     bytes_done: int = 0
     rows_done: int = 0

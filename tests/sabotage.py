@@ -490,13 +490,13 @@ GUARDS = (
     ),
     Guard(
         "an update that changes a key is no part of a set",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("    if not messages.keeps_keys():\n", "    if False:\n"),),
         SETS,
     ),
     Guard(
         "a row deleted and inserted again is replaced",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (
             (
                 "updates = self._updates((first == _UPDATE) & ~died)",
@@ -545,7 +545,7 @@ GUARDS = (
     ),
     Guard(
         "a value carried forward is of the row that lives",
-        "pgsub/apply/change_set.py",
+        "pgsub/apply/folding.py",
         (("np.where(newest >= self._row[at], newest, at)", "np.where(newest >= 0, newest, at)"),),
         SETS,
     ),
@@ -567,9 +567,68 @@ GUARDS = (
         SETS,
     ),
     Guard(
+        "a transaction is skipped by its own finish LSN only",
+        "pgsub/apply/skip.py",
+        (("if last.finish_lsn != skip.lsn or not last.relids():", "if not last.relids():"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "the transaction behind a skip is not taken with it",
+        "pgsub/apply/skip.py",
+        (
+            (
+                "            if transaction.relids():\n                return",
+                "            if False:\n                return",
+            ),
+        ),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "what an applier did is not committed while something is to be skipped",
+        "pgsub/apply/committer.py",
+        (("            if changed or session.progress.skip is not None:\n", "            if changed:\n"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "what depends on a row that was left out is left out",
+        "pgsub/apply/salvage.py",
+        (("                if self._depends(payload):\n", "                if False:\n"),),
+        ("tests/apply/test_apply_skip.py",),
+    ),
+    Guard(
+        "an origin is not advanced over the end of what is prepared",
+        "pgsub/commands/origin_advance.py",
+        (("        if header.xid in prepared:\n            raise", "        if False:\n            raise"),),
+        ("tests/commands/test_origin_advance.py",),
+    ),
+    Guard(
+        "a hand-over that was claimed is given back by an advance",
+        "pgsub/target/advance.py",
+        (("SET handover_lsn = NULL WHERE", "SET handover_lsn = handover_lsn WHERE"),),
+        ("tests/commands/test_origin_advance.py",),
+    ),
+    Guard(
         "relations that a trigger joins stay in order",
         "pgsub/apply/set_rules.py",
         (("    if relation.target.fires:\n", "    if False:\n"),),
+        SETS,
+    ),
+    Guard(
+        "DDL on the target is noticed",
+        "pgsub/apply/executor.py",
+        (("        self._relations.notice_ddl()\n", ""),),
+        SETS,
+    ),
+    Guard(
+        "a table is what it was before it was read",
+        "pgsub/target/definitions.py",
+        (("      UNION\n     SELECT w.oid, t.relid\n", "      UNION\n     SELECT w.oid, w.oid\n"),),
+        SETS,
+    ),
+    Guard(
+        "sets that deviate are not tried again at once",
+        "pgsub/apply/set_writer.py",
+        (("if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():", "if False:"),),
         SETS,
     ),
 )

@@ -22,7 +22,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import MissingRow
-from pgsub.apply.executor import Executor, Filter
+from pgsub.apply.executor import Counters, Executor, Filter
 from pgsub.apply.savepoints import GivesUp, Savepoints
 from pgsub.apply.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.streams import TargetSession
@@ -99,6 +99,11 @@ class Applier(threading.Thread):
     def changes(self) -> int:
         """Rows of this transaction applied so far, for statistics."""
         return 0 if self._executor is None else self._executor.changes - self._changes
+
+    @property
+    def counters(self) -> Counters:
+        """How they were executed."""
+        return Counters() if self._executor is None else self._executor.counters
 
     @property
     def free(self) -> bool:
@@ -198,6 +203,7 @@ class Applier(threading.Thread):
         session.relations.restore({})
         session.connection.execute("BEGIN")
         executor.begin()
+        executor.counters = Counters()
         self._changes = executor.changes
         self._open = True
 

@@ -37,6 +37,8 @@ _TRIES = 5
 #: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
 #: for each, and none can be pruned before the commit.
 ROW_TRANSACTIONS = 200
+#: Transactions that go into one commit where sets change each row once.
+TRANSACTIONS = 1_000_000
 #: Messages that belong to no transaction and wait for a commit.
 _MESSAGES = 1000
 
@@ -72,6 +74,7 @@ class Committer:
             session.connection, subid, session.relations, self._ending.record, set_based=set_based
         )
         self._set_based = set_based
+        self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
         self._skipping = Skipping(session, self._ending, self._executor, subid)
         self._two_phase = TwoPhase(session, self._ending, subid)
         self._emitted: list[EmittedMessage] = []
@@ -132,9 +135,11 @@ class Committer:
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
             if applier is not None and self._commit_applied(first, applier):
                 return 1
-        if not self._set_based:
-            batch = batch.cut(ROW_TRANSACTIONS)[0]
+        batch = batch.cut(self._limit)[0]
+        serial = self.counters.serial
         done = self._trying(lambda: self._commit(batch))
+        by_rows = done is None or not self._set_based or self.counters.serial > serial
+        self._limit = ROW_TRANSACTIONS if by_rows else min(2 * self._limit, TRANSACTIONS)
         return self._serially(batch) if done is None else done
 
     # whole transactions, through the worker's own session
@@ -228,8 +233,10 @@ class Committer:
         ending = LedgerCommit(session.connection, session.progress, self._subid)
         try:
             session.progress.lock(self.remote_lsn)
-            if session.progress.states_version != applier.version or session.progress.skip is not None:
-                _log.debug("transaction %s is replayed: what is taken of it changed meanwhile", transaction.xid)
+            changed = session.progress.states_version != applier.version
+            if changed or session.progress.skip is not None:
+                why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
+                _log.debug("transaction %s is replayed: %s", transaction.xid, why)
                 ending.rolled_back()  # its locks would stand in the way
                 return False
             ending.record(records)
@@ -245,6 +252,7 @@ class Committer:
     def _done_in_parallel(self, transaction: RemoteTransaction, applier: Applier, recorded: bool) -> None:
         self.recorded |= recorded
         self.applied_in_parallel += applier.changes
+        self.counters.add(applier.counters)
         transaction.applied(self._session.relations)
 
     # prepared transactions

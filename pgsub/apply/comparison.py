@@ -8,18 +8,18 @@ Mirrors what apply_handle_insert, _update and _delete (worker.c) find out by doi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass
 
 import psycopg
 
 from pgsub.apply import unfit
+from pgsub.apply.overlay import Done, Table, Version
 from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.errors import PgsubError
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
-from pgsub.target.look import Found, Looker, Row, TableLook, UniqueIndex
+from pgsub.target.look import Found, Looker, Row, TableLook
 from pgsub.target.mapping import RelationMap, check_updatable
-from pgsub.target.relation import TargetColumn
+from pgsub.target.unique import UniqueIndex
 
 IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
 DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
@@ -27,9 +27,6 @@ DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
 OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, MISSING, IDENTICAL, LEFT)
 
 _UNCHANGED = ord("u")
-_NUMERIC = 1700
-
-_Values = tuple[object, ...]
 
 #: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Comparison`).
 Admits = Callable[[Relation, int], int | str]
@@ -74,75 +71,6 @@ class Finding:
         return _differences(self.remote, self.local) if self.remote is not None and self.local is not None else ()
 
 
-@dataclass(slots=True)
-class _Version:
-    """A row as the transaction has left it so far; ``row`` None: it is gone. ``place``: where it was on the target."""
-
-    row: Row | None
-    place: str | None
-
-
-@dataclass(slots=True)
-class _Done:
-    """What a transaction did to a table so far.
-
-    :ivar versions: rows by key; ``taken`` the keys of those that are there, by unique index and its values.
-    :ivar superseded: places of rows of the target that are not what they are there any more.
-    :ivar tainted: keys of rows that an earlier change could not bring.
-    """
-
-    versions: dict[_Values, _Version] = field(default_factory=dict)
-    taken: dict[tuple[str, _Values], _Values] = field(default_factory=dict)
-    superseded: set[str] = field(default_factory=set)
-    tainted: set[_Values] = field(default_factory=set)
-    emptied: bool = False
-
-    def put(self, key: _Values, version: _Version, unique: list[tuple[str, _Values]]) -> None:
-        """A row has been written, or is gone."""
-        self.versions[key] = version
-        for one in unique:
-            if version.row is not None:
-                self.taken[one] = key
-            elif self.taken.get(one) == key:
-                del self.taken[one]
-
-
-@dataclass(slots=True)
-class _Table:
-    """A target table, and what the transaction did to it so far."""
-
-    relation: RelationMap
-    look: TableLook
-    done: _Done = field(default_factory=_Done)
-
-    @property
-    def key_columns(self) -> list[str]:
-        names = [self.relation.columns[i].name for i in self.relation.lookup]
-        return [*names, *(c.name for c in self.relation.local_only)]
-
-    def key(self, row: Row, columns: Sequence[str] | None = None) -> _Values:
-        """Values that can be compared here."""
-        target = self.relation.target
-        names = self.key_columns if columns is None else columns
-        return tuple(_comparable(target.column(name), row.get(name)) for name in names)
-
-    def unique(self, row: Row) -> list[tuple[str, _Values]]:
-        """What no other row may have, by unique index; of indexes on expressions only the target knows."""
-        found = []
-        for index in self.look.indexes:
-            values = self.key(row, index.columns)
-            if index.plain and (None not in values or index.nulls_not_distinct):
-                found.append((index.name, values))
-        return found
-
-    def gone(self, key: _Values, found: _Version) -> None:
-        """The row that was found is not there any more."""
-        assert found.row is not None
-        if found.place is not None:
-            self.done.superseded.add(found.place)
-        self.done.put(key, _Version(None, None), self.unique(found.row))
-
-
 class Comparison:
     """Compares changes with the target, in their order.
 
@@ -155,7 +83,7 @@ class Comparison:
         self._looker = looker
         self._relations = relations
         self._admits = admits
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, Table] = {}
         self._number = 0
 
     def learn(self, message: Message) -> None:
@@ -199,7 +127,7 @@ class Comparison:
         except PgsubError as error:
             return _with(finding, ERROR, reason=error.message)
 
-    def _table(self, relid: int, remote: Relation) -> _Table | str:
+    def _table(self, relid: int, remote: Relation) -> Table | str:
         known = self._tables.get(relid)
         if known is not None and known.relation.remote == remote:
             return known
@@ -210,18 +138,18 @@ class Comparison:
         if oid == NEVER or isinstance(taken, str):
             return str(taken)
         relation = self._relations.known(relid) or self._relations.make(relid, taken)
-        made = _Table(relation, TableLook(self._looker, relation.target))
+        made = Table(relation, TableLook(self._looker, relation.target))
         if known is not None and known.relation.target.oid == relation.target.oid:
             made.done = known.done
         self._tables[relid] = made
         return made
 
-    def _insert(self, table: _Table, finding: Finding, new: Tuple) -> Finding:
+    def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
         row = table.look.read(_sent(table.relation, new, nulls=True))
         finding = _with(finding, ERROR, remote=row, key=_subset(row, table.key_columns))
         return self._written(table, finding, new, row, None, None)
 
-    def _update(self, table: _Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
+    def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old or new)
         sent = table.look.read(_sent(table.relation, new))
@@ -239,7 +167,7 @@ class Comparison:
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
 
     def _written(
-        self, table: _Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: _Version | None
+        self, table: Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: Version | None
     ) -> Finding:
         """A new row, or a new version of one, meets the table's constraints."""
         relation = table.relation
@@ -254,25 +182,27 @@ class Comparison:
             several = len({one.index for one in existing}) > 1
             kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
-            if not same:
+            if same:
+                table.done.tainted.discard(table.key(row))
+            else:
                 self._taint(table, row, key, finding, "")
             return _with(finding, IDENTICAL if same else CONFLICT, conflict=kind, existing=tuple(existing))
         self._put(table, row, key, found)
         return _with(finding, WOULD_APPLY)
 
-    def _taint(self, table: _Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
+    def _taint(self, table: Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
         table.done.tainted.add(table.key(row))
         if key is not None:
             table.done.tainted.add(table.key(key))
         return _with(finding, ERROR, reason=reason)
 
-    def _put(self, table: _Table, row: Row, key: Row | None, found: _Version | None) -> None:
+    def _put(self, table: Table, row: Row, key: Row | None, found: Version | None) -> None:
         if key is not None and found is not None:
             table.gone(table.key(key), found)
         table.done.tainted.discard(table.key(row))
-        table.done.put(table.key(row), _Version(row, None), table.unique(row))
+        table.done.put(table.key(row), Version(row, None), table.unique(row))
 
-    def _delete(self, table: _Table, finding: Finding, old: Tuple) -> Finding:
+    def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old)
         finding = _with(finding, ERROR, key=key)
@@ -284,27 +214,27 @@ class Comparison:
         table.gone(table.key(key), found)
         return _with(finding, WOULD_APPLY, local=found.row)
 
-    def _truncate(self, table: _Table, finding: Finding) -> Finding:
+    def _truncate(self, table: Table, finding: Finding) -> Finding:
         rows = any(version.row is not None for version in table.done.versions.values())
         nothing = not rows and (table.done.emptied or table.look.empty())
-        table.done = _Done(emptied=True)
+        table.done = Done(emptied=True)
         return _with(finding, IDENTICAL if nothing else WOULD_APPLY)
 
-    def _key(self, table: _Table, values: Tuple) -> Row:
+    def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
         sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
         return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
 
-    def _find(self, table: _Table, key: Row) -> _Version | None:
+    def _find(self, table: Table, key: Row) -> Version | None:
         known = table.done.versions.get(table.key(key))
         if known is not None:
             return known if known.row is not None else None
         found = None if table.done.emptied else table.look.find(key)
         if found is None or found.place in table.done.superseded:
             return None
-        return _Version(found.values, found.place)
+        return Version(found.values, found.place)
 
-    def _existing(self, table: _Table, row: Row, key: Row | None, found: _Version | None) -> list[Existing]:
+    def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
         """Rows that have a unique key of this one, which is itself none of them."""
         own = found.place if found is not None else None
         there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.look.taken(row)
@@ -344,16 +274,3 @@ def _subset(row: Row, columns: Sequence[str]) -> Row:
 
 def _differences(new: Mapping[str, str | None], present: Mapping[str, str | None]) -> tuple[str, ...]:
     return tuple(name for name, value in new.items() if name in present and present[name] != value)
-
-
-def _comparable(column: TargetColumn | None, value: str | None) -> object:
-    """A value whose equality is the type's, as far as its text can tell."""
-    if column is None or value is None:
-        return value
-    if column.type_oid == _NUMERIC:
-        try:
-            number = Decimal(value)
-        except InvalidOperation:
-            return value
-        return number if number.is_finite() else value
-    return value.lower() if column.type_name.endswith("citext") else value

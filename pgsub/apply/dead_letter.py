@@ -6,6 +6,7 @@ Values are the publisher's texts by column, in a form that any encoding of the t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -97,3 +98,10 @@ class DeadLetters:
             for letter in self._waiting:
                 copy.write_row((*place, *letter))
         self._waiting, self._bytes = [], 0
+
+
+def changed(message: Message) -> Sequence[int]:
+    """Remote relations that a message changes."""
+    if isinstance(message, Truncate):
+        return message.relids
+    return (message.relid,) if isinstance(message, Insert | Update | Delete) else ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply import conflict
+from pgsub.apply import conflict, set_writer
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
 from pgsub.apply.emitted import EmittedMessage
@@ -23,7 +23,7 @@ from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.runs import Item, Run
-from pgsub.apply.set_writer import PAYS_FROM, Deviation, Outcome, SetWriter
+from pgsub.apply.set_writer import Deviation, Outcome, SetWriter
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.decoder import decode_change
@@ -69,6 +69,12 @@ class Counters:
     folded: int = 0
     serial: int = 0
     fallbacks: int = 0
+
+    def add(self, other: Counters) -> None:
+        """What another executor did that counts now."""
+        self.in_sets += other.in_sets
+        self.folded += other.folded
+        self.serial += other.serial
 
     def note(self, outcome: Outcome) -> None:
         """A piece was executed."""
@@ -170,6 +176,7 @@ class Executor:
         self._sets.begin()
         self._piece = Piece(in_stream=False)
         self._touched, self._replaced, self._admitted = {}, [], {}
+        self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
@@ -212,7 +219,7 @@ class Executor:
         """Have the piece done: as sets what can be, the rest row by row."""
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
         left: Sequence[int] | None = None
-        if self._set_based and len(piece) >= PAYS_FROM:
+        if self._set_based and len(piece) >= set_writer.PAYS_FROM:
             outcome = self._sets.apply(piece.messages, _Targets(self, piece), in_stream=piece.in_stream)
             self.counters.note(outcome)
             left = outcome.left
@@ -413,11 +420,12 @@ class Executor:
 
         :raises KeyError: some are taken and some are not.
         """
-        first = piece.transaction_of(0)
-        relation = self._target(first, "COMMIT", relid, self._admits)
-        if relation is None and len(piece) > 1:
+        relation = self._target(piece.transaction_of(0), "COMMIT", relid, self._admits)
+        if relation is None:
+            remote, oid = self._relations.remote(relid), self._relations.oid(relid)
             last = piece.transaction_of(len(piece) - 1)
-            if last is not first and self._target(last, "COMMIT", relid, self._admits) is not None:
+            # not by _target: it would hold for those before the last, too
+            if oid is not None and self._admits(remote, oid, last.decided_by) is not None:
                 raise KeyError(relid)
         return relation
 

@@ -295,4 +295,7 @@ class ApplyLoop:
         pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
         pulse.position, pulse.changes = self.position, self._committer.changes
         pulse.parallel = len(self._parallel.busy)
+        counters = self._committer.counters
+        pulse.changes_in_sets, pulse.changes_folded = counters.in_sets, counters.folded
+        pulse.serial_relations, pulse.set_fallbacks = counters.serial, counters.fallbacks
         self._sender.send(pulse, now=now)

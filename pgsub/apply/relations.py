@@ -6,6 +6,7 @@ there, by its oid, has the state that decides. So a table that was renamed on bo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -14,13 +15,15 @@ import psycopg
 from pgsub.errors import ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
-from pgsub.target import remedy, roles
+from pgsub.target import definitions, remedy, roles
 from pgsub.target.mapping import RelationMap, map_relation, missing
 from pgsub.target.relation import describe, find_oids, name_of, renamed
 from pgsub.target.statements import Statement
 
 Name = tuple[str, str]
 _LEDGER = "pgsub"  #: schema that is never subscribed
+#: Seconds that DDL on the target may go unnoticed.
+LOOK_SECONDS = 1.0
 NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
 
 
@@ -45,6 +48,8 @@ class RelationCache:
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
         self._types: dict[int, TypeName] = {}
+        self._prints: dict[int, definitions.Print] = {}  #: of the tables mapped, from before they were read
+        self._looked_at = 0.0
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     @property
@@ -135,6 +140,23 @@ class RelationCache:
         """Forget which table bears which name: something changed in the subscription or on the target."""
         self._oids.clear()
 
+    def notice_ddl(self) -> None:
+        """Forget the maps of tables that were altered on the target; asked there once in a while, at a batch's begin.
+
+        An INSERT that a new trigger sees must not be part of a set, for one. Nobody tells a client of that.
+        """
+        now = time.monotonic()
+        if not self._maps or now < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = now
+        oids = {one.target.oid for one in self._maps.values()}
+        found = definitions.prints(self._connection, oids)
+        for relid, one in list(self._maps.items()):
+            oid = one.target.oid
+            if found.get(oid) is None or found[oid] != self._prints.get(oid):
+                self._oids.pop(local_name(one.remote), None)
+                self._forget(relid)
+
     def known(self, relid: int) -> RelationMap | None:
         """The map, if it was made before: making one needs the session."""
         return self._maps.get(relid)
@@ -148,6 +170,7 @@ class RelationCache:
         """
         remote = self.remote(relid)
         schema, name = local_name(remote)
+        self._prints.update(definitions.prints(self._connection, [target_oid]))
         target = describe(self._connection, schema, name, replica=self._replica)
         if target is None:
             raise self._missing(remote)
@@ -178,6 +201,7 @@ class RelationCache:
         """Back to a snapshot, with everything about the target looked up anew (any error may come from its DDL)."""
         self._remote = dict(snapshot)
         self._maps.clear()
+        self._prints.clear()
         self._oids.clear()
         self.statements.clear()
 

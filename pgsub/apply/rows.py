@@ -199,13 +199,13 @@ class RowWriter:
     def set_statement(
         self, relation: RelationMap, statement: Statement, values: Sequence[bytes], on_count: RowCount
     ) -> None:
-        """A statement for many rows of a relation, in its order among the others.
+        """A statement for many rows of a relation, which is its tag, in its order among the others.
 
         :param values: parameters in binary form.
         """
         self.flush()
         self._become(relation.target.acts_as)
-        self._pipeline.send(statement, values, [1] * len(values), None, on_count)
+        self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
     def copy_set(self, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
         """COPY rows into a relation, after everything else was run.
@@ -216,14 +216,14 @@ class RowWriter:
         self.flush()
         self._become(relation.target.acts_as)
         self._pipeline.sync()
-        self._copy(None, relation, stream, binary=binary)
+        self._copy(relation, relation, stream, binary=binary)
 
-    def _copy(self, place: Place | None, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+    def _copy(self, tag: object, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
             copyin.run(self._connection, statement, stream)
         except psycopg.Error as error:
-            raise StatementFailed(place, error, None) from None
+            raise StatementFailed(tag, error, None) from None
 
     def sync(self) -> None:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.

@@ -6,21 +6,27 @@ not checked; where they might, the whole piece is left.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply import set_rules
-from pgsub.apply.change_set import ChangeSet, Updates, fold
+from pgsub.apply.change_set import ChangeSet, Updates
+from pgsub.apply.folding import fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.target import set_statements
 from pgsub.target.mapping import RelationMap
+from pgsub.target.pipeline import StatementFailed
 from pgsub.target.set_statements import Parameter
 from pgsub.target.statements import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50
+#: Seconds for which a relation goes row by row after a set of its changes deviated: where rows are missing now and
+#: then, the rest of the batch is not to be rolled back and replayed each time.
+AVOID_SECONDS = 30.0
 #: Statements that are remembered for a relation: there is one for each set of columns that updates set.
 _STATEMENTS = 100
 
@@ -67,6 +73,7 @@ class SetWriter:
         self._rows = rows
         self._replica = replica
         self._known: dict[int, _Known] = {}
+        self._avoided: dict[int, float] = {}  #: until when, by oid of the target
         self._deviation: Deviation | None = None
 
     def begin(self) -> None:
@@ -136,6 +143,8 @@ class SetWriter:
 
     def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
         reason = self._about(relation).reason
+        if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():
+            return "its sets deviated a moment ago"
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
         return fold(relation, groups)
@@ -183,13 +192,19 @@ class SetWriter:
         def on_count(count: int) -> None:
             if count != expected and self._deviation is None:
                 self._deviation = Deviation(relation, f"{verb} of {expected} rows found {count}")
+                self._avoid(relation)
 
         self._rows.set_statement(relation, statement, arrays, on_count)
 
     def _insert(self, one: ChangeSet) -> None:
         assert one.inserts is not None and one.inserts.new is not None
         binary = columnar_copy.formats(one.inserts.new) == "binary"
-        self._rows.copy_set(one.relation, columnar_copy.copy_stream(one.inserts, binary=binary), binary=binary)
+        stream = columnar_copy.copy_stream(one.inserts, binary=binary)
+        try:
+            self._rows.copy_set(one.relation, stream, binary=binary)
+        except StatementFailed as failure:
+            self._failed(failure)
+            raise
 
     def finish(self) -> None:
         """Wait until everything was run, and see whether the target was as the sets presupposed.
@@ -197,9 +212,21 @@ class SetWriter:
         :raises Deviation: it was not; the target transaction is to be rolled back and replayed row by row.
         :raises StatementFailed: as :meth:`RowWriter.sync`.
         """
-        self._rows.sync()
+        try:
+            self._rows.sync()
+        except StatementFailed as failure:
+            self._failed(failure)
+            raise
         if self._deviation is not None:
             raise self._deviation
+
+    def _failed(self, failure: StatementFailed) -> None:
+        """A set met a constraint, perhaps only on its way: two rows may have changed places in a unique index."""
+        if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
+            self._avoid(failure.tag)
+
+    def _avoid(self, relation: RelationMap) -> None:
+        self._avoided[relation.target.oid] = time.monotonic() + AVOID_SECONDS
 
 
 _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinned=False)

@@ -21,6 +21,7 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (2, schema.VERSION_2),
     (3, schema.VERSION_3),
     (4, schema.VERSION_4),
+    (5, schema.VERSION_5),
 )
 
 

@@ -97,7 +97,12 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True)
 class StatsRow:
-    """pg_stat_subscription_stats without subid and subname."""
+    """pg_stat_subscription_stats without subid and subname.
+
+    The last four are pgsub's own: changes executed as sets; of them those that a later change of the same row took
+    along; relations of a piece that went row by row although they were many; batches that were rolled back and replayed
+    row by row.
+    """
 
     apply_error_count: int = 0
     sync_seq_error_count: int = 0
@@ -111,6 +116,10 @@ class StatsRow:
     confl_delete_missing: int = 0
     confl_multiple_unique_conflicts: int = 0
     stats_reset: Time | None = None
+    changes_in_sets: int = 0
+    changes_folded: int = 0
+    serial_relations: int = 0
+    set_fallbacks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

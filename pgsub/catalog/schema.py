@@ -284,3 +284,25 @@ ALTER TABLE pgsub_error ADD COLUMN stuck_since TEXT;
 ALTER TABLE pgsub_slot ADD COLUMN current_lsn TEXT;
 ALTER TABLE pgsub_slot ADD COLUMN wal_bytes_per_second INTEGER;
 """
+
+VERSION_5 = """
+ALTER TABLE pgsub_stats ADD COLUMN changes_in_sets INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE pgsub_stats ADD COLUMN changes_folded INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE pgsub_stats ADD COLUMN serial_relations INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE pgsub_stats ADD COLUMN set_fallbacks INTEGER NOT NULL DEFAULT 0;
+DROP VIEW pg_stat_subscription_stats;
+CREATE VIEW pg_stat_subscription_stats AS
+    SELECT s.oid AS subid, s.subname AS subname, t.apply_error_count AS apply_error_count,
+           t.sync_seq_error_count AS sync_seq_error_count, t.sync_table_error_count AS sync_table_error_count,
+           t.confl_insert_exists AS confl_insert_exists,
+           t.confl_update_origin_differs AS confl_update_origin_differs,
+           t.confl_update_exists AS confl_update_exists, t.confl_update_deleted AS confl_update_deleted,
+           t.confl_update_missing AS confl_update_missing,
+           t.confl_delete_origin_differs AS confl_delete_origin_differs,
+           t.confl_delete_missing AS confl_delete_missing,
+           t.confl_multiple_unique_conflicts AS confl_multiple_unique_conflicts, t.stats_reset AS stats_reset,
+           t.sync_table_error_count AS sync_error_count, t.changes_in_sets AS changes_in_sets,
+           t.changes_folded AS changes_folded, t.serial_relations AS serial_relations,
+           t.set_fallbacks AS set_fallbacks
+      FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
+"""

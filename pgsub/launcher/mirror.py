@@ -30,6 +30,7 @@ from pgsub.target.two_phase import Pending
 
 Log = Callable[[str, str], None]
 
+_COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
 #: A pulse older than this shows nothing any more: its worker hangs or is gone.
 STALE_SECONDS = 30.0
 #: Table states that did not change in the ledger are written again so often, for the store may have been changed by
@@ -67,6 +68,7 @@ class Mirror:
         self._pulses = pulses
         self._log = log
         self._copies = Copies()
+        self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
         self._shown_two_phase = sub.two_phase  #: in the state store
@@ -96,6 +98,18 @@ class Mirror:
                 self._skip(lsn_or_none(row[3]) or 0)
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
+            self._count(pulses)
+
+    def _count(self, pulses: list[Pulse]) -> None:
+        """Add what workers have counted since it was last added; a pulse tells what its worker has since its start."""
+        steps: Counter[str] = Counter()
+        for pulse in pulses:
+            if pulse.chunk < 0:
+                worker, now = (pulse.worker, pulse.epoch), Counter({name: getattr(pulse, name) for name in _COUNTED})
+                steps.update(now - self._counted.get(worker, Counter()))
+                self._counted[worker] = now
+        if steps:
+            self._store.add_stats(self._sub.subid, **steps)
 
     def _two_phase(self, state: str, prepared: list[Pending]) -> None:
         rows = [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in prepared]

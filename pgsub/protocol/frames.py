@@ -119,11 +119,6 @@ class Frames(Sequence[bytes]):
         """The pgoutput message of one."""
         return self.buffer[self.edges[number] + ENVELOPE : self.edges[number + 1]]
 
-    def chosen(self, numbers: Iterable[int]) -> list[bytes]:
-        """The pgoutput messages of some."""
-        buffer, edges = self.buffer, self.edges
-        return [buffer[edges[number] + ENVELOPE : edges[number + 1]] for number in numbers]
-
     def range(self, start: int, end: int) -> Segment:
         """Some messages, one behind the other."""
         return Segment(self, start, end)

@@ -18,29 +18,11 @@ from psycopg import sql
 from pgsub.target import roles
 from pgsub.target.relation import TargetColumn, TargetRelation
 from pgsub.target.statements import only
+from pgsub.target.unique import INDEXES, UniqueIndex
 
 #: A row as texts of the target, by column; None is NULL.
 Row = Mapping[str, str | None]
 
-_INDEXES = """
-SELECT c.relname::text, i.indimmediate, coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false),
-       pg_catalog.pg_get_expr(i.indpred, i.indrelid),
-       ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false)
-               FROM pg_catalog.generate_series(1, i.indnkeyatts) k ORDER BY k),
-       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
-               FROM pg_catalog.unnest(i.indclass::oid[]) WITH ORDINALITY AS u (opclass, k)
-               JOIN pg_catalog.pg_opclass p ON p.oid = u.opclass
-               JOIN pg_catalog.pg_amop m ON m.amopfamily = p.opcfamily AND m.amopstrategy = 3
-                AND m.amoplefttype = p.opcintype AND m.amoprighttype = p.opcintype
-               JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr
-               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY u.k),
-       ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS u (attnum, k)
-               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = u.attnum
-              WHERE u.k <= i.indnkeyatts ORDER BY u.k)
-  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
-  JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
- WHERE i.indrelid = %s::oid AND i.indisunique AND i.indisvalid ORDER BY NOT i.indisprimary, c.relname
-"""
 _CHECKS = """
 SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
  WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
@@ -49,28 +31,6 @@ _NOT_NULL = """
 SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
  WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped AND attnotnull ORDER BY attnum
 """
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
-    """A unique index of a target table.
-
-    :ivar keys: its key columns and expressions as SQL; ``operators`` the equality of each.
-    :ivar columns: names of its key columns, fewer than ``keys`` where there are expressions.
-    """
-
-    name: str
-    immediate: bool
-    nulls_not_distinct: bool
-    predicate: str | None
-    keys: tuple[str, ...]
-    operators: tuple[str, ...]
-    columns: tuple[str, ...]
-
-    @property
-    def plain(self) -> bool:
-        """Whether the values of columns alone say what is equal."""
-        return self.predicate is None and len(self.columns) == len(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +118,7 @@ class TableLook:
         self._looker = looker
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
-        self.indexes = [
-            UniqueIndex(name, immediate, nulls, predicate, tuple(keys), tuple(operators), tuple(columns))
-            for name, immediate, nulls, predicate, keys, operators, columns in looker.catalog(_INDEXES, target.oid)
-        ]
+        self.indexes = [UniqueIndex.of(row) for row in looker.catalog(INDEXES, target.oid)]
         self._checks = looker.catalog(_CHECKS, target.oid)
         self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
         self._from = only(target)
@@ -220,13 +177,8 @@ class TableLook:
         return [(self.indexes[one[0]], self._found(one[1:])) for one in found]
 
     def _taken(self, number: int, index: UniqueIndex, columns: Sequence[TargetColumn]) -> sql.Composed:
-        keys = [sql.SQL("({}) AS {}").format(sql.SQL(k), _key(i)) for i, k in enumerate(index.keys)]
-        wanted = sql.SQL("(SELECT {} FROM {}{})").format(
-            sql.SQL(", ").join(keys), self._as_row(columns), _predicate(" WHERE", index)
-        )
-        equal = sql.SQL(" AND ").join(_same(index, i) for i in range(len(index.keys)))
-        return sql.SQL("(SELECT {}, {} FROM {} t, {} wanted WHERE {}{} LIMIT 1)").format(
-            sql.Literal(number), self._selected, self._from, wanted, equal, _predicate(" AND", index)
+        return sql.SQL("(SELECT {}, {} FROM {} t, {} wanted WHERE {} LIMIT 1)").format(
+            sql.Literal(number), self._selected, self._from, index.wanted(self._as_row(columns)), index.same()
         )
 
     def violated(self, row: Row) -> str | None:
@@ -291,21 +243,3 @@ class TableLook:
 def _value(column: TargetColumn, position: int) -> sql.Composed:
     # format_type quoted the name already
     return sql.SQL("CAST({} AS {})").format(sql.SQL(f"${position + 1}"), sql.SQL(column.full_type))
-
-
-def _key(number: int) -> sql.Identifier:
-    return sql.Identifier(f"pgsub_key_{number}")
-
-
-def _predicate(word: str, index: UniqueIndex) -> sql.Composed:
-    return sql.Composed([sql.SQL(f"{word} ({index.predicate})" if index.predicate else "")])
-
-
-def _same(index: UniqueIndex, number: int) -> sql.Composed:
-    equal = sql.SQL(f"OPERATOR({index.operators[number]})")
-    key = sql.SQL(f"({index.keys[number]})")
-    wanted = sql.Identifier("wanted", f"pgsub_key_{number}")
-    same = sql.SQL("{} {} {}").format(key, equal, wanted)
-    if not index.nulls_not_distinct:
-        return same
-    return sql.SQL("({} OR {} IS NULL AND {} IS NULL)").format(same, key, wanted)

@@ -16,9 +16,11 @@ from apply import set_cases
 from apply.set_cases import Case, Shape
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply import set_keys, set_writer
-from pgsub.apply.change_set import ChangeSet, fold
+from pgsub.apply import relations, set_keys, set_writer
+from pgsub.apply.change_set import ChangeSet
 from pgsub.apply.conflict import Place
+from pgsub.apply.executor import Executor
+from pgsub.apply.folding import fold
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.set_writer import Deviation, SetWriter
@@ -122,6 +124,7 @@ def _in_the_way(failure: StatementFailed) -> None:
 @pytest.fixture
 def bench(subdb: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(set_writer, "PAYS_FROM", 1)
+    monkeypatch.setattr(set_writer, "AVOID_SECONDS", 0)
     with closing(target.connect(subdb.conninfo, "test")) as session:
         session.prepare_threshold = None  # its ROLLBACK would take away what the pipeline prepared
         session.execute("SET TimeZone = 'Europe/Vienna'")
@@ -388,6 +391,29 @@ def test_a_set_that_misses_what_it_presupposes_says_so(bench: Bench) -> None:
     bench.session.execute("ROLLBACK")
 
 
+def test_a_relation_goes_row_by_row_for_a_while_after_its_sets_deviated(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _map(bench.session, "CREATE TABLE public.a (id int PRIMARY KEY, v int UNIQUE)", 1)
+    two = _map(bench.session, "CREATE TABLE public.b (id int PRIMARY KEY, v int)", 2)
+    bench.session.execute("INSERT INTO public.a VALUES (1, 10), (2, 20)")
+    places: list[Message] = [Update(1, "", None, _text("1", "20")), Update(1, "", None, _text("2", "10"))]
+    taken: list[Message] = [Insert(1, _text("3", "10"))]
+    missing: list[Message] = [Delete(1, "K", _text("9", None))]
+    for messages in (places, taken, missing):
+        bench.sets = SetWriter(bench.rows, replica=True)
+        for seconds in (0, 60):
+            monkeypatch.setattr(set_writer, "AVOID_SECONDS", seconds)
+            bench.session.execute("BEGIN")
+            with pytest.raises((Deviation, StatementFailed)):
+                _apply(bench, {1: one}, *messages)
+            bench.session.execute("ROLLBACK")
+        bench.session.execute("BEGIN")
+        outcome = _apply(bench, {1: one, 2: two}, *messages, Insert(2, _text("1", "1")))
+        assert outcome.left == list(range(len(messages))) and "a moment ago" in outcome.serial[1]
+        bench.session.execute("ROLLBACK")
+
+
 def test_keys_with_one_hash_are_told_from_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     relation = _map(bench.session, "CREATE TABLE public.t (id text PRIMARY KEY, v text)")
     updates = [Update(5, "", None, _text("x" * 20 + end, "v")) for end in ("a", "b")]
@@ -498,3 +524,54 @@ def test_an_update_that_sets_nothing_still_looks_for_its_row(bench: Bench) -> No
     bench.one_by_one([Update(5, "", None, _text("2"))], relation)
     assert len(bench.rows.records) == 1
     bench.session.execute("ROLLBACK")
+
+
+def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
+    subdb: Database, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relations, "LOOK_SECONDS", 0)
+    subdb.execute("""CREATE TABLE t (id int PRIMARY KEY, v int, w int NOT NULL UNIQUE); CREATE TABLE o (id int);
+        CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF r DEFAULT;
+        CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'""")
+    cache = RelationCache(bench.session, Subscription(1, "s", "", "", (), None), replica=True)
+    executor = Executor(bench.session, 1, cache)
+    oids = {}
+    for relid, name in enumerate(("t", "r")):
+        table = describe(bench.session, "public", name)
+        assert table is not None
+        oids[relid] = table.oid
+        columns = tuple(Column(int(c.name == "id"), c.name, c.type_oid, -1) for c in table.columns)
+        cache.learn(Relation(relid, "public", name, "d", columns))
+
+    def known(relid: int) -> RelationMap | None:
+        """The map, if it is still what it was; made anew if not."""
+        executor.begin()
+        before = cache.known(relid)
+        cache.make(relid, oids[relid])
+        return before
+
+    for relid in (0, 1, 0, 1):
+        known(relid)
+    assert known(0) is not None and known(1) is not None
+    on_other = "CREATE TRIGGER x AFTER INSERT ON o EXECUTE FUNCTION f()"
+    for nothing in ("INSERT INTO t VALUES (1, 1, 1)", "VACUUM ANALYZE t", on_other):
+        subdb.execute(nothing)
+        assert known(0) is not None and known(1) is not None, nothing
+    for relid, ddl in (
+        (0, "CREATE TRIGGER x AFTER INSERT ON t EXECUTE FUNCTION f()"),
+        (0, "ALTER TABLE t ENABLE ALWAYS TRIGGER x"),
+        (0, "DROP TRIGGER x ON t"),
+        (0, "CREATE RULE x AS ON DELETE TO t DO ALSO NOTHING"),
+        (0, "ALTER TABLE t ADD UNIQUE (v) DEFERRABLE"),
+        (0, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_w_key"),
+        (0, "ALTER TABLE t ALTER v TYPE bigint"),
+        (0, "ALTER TABLE t ADD x int"),
+        (0, "ALTER TABLE t ENABLE ROW LEVEL SECURITY"),
+        (1, "CREATE TRIGGER x AFTER INSERT ON leaf EXECUTE FUNCTION f()"),
+        (1, "CREATE TABLE more PARTITION OF r FOR VALUES FROM (1) TO (2)"),
+    ):
+        subdb.execute(ddl)
+        assert known(1 - relid) is not None and known(relid) is None, ddl
+    subdb.execute("ALTER TABLE r RENAME TO q; CREATE TABLE r (id int)")
+    executor.begin()
+    assert cache.known(1) is None and cache.oid(1) is None

@@ -26,7 +26,8 @@ COLUMNS = {
     "last_msg_receipt_time latest_end_lsn latest_end_time",
     "pg_stat_subscription_stats": "subid subname apply_error_count sync_seq_error_count sync_table_error_count "
     "confl_insert_exists confl_update_origin_differs confl_update_exists confl_update_deleted confl_update_missing "
-    "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count",
+    "confl_delete_origin_differs confl_delete_missing confl_multiple_unique_conflicts stats_reset sync_error_count "
+    "changes_in_sets changes_folded serial_relations set_fallbacks",
     "pg_stat_progress_copy": "pid datid datname relid command type bytes_processed bytes_total tuples_processed "
     "tuples_excluded tuples_skipped subid schemaname relname chunks_done chunks_total tuples_total "
     "started_at bytes_per_second",

@@ -61,6 +61,16 @@ def test_what_stopped_apply_is_applied_once_apply_is_past_it_and_a_later_stop_is
     assert store.add_conflict(CONFLICT) not in (first, beyond)
 
 
+def test_what_stopped_apply_and_was_left_out_is_skipped_even_where_apply_was_seen_past_it(store: StateStore) -> None:
+    stopped = store.add_conflict(CONFLICT)
+    event = store.add_conflict(
+        replace(CONFLICT, conflict_type="update_missing", action="applied", event=9, worker=None)
+    )
+    store.conflicts_passed(5, "apply", 0x101)
+    store.conflicts_skipped(5, 0x100)
+    assert {row.id: row.action for row in store.conflicts(5)} == {stopped: "skipped", event: "applied"}
+
+
 def test_an_event_of_the_ledger_is_recorded_once_and_events_that_look_alike_are_several(store: StateStore) -> None:
     event = replace(CONFLICT, conflict_type="update_missing", action="skipped", event=10)
     first, same, other = store.add_conflicts([event, event, replace(event, event=11)])

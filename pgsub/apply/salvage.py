@@ -1,0 +1,183 @@
+"""What can be applied of a transaction that stops apply, row by row as far as it must be; the rest is kept.
+
+Rows are tried together inside a savepoint, and halved until the one that fails is found. What changes a row that an
+earlier change of the transaction could not bring depends on it and is left out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+from pgsub.apply.commit import LedgerCommit
+from pgsub.apply.conflict import MissingRow
+from pgsub.apply.dead_letter import DeadLetters, changed
+from pgsub.apply.executor import Executor, Filter
+from pgsub.apply.streams import TargetSession
+from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import ApplyError
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
+from pgsub.target.look import TableLook, Within
+from pgsub.target.mapping import RelationMap
+
+#: Rows that are tried together.
+TRIED = 256
+_DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
+_UNCHANGED, _BINARY = b"ub"
+_NUMERIC = 1700
+_ROWS = frozenset(b"IUD")
+_Key = tuple[int, tuple[object, ...]]
+
+
+class Salvage:
+    """Applies what can be applied of one transaction."""
+
+    def __init__(
+        self, session: TargetSession, executor: Executor, ending: LedgerCommit, left: DeadLetters, admits: Filter
+    ) -> None:
+        self._session = session
+        self._executor = executor
+        self._ending = ending
+        self._left = left
+        self._admits = admits
+        self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
+
+    def run(self, transaction: RemoteTransaction) -> None:
+        """Row by row, as far as it must be."""
+        self._transaction = transaction
+        self._executor.begin()
+        with self._executor.naming_rows():
+            waiting: list[bytes] = []
+            for payload in transaction.payloads():
+                if payload[0] in _ROWS:
+                    waiting.append(payload)
+                if waiting and (payload[0] not in _ROWS or len(waiting) >= TRIED):
+                    self._try(waiting)
+                    waiting = []
+                if payload[0] not in _ROWS:
+                    self._try([payload])
+            self._try(waiting)
+            self._ending.record(self._executor.finish())
+        transaction.applied(self._session.relations)
+
+    def _try(self, payloads: Sequence[bytes]) -> None:
+        """In their order; what changes a row that an earlier change could not bring depends on it, and is left out."""
+        together: list[bytes] = []
+        for payload in payloads:
+            if self._tainted and self._concerns_tainted(payload):
+                self._apply(together)  # what fails of these may concern it too
+                together = []
+                if self._depends(payload):
+                    self._leave(payload, {"error": "it depends on a change that was skipped"})
+                else:
+                    self._apply_on_tainted(payload)
+            else:
+                together.append(payload)
+        self._apply(together)
+        self._ending.record(self._executor.taken())
+        if self._left.full:
+            self._left.write()
+
+    def _apply(self, payloads: Sequence[bytes]) -> None:
+        """All of them or, where that fails, each half; and in the end the one that is to blame not at all."""
+        if not payloads:
+            return
+        try:
+            with self._executor.undoing():
+                for payload in payloads:
+                    self._executor.change(self._transaction, payload, self._admits)
+        except ApplyError as error:
+            if error.sqlstate == _DEALLOCATED:
+                raise
+            half = len(payloads) // 2
+            if half:
+                self._try(payloads[:half])
+                self._try(payloads[half:])
+            elif not self._identical(payloads[0], error):
+                self._leave(payloads[0], {"error": error.message, "detail": error.detail} | _told(error))
+
+    def _apply_on_tainted(self, payload: bytes) -> None:
+        """A change that may leave the publisher's row where the target had another: that is nobody's fault any more."""
+        self._ending.record(self._executor.taken())
+        before = self._left.count
+        self._apply([payload])
+        records = self._executor.taken()
+        self._ending.record(records)
+        if self._left.count > before or any(isinstance(one, MissingRow) for one in records):
+            return
+        message = self._decoded(payload)
+        if isinstance(message, Truncate):
+            self._tainted = {key for key in self._tainted if key[0] not in message.relids}
+        self._tainted.difference_update(self._keys(message)[-1:])
+
+    def _concerns_tainted(self, payload: bytes) -> bool:
+        message = self._decoded(payload)
+        return isinstance(message, Truncate) or not self._tainted.isdisjoint(self._keys(message))
+
+    def _depends(self, payload: bytes) -> bool:
+        message = self._decoded(payload)
+        return isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1])
+
+    def _decoded(self, payload: bytes) -> Message:
+        return decode_change(payload, self._transaction.in_stream)
+
+    def _identical(self, payload: bytes, error: ApplyError) -> bool:
+        """Whether the row that could not be inserted is there already: nothing of it is missing then."""
+        message = self._decoded(payload)
+        if error.conflict is None or not isinstance(message, Insert) or _BINARY in message.new.kinds:
+            return False
+        relation = self._session.relations.known(message.relid)
+        if relation is None:
+            return False
+        look = TableLook(Within(self._session.connection), relation.target)
+        row = look.read({c.name: _text(message.new.values[i]) for i, c in enumerate(relation.columns)})
+        there = look.taken(row)
+        return bool(there) and all(one.values[name] == value for _, one in there for name, value in row.items())
+
+    def _leave(self, payload: bytes, reason: dict[str, str | None]) -> None:
+        message = self._decoded(payload)
+        self._tainted.update(self._keys(message))
+        for relid in changed(message):
+            self._left.keep(self._session.relations.remote(relid), message, {"skipped": "row", **reason})
+
+    def _keys(self, message: Message) -> list[_Key]:
+        """Which rows a change is about: the one that it looks for, then the one that it leaves."""
+        match message:
+            case Insert():
+                rows: list[Tuple] = [message.new]
+            case Update():
+                rows = [message.old or message.new, message.new]
+            case Delete():
+                rows = [message.old]
+            case _:
+                return []
+        relation = self._session.relations.known(message.relid)
+        if relation is None:
+            return []
+        return [(message.relid, _key(relation, row, rows[0])) for row in rows]
+
+
+def _key(relation: RelationMap, row: Tuple, searched: Tuple) -> tuple[object, ...]:
+    values: list[object] = []
+    for i in relation.lookup:
+        value = (searched if row.kinds[i] == _UNCHANGED else row).values[i]
+        values.append(_number(value) if relation.columns[i].type_oid == _NUMERIC and value else value)
+    return tuple(values)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: bytes) -> object:
+    """1.0 and 1.00 are one key."""
+    try:
+        number = Decimal(value.decode())
+    except (InvalidOperation, UnicodeDecodeError):
+        return value
+    return number if number.is_finite() else value
+
+
+def _told(error: ApplyError) -> dict[str, str | None]:
+    return {"sqlstate": error.sqlstate, "conflict": error.conflict}
