@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -95,9 +96,9 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     """
     relation, searched = place.relation, place.old or place.new
     assert relation is not None and searched is not None
-    schema, name, xid, at, origin, *values = found
-    pairs = zip(relation.target.columns, values[::2], values[1::2], strict=False)
-    local = {c.name: value if size is None else f"({size} bytes)" for c, value, size in pairs}
+    schema, name, xid, at, origin, values = found
+    names = [c.name for c in relation.target.columns]
+    local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
     remote = wording.remote_row(relation, place.new) if place.new is not None else None
     hit = Hit("", None, local, int(xid or 0), at, origin)
     version, identity = relation.target.server_version, wording.identity(relation, searched)

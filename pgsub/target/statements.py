@@ -133,6 +133,19 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
     return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
 
 
+def shown(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
+    """A JSON array of the values as their types' output functions write them; very large ones as their size.
+
+    One value, for a table may have more columns than two thirds of what a target list can.
+    """
+    value = sql.SQL(
+        "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN pg_catalog.format('%s', {0})"
+        " ELSE '(' || pg_catalog.pg_column_size({0}) || ' bytes)' END"
+    )
+    values = sql.SQL(", ").join(value.format(sql.Identifier(alias, c.name), sql.Literal(LARGEST)) for c in columns)
+    return sql.SQL("pg_catalog.to_json(ARRAY[{}]::text[])").format(values)
+
+
 def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
     """A query that gives a row, time and origin, if a row was last written by somebody else (and it can be seen).
 
@@ -153,19 +166,12 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
 def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
     """SELECT of the row that an update or delete finds, if somebody else wrote it last; changes nothing.
 
-    Of each: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then of each column
-    the value and, instead of it, the size of a very large one.
+    Schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then :func:`shown`.
 
     :param kinds: of the tuple that the row is searched by, the old one or the new one.
     """
     build = _Builder()
     where = _condition(relation, build, "o" if old else "n", kinds)
-    shown = sql.SQL(
-        "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN {0} END,"
-        " CASE WHEN pg_catalog.pg_column_size({0}) > {1} THEN pg_catalog.pg_column_size({0}) END"
-    )
-    names = [sql.Identifier("pgsub_row", c.name) for c in relation.target.columns]
-    columns = [shown.format(name, sql.Literal(LARGEST)) for name in names]
     text = sql.SQL(
         "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
         " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {}"
@@ -175,7 +181,7 @@ def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool) -> Stateme
         " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
         " LEFT JOIN pg_catalog.pg_replication_origin pgsub_o ON pgsub_o.roident = pgsub_by.pgsub_origin"
     ).format(
-        sql.SQL(", ").join(columns) if columns else sql.SQL("NULL"),
+        shown(relation.target.columns, "pgsub_row"),
         only(relation.target),
         where,
         foreign_origin(relation, sql.Identifier("pgsub_row", "pgsub_xmin")),
