@@ -20,9 +20,11 @@ from functools import partial
 import psycopg
 
 from pgsub import failpoints
+from pgsub.apply.admission import Filter
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import MissingRow
-from pgsub.apply.executor import Counters, Executor, Filter
+from pgsub.apply.counters import Counters
+from pgsub.apply.executor import Executor
 from pgsub.apply.savepoints import GivesUp, Savepoints
 from pgsub.apply.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.streams import TargetSession

@@ -14,8 +14,9 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.applier import Applier
 from pgsub.apply.commit import LedgerCommit, Record
+from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
-from pgsub.apply.executor import Counters, Executor
+from pgsub.apply.executor import Executor
 from pgsub.apply.role import Role
 from pgsub.apply.runs import Batch
 from pgsub.apply.set_writer import Deviation

@@ -9,30 +9,33 @@ apply_dispatch and the apply_handle functions (worker.c), and for savepoints pa_
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import psycopg
 
 from pgsub.apply import conflict, set_writer
+from pgsub.apply.admission import Admission, Filter, Targets
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
+from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.pieces import Piece
-from pgsub.apply.relations import NEVER, RelationCache, local_name
+from pgsub.apply.relations import RelationCache
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.runs import Item, Run
-from pgsub.apply.set_writer import Deviation, Outcome, SetWriter
+from pgsub.apply.set_writer import Deviation, SetWriter
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ApplyError, PgsubError, SchemaFault
+from pgsub.errors import PgsubError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
 from pgsub.protocol.reader import INT32
 from pgsub.target import statements
-from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
+
+_log = logging.getLogger(__name__)
 
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")
@@ -44,62 +47,16 @@ PIECE_ROWS, PIECE_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
 RECORDS = 1000
 
-#: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
-#: finish LSN: the oid of the subscribed table, or None to leave it.
-Filter = Callable[[Relation, int, int], int | None]
 #: Takes missing rows and messages in the middle of a transaction; the session is free for other statements then.
 Spill = Callable[[Sequence[Record]], None]
 
 
+def _is_full(piece: Piece) -> bool:
+    return len(piece) >= PIECE_ROWS or piece.size >= PIECE_BYTES
+
+
 def _nothing(relation: Relation, oid: int, finish_lsn: int) -> int | None:
     return None
-
-
-@dataclass(slots=True)
-class Counters:
-    """How changes were executed, for statistics.
-
-    :ivar in_sets: changes that were executed as sets.
-    :ivar folded: of them, those that touched no row of their own: a later change of the same row took them along.
-    :ivar serial: sets of one relation's changes that could not be one, and went row by row.
-    :ivar fallbacks: batches that were rolled back and replayed row by row.
-    """
-
-    in_sets: int = 0
-    folded: int = 0
-    serial: int = 0
-    fallbacks: int = 0
-
-    def add(self, other: Counters) -> None:
-        """What another executor did that counts now."""
-        self.in_sets += other.in_sets
-        self.folded += other.folded
-        self.serial += other.serial
-
-    def note(self, outcome: Outcome) -> None:
-        """A piece was executed."""
-        self.in_sets += outcome.changes
-        self.folded += outcome.folded
-        self.serial += len(outcome.serial)
-
-
-class _Targets(Mapping[int, "RelationMap | None"]):
-    """Targets of a piece's relations, looked up as they are asked for; those that take a part only are not in it."""
-
-    def __init__(self, executor: Executor, piece: Piece) -> None:
-        self._executor, self._piece = executor, piece
-        self._known: dict[int, RelationMap | None] = {}
-
-    def __getitem__(self, relid: int) -> RelationMap | None:
-        if relid not in self._known:
-            self._known[relid] = self._executor.target(self._piece, relid)
-        return self._known[relid]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 class Executor:
@@ -126,10 +83,9 @@ class Executor:
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
-        self._touched: dict[tuple[str, str], int] = {}
-        self._replaced: list[tuple[str, str]] = []
-        self._admitted: dict[int, RelationMap] = {}
+        self._admission = Admission(self._rows, relations, subid)
         self._piece = Piece(in_stream=False)
+        self._large = False  #: the target transaction has had a full piece
         self._admits: Filter = _nothing
         self.counters = Counters()
 
@@ -168,14 +124,14 @@ class Executor:
             self._execute()
             self._rows.flush()
         transaction.applied(self._relations)
-        self._admitted.clear()
+        self._admission.forget()
 
     def begin(self) -> None:
         """A target transaction was opened."""
         self._rows.begin()
         self._sets.begin()
-        self._piece = Piece(in_stream=False)
-        self._touched, self._replaced, self._admitted = {}, [], {}
+        self._piece, self._large = Piece(in_stream=False), False
+        self._admission.begin()
         self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
@@ -204,7 +160,7 @@ class Executor:
             self._execute()
             self._piece = Piece(in_stream=item.in_stream)
         self._piece.add(item, stretch)
-        if len(self._piece) >= PIECE_ROWS or self._piece.size >= PIECE_BYTES:
+        if _is_full(self._piece):
             self._execute()
 
     def _other(self, item: Item, message: Segment) -> None:
@@ -220,16 +176,38 @@ class Executor:
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= set_writer.PAYS_FROM:
-            outcome = self._sets.apply(piece.messages, _Targets(self, piece), in_stream=piece.in_stream)
-            self.counters.note(outcome)
-            left = outcome.left
+            left = self._in_sets(piece)
         for transaction, payload in piece.rows(left):
             self._row(transaction, payload)
+
+    def _in_sets(self, piece: Piece) -> Sequence[int] | None:
+        """Execute what can be as sets.
+
+        Where much was done before in the same target transaction, a piece that fails is undone alone.
+
+        :return: positions of what is left, None: of everything.
+        """
+        targets = Targets(self._admission, piece, self._admits)
+        self._large |= _is_full(piece)
+        try:
+            with self._rows.undoing() if self._large else contextlib.nullcontext():
+                outcome = self._sets.apply(piece.messages, targets, in_stream=piece.in_stream)
+                if self._large:
+                    self._sets.finish()
+        except (Deviation, StatementFailed) as failure:
+            if not self._large:
+                raise
+            _log.debug("a piece is replayed row by row: %s", failure)
+            self._sets.begin()
+            self.counters.fallbacks += 1
+            return None
+        self.counters.note(outcome)
+        return outcome.left
 
     def _row(self, transaction: RemoteTransaction, payload: bytes) -> None:
         relid_at = 5 if transaction.in_stream else 1
         if payload[0] == _INSERT and len(payload) >= relid_at + 4:
-            relation = self._target(transaction, "INSERT", _RELID(payload, relid_at)[0], self._admits)
+            relation = self._admission.target(transaction, "INSERT", _RELID(payload, relid_at)[0], self._admits)
             if relation is not None:
                 self._rows.insert(transaction, relation, payload)
             return
@@ -266,9 +244,9 @@ class Executor:
         with self._locating():
             self._execute()
             self._rows.flush()
-            self._look_for_replaced()
+            self._admission.look_for_replaced()
             self._sets.finish()
-            self._refuse_replaced()
+            self._admission.refuse_replaced()
         return self._taken()
 
     def wait(self) -> None:
@@ -321,7 +299,7 @@ class Executor:
             self._relations.learn_type(message)
         elif isinstance(message, Relation):
             self._relations.learn(message)
-            self._admitted.pop(message.relid, None)
+            self._admission.forget(message.relid)
 
     def _taken(self) -> list[Record]:
         records, self._rows.records = self._rows.records, []
@@ -338,35 +316,14 @@ class Executor:
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise
 
-    def _look_for_replaced(self) -> None:
-        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
-
-        Of tables whose changes were left too: another one that is subscribed may have got the name meanwhile.
-        """
-        for name, oid in self._touched.items():
-
-            def on_count(count: int, name: tuple[str, str] = name) -> None:
-                if count == 0:
-                    self._replaced.append(name)
-
-            values = (str(oid).encode(), name[0].encode(), name[1].encode())
-            self._rows.command(statements.UNREPLACED, values, on_count)
-
-    def _refuse_replaced(self) -> None:
-        for schema, name in self._replaced:
-            raise SchemaFault(
-                f'logical replication target relation "{schema}.{name}" was replaced by another table',
-                detail=f"The changes were meant for OID {self._touched[schema, name]}.",
-            )
-
     def _one(self, transaction: RemoteTransaction, message: Message, admits: Filter) -> None:
         match message:
             case Update():
-                relation = self._target(transaction, "UPDATE", message.relid, admits)
+                relation = self._admission.target(transaction, "UPDATE", message.relid, admits)
                 if relation is not None:
                     self._rows.update(Place(transaction, "UPDATE", relation, message.new, message.old))
             case Delete():
-                relation = self._target(transaction, "DELETE", message.relid, admits)
+                relation = self._admission.target(transaction, "DELETE", message.relid, admits)
                 if relation is not None:
                     self._rows.delete(Place(transaction, "DELETE", relation, None, message.old))
             case Relation() | TypeName():
@@ -380,58 +337,9 @@ class Executor:
             self._sets.finish()
             self._spill(self._taken())
 
-    def _target(
-        self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
-    ) -> RelationMap | None:
-        admitted = self._admitted.get(relid)
-        if admitted is not None:  # once it is, whatever ends later is: states are fixed for this transaction
-            return admitted
-        relations, remote = self._relations, self._relations.remote(relid)
-        oid = relations.oid(relid)
-        if oid is None:
-            with self._asking(transaction, message_type, remote):
-                oid = relations.find(relid)
-        taken = admits(remote, oid, transaction.decided_by)
-        if oid != NEVER:
-            self._touched[local_name(remote)] = oid
-        if taken is None:
-            return None
-        relation = relations.known(relid)
-        if relation is None:
-            with self._asking(transaction, message_type, remote):
-                relation = relations.make(relid, taken)
-        self._admitted[relid] = relation
-        return relation
-
-    @contextlib.contextmanager
-    def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:
-        """The catalogs are read on the same session, between its statements; faults get their place."""
-        self._rows.sync()
-        try:
-            yield
-        except PgsubError as error:
-            conflict.located(error, self._subid, Place(transaction, message_type))
-            if isinstance(error, ApplyError):
-                error.relation = ".".join(local_name(remote))
-            raise
-
-    def target(self, piece: Piece, relid: int) -> RelationMap | None:
-        """Where all changes of a relation in a piece go; None: they are left out.
-
-        :raises KeyError: some are taken and some are not.
-        """
-        relation = self._target(piece.transaction_of(0), "COMMIT", relid, self._admits)
-        if relation is None:
-            remote, oid = self._relations.remote(relid), self._relations.oid(relid)
-            last = piece.transaction_of(len(piece) - 1)
-            # not by _target: it would hold for those before the last, too
-            if oid is not None and self._admits(remote, oid, last.decided_by) is not None:
-                raise KeyError(relid)
-        return relation
-
     def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
         self._rows.flush()
-        found = [self._target(transaction, "TRUNCATE", relid, admits) for relid in message.relids]
+        found = [self._admission.target(transaction, "TRUNCATE", relid, admits) for relid in message.relids]
         targets = [r.target for r in found if r is not None]
         if targets:
             place = Place(transaction, "TRUNCATE", next(r for r in found if r is not None))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pgsub.apply.admission import Filter
 from pgsub.apply.applier import Applier
-from pgsub.apply.executor import Filter
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.apply.streams import TargetSession
 

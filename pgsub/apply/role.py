@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pgsub.apply.executor import Filter
+from pgsub.apply.admission import Filter
 from pgsub.apply.runs import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.progress import Control

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
+from pgsub.apply.admission import Filter
 from pgsub.apply.commit import LedgerCommit
 from pgsub.apply.conflict import MissingRow
 from pgsub.apply.dead_letter import DeadLetters, changed
-from pgsub.apply.executor import Executor, Filter
+from pgsub.apply.executor import Executor
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError

@@ -8,9 +8,10 @@ and leaves it to apply to clear it. What is left out is kept in the same commit 
 from __future__ import annotations
 
 from pgsub import failpoints
+from pgsub.apply.admission import Filter
 from pgsub.apply.commit import Consumed, LedgerCommit
 from pgsub.apply.dead_letter import DeadLetters, changed
-from pgsub.apply.executor import Executor, Filter
+from pgsub.apply.executor import Executor
 from pgsub.apply.relations import NEVER, local_name
 from pgsub.apply.runs import Batch
 from pgsub.apply.salvage import Salvage

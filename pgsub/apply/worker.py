@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.executor import Filter
+from pgsub.apply.admission import Filter
 from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import NEVER, local_name

@@ -11,7 +11,7 @@ import time
 import psycopg
 
 from pgsub import failpoints
-from pgsub.apply.executor import Filter
+from pgsub.apply.admission import Filter
 from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import local_name

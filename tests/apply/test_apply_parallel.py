@@ -193,7 +193,7 @@ def test_a_table_that_comes_to_the_subscription_meanwhile_makes_it_decide_again(
         session.execute("COMMIT")
     p.until("SELECT count(*) = 1 FROM later", task=task)
     p.stop(task)
-    assert "what is taken of it changed" in replays()[0]
+    assert "states of tables changed" in replays()[0]
     reached("states_version re-decision")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair
 
-from pgsub.apply import executor, rows
+from pgsub.apply import rows, set_writer
 from pgsub.errors import SchemaFault
 from pgsub.target import statements
 from pgsub.target.mapping import RelationMap
@@ -248,7 +248,7 @@ def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monk
         return original(relation, kinds, old_kinds)
 
     monkeypatch.setattr(statements, "update", update)
-    monkeypatch.setattr(executor, "PAYS_FROM", 10**9)
+    monkeypatch.setattr(set_writer, "PAYS_FROM", 10**9)
     columns = ", ".join(f"c{n} int" for n in range(8))
     p = pair(
         f"CREATE TABLE t (id int PRIMARY KEY, {columns}, big text); {EXTERNAL};"
