@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply import conflict
-from pgsub.apply.conflict import MissingRow, Place
+from pgsub.apply.conflict import MissingRow, OtherOrigin, Place
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
@@ -25,7 +25,7 @@ from pgsub.target.progress import Progress
 from pgsub.target.skip import Skip, clear
 
 #: What the launcher is to log: a change that was skipped, or a message.
-Record: TypeAlias = MissingRow | EmittedMessage
+Record: TypeAlias = MissingRow | OtherOrigin | EmittedMessage
 
 
 @dataclass(frozen=True, slots=True)

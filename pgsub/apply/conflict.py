@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import psycopg
@@ -16,6 +17,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.target import routing
 from pgsub.target.connect import translate
+from pgsub.target.hits import Hit
 from pgsub.target.mapping import RelationMap
 from pgsub.target.statements import Statement
 
@@ -63,6 +65,53 @@ class MissingRow(NamedTuple):
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.context = context(subid, self.place)
         return record
+
+
+class OtherOrigin(NamedTuple):
+    """update_origin_differs or delete_origin_differs: somebody else wrote the row last. The change is applied."""
+
+    transaction: RemoteTransaction
+    place: Place  #: without its rows
+    key: str
+    remote: dict[str, str | None] | None
+    identity: dict[str, str | None]
+    detail: str
+    leaf: tuple[str, str]
+    local: Hit
+
+    def body(self, subid: int) -> dict[str, object]:
+        """As JSON for the ledger, once the transaction's end is known."""
+        record = _record(f"{self.place.message_type.lower()}_origin_differs", self.place, *self.leaf)
+        record.key, record.detail = self.key, self.detail
+        record.remote_tuple, record.replica_identity = self.remote, self.identity
+        record.local_conflicts = [asdict(self.local)]
+        record.context = context(subid, self.place)
+        return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
+
+
+def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
+    """A row that is about to be changed was last written by somebody else (apply_handle_*_internal).
+
+    :param found: as :func:`~pgsub.target.statements.written_elsewhere` gives it.
+    """
+    relation, searched = place.relation, place.old or place.new
+    assert relation is not None and searched is not None
+    schema, name, xid, at, origin, values = found
+    names = [c.name for c in relation.target.columns]
+    local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
+    remote = wording.remote_row(relation, place.new) if place.new is not None else None
+    hit = Hit("", None, local, int(xid or 0), at, origin)
+    version, identity = relation.target.server_version, wording.identity(relation, searched)
+    return OtherOrigin(
+        place.transaction,
+        place._replace(new=None, old=None),
+        wording.identity_key(relation, searched),
+        wording.sent_row(relation, place.new) if place.new is not None else None,
+        searched_by(relation, searched),
+        wording.other_origin(version, place.message_type, hit, remote, identity),
+        (schema or "", name or ""),
+        replace(hit, row={name: wording.kept(value) for name, value in local.items()}),
+    )
 
 
 def with_leaves(connection: psycopg.Connection, missing: Sequence[MissingRow]) -> list[MissingRow]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 import psycopg
 
@@ -32,12 +33,17 @@ class RelationCache:
     :param connection: a target session; used only between statements of the pipeline.
     :param sub: the subscription whose changes are applied there.
     :param replica: whether session_replication_role = replica is in effect there.
+    :param tracked: whether it can be seen there who wrote a row: what this subscription writes carries its origins, and
+        the target tracks those of commits.
     """
 
-    def __init__(self, connection: psycopg.Connection, sub: Subscription, *, replica: bool) -> None:
+    def __init__(
+        self, connection: psycopg.Connection, sub: Subscription, *, replica: bool, tracked: bool = False
+    ) -> None:
         self._connection = connection
         self._sub = sub
         self._replica = replica
+        self._tracked = tracked
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
@@ -170,7 +176,7 @@ class RelationCache:
             raise self._missing(remote)
         if target.oid != target_oid:
             raise self._replaced(schema, name, target_oid, target.oid)
-        target = roles.decided(target, self._sub)
+        target = replace(roles.decided(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = remedy.column_types(self._connection, remote.columns, self._types)
         made = self._maps[relid] = map_relation(remote, target, types)
         return made

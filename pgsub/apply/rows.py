@@ -21,7 +21,7 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert, Tuple
 from pgsub.target import copyin, roles, statements
 from pgsub.target.mapping import RelationMap, check_updatable
-from pgsub.target.pipeline import Pipeline, RowCount, StatementFailed
+from pgsub.target.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
 from pgsub.target.relation import TargetRelation
 from pgsub.target.statements import Statement
 
@@ -142,6 +142,7 @@ class RowWriter:
             (b"n" if old is None else b"o") + _finds(relation, old or new),
             lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
         )
+        self._look_who_wrote(place)
         self._send(statement, place, self._if_missing(place))
         self.changes += 1
 
@@ -158,6 +159,7 @@ class RowWriter:
             _finds(relation, old),
             lambda: _checked(relation, statements.delete(relation, old.kinds)),
         )
+        self._look_who_wrote(place)
         self._send(statement, place, self._if_missing(place))
         self.changes += 1
 
@@ -290,7 +292,25 @@ class RowWriter:
                 raise
         return known
 
-    def _send(self, statement: Statement, place: Place, on_count: RowCount | None) -> None:
+    def _look_who_wrote(self, place: Place) -> None:
+        """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
+        relation, searched = place.relation, place.old or place.new
+        assert relation is not None and searched is not None
+        if not relation.target.origins_of:
+            return
+        old, depth = place.old is not None, self.depth
+        statement = self._statement(
+            place,
+            relation,
+            b"W" if old else b"w",
+            _finds(relation, searched),
+            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old)),
+        )
+        self._send(statement, place, None, lambda row: self.records.append((depth, conflict.other_origin(place, row))))
+
+    def _send(
+        self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
+    ) -> None:
         new, old = place.new, place.old
         values: list[bytes | None] = []
         formats: list[int] = []
@@ -301,7 +321,7 @@ class RowWriter:
             formats.append(row.kinds[position] == 0x62)
         if place.relation is not None:
             self._become(place.relation.target.acts_as, place)
-        self._pipeline.send(statement, values, formats, place, on_count)
+        self._pipeline.send(statement, values, formats, place, on_count, on_row)
 
 
 def _checked(relation: RelationMap, statement: Statement) -> Statement:

@@ -140,9 +140,9 @@ def _session(spec: WorkerSpec) -> TargetSession:
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
         connection.execute("SET enable_seqscan = off")
         progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
-        return TargetSession(
-            connection, progress, RelationCache(connection, sub, replica=target.is_replica(connection))
-        )
+        tracked = progress.tagged and target.tracks_commits(connection)
+        relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
+        return TargetSession(connection, progress, relations)
     except BaseException:
         connection.close()
         raise

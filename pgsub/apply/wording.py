@@ -61,6 +61,20 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
     return f"Could not find the row to be {verb}.\n{_sentence(parts)}"
 
 
+def other_origin(version: int, message_type: str, hit: Hit, remote: Row | None, identity: str) -> str:
+    """DETAIL of update_origin_differs and delete_origin_differs.
+
+    :param hit: the row as it was, and who wrote it.
+    """
+    by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by a different origin "{hit.origin}"')
+    verb = "Updating" if message_type == "UPDATE" else "Deleting"
+    text = f"{verb} the row that was modified {by} in transaction {hit.xid} at {hit.commit_ts}"
+    parts = [*([f"remote row {row(remote)}"] if remote is not None else []), identity]
+    if version >= _REWORDED:
+        return f"{text}: {', '.join([*_local(hit, 'local row'), *parts])}."
+    return f"{text}.\n{_sentence([*_local(hit, 'existing local row'), *parts])}"
+
+
 def _met(hit: Hit) -> str:
     text = f'Key already exists in unique index "{hit.index}"'
     if hit.xid is None:

@@ -36,8 +36,9 @@ A subscription is blocked when apply was restarted twice or more from one positi
 what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
 limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
 
-Conflicts are counted in pg_stat_subscription_stats as by the server; update_deleted is always 0 there, because dead
-rows can only be seen from inside the server.
+Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because dead
+rows can only be seen from inside the server; confl_update_origin_differs and confl_delete_origin_differs are 0 where
+the target has track_commit_timestamp off or its role may not use replication origins.
 
 With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
 lost, 8 over the threshold of --max-lag.

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsub import failpoints
-from pgsub.catalog.conflicts import SKIPPED
+from pgsub.catalog.conflicts import APPLIED, SKIPPED
 from pgsub.catalog.rows import CopyRow, PreparedRow, RelationRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
@@ -181,7 +181,7 @@ class Mirror:
                 else:
                     self._conflict(body)
             if conflicts:
-                found = [faults.conflict_row(self._sub, body, SKIPPED, event) for event, body in conflicts]
+                found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
                 added = self._store.add_conflicts(found)
                 met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
                 self._store.add_stats(self._sub.subid, **met)
@@ -198,6 +198,11 @@ class Mirror:
 
     def _conflict(self, body: dict[str, Any]) -> None:
         self._log("LOG", f"{body['message']}\nDETAIL:  {body['detail']}\nCONTEXT:  {body['context']}")
+
+
+def _action(body: dict[str, Any]) -> str:
+    """What a worker did with a conflict that did not stop it."""
+    return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
 
 
 def _worker(pulse: Pulse) -> WorkerRow:

@@ -94,6 +94,11 @@ def is_replica(connection: psycopg.Connection) -> bool:
     return _scalar(connection, "SHOW session_replication_role") == "replica"
 
 
+def tracks_commits(connection: psycopg.Connection) -> bool:
+    """Whether the server remembers time and origin of commits."""
+    return _scalar(connection, "SHOW track_commit_timestamp") == "on"
+
+
 def is_superuser(connection: psycopg.Connection) -> bool:
     """Whether the session's user is one, whatever role it has assumed meanwhile."""
     return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True

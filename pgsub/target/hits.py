@@ -7,6 +7,7 @@ here it is rolled back already, so what the transaction itself had done before i
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,10 @@ from psycopg import pq, sql
 
 from pgsub.target import roles
 from pgsub.target.relation import TargetColumn, TargetRelation, describe
-from pgsub.target.statements import Statement
+from pgsub.target.statements import Statement, shown
 
-#: Milliseconds that the look may take, and bytes of a value that is read.
-TIMEOUT, LARGEST = 5000, 65536
+#: Milliseconds that the look may take.
+TIMEOUT = 5000
 
 # Unique indexes that stop a row at once, in the order in which the server reports them. What they depend on is told by
 # pg_depend for expressions and predicates, by indkey for columns.
@@ -229,7 +230,7 @@ class _Rows:
         found = self._one(text)
         if found is None:
             return None
-        return self._row(found[1:]), None if found[0] is None else int(found[0])
+        return self._row(found[1]), None if found[0] is None else int(found[0])
 
     def hit(self, index: _Index, sent: Sequence[str]) -> Hit | None:
         """The row that has the key of an index already."""
@@ -258,29 +259,17 @@ class _Rows:
         if found is None:
             return None
         width = len(index.keys)
-        shown = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
-        key = f"({', '.join(index.keys)})=({shown})"
-        return Hit(index.name, key, self._row(found[2 + width :]), int(found[0] or 0), identical=found[1] == "t")
+        key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
+        key = f"({', '.join(index.keys)})=({key_values})"
+        return Hit(index.name, key, self._row(found[2 + width]), int(found[0] or 0), identical=found[1] == "t")
 
     def _values(self, alias: str) -> sql.Composed:
-        """Each value with its size; what is very large is not read."""
-        return _listed(
-            sql.SQL(
-                "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN {0} END, pg_catalog.pg_column_size({0})"
-            ).format(sql.Identifier(alias, column.name), sql.Literal(LARGEST))
-            for column in self._columns
-        )
+        return shown(self._columns, alias)
 
-    def _row(self, found: Sequence[str | None]) -> dict[str, str | None]:
-        values = dict(zip((c.name for c in self._columns), zip(found[::2], found[1::2], strict=True), strict=True))
-        row: dict[str, str | None] = {}
-        for column in self._table.columns:
-            if column.virtual:
-                row[column.name] = "virtual"  # the server's word
-                continue
-            text, size = values[column.name]
-            row[column.name] = f"({size} bytes)" if text is None and size is not None else text
-        return row
+    def _row(self, values: str | None) -> dict[str, str | None]:
+        read = dict(zip((c.name for c in self._columns), json.loads(values or "[]"), strict=True))
+        # of a virtual column the server's word
+        return {c.name: "virtual" if c.virtual else read[c.name] for c in self._table.columns}
 
     def _same(self, sent: Sequence[str]) -> sql.Composed:
         parts = [

@@ -29,6 +29,8 @@ _STATEMENT = 8  #: what a statement without parameters costs
 _OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE name LIKE 'pgsub\\_%'"
 
 RowCount = Callable[[int], None]
+#: Takes the values of a row as text.
+FirstRow = Callable[[list[str | None]], None]
 
 
 class StatementFailed(Exception):
@@ -57,7 +59,7 @@ class Pipeline:
         self._pgconn = connection.pgconn
         self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
         self._names = self._cost = 0
-        self._waiting: deque[tuple[object, Statement | None, RowCount | None]] = deque()
+        self._waiting: deque[tuple[object, Statement | None, RowCount | None, FirstRow | None]] = deque()
         self._unread = self._unread_bytes = 0
         self._active = False
         self._failure: StatementFailed | None = None
@@ -70,6 +72,7 @@ class Pipeline:
         formats: Sequence[int],
         tag: object,
         on_count: RowCount | None = None,
+        on_row: FirstRow | None = None,
     ) -> None:
         """Queue one execution.
 
@@ -77,6 +80,7 @@ class Pipeline:
         :param formats: 0 text, 1 binary, one per value.
         :param tag: returned in :class:`StatementFailed`.
         :param on_count: called with the number of rows when the result is read.
+        :param on_row: called with the first row, if there is one.
         """
         if not self._active:
             self._pgconn.nonblocking = 1
@@ -84,7 +88,7 @@ class Pipeline:
             self._active = True
         name = self._name(statement, tag)
         self._pgconn.send_query_prepared(name, values, param_formats=formats)
-        self._waiting.append((tag, statement, on_count))
+        self._waiting.append((tag, statement, on_count, on_row))
         self._unread += 1
         self._unread_bytes += sum([len(value) for value in values if value is not None])
         if self._unread >= WINDOW or self._unread_bytes >= WINDOW_BYTES:
@@ -101,7 +105,7 @@ class Pipeline:
         self._names += 1
         name = f"pgsub_{self._names}".encode()
         self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
-        self._waiting.append((tag, statement, None))
+        self._waiting.append((tag, statement, None, None))
         self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
         return name
 
@@ -109,7 +113,7 @@ class Pipeline:
         name, statement = self._prepared.pop(key)
         self._cost -= _STATEMENT + len(statement.types)
         self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
-        self._waiting.append((tag, None, None))
+        self._waiting.append((tag, None, None, None))
 
     def sync(self) -> None:
         """Wait for every result.
@@ -191,7 +195,7 @@ class Pipeline:
         return False
 
     def _take(self, result: pq.abc.PGresult) -> None:
-        tag, statement, on_count = self._waiting.popleft() if self._waiting else (None, None, None)
+        tag, statement, on_count, on_row = self._waiting.popleft() if self._waiting else (None, None, None, None)
         if result.status == pq.ExecStatus.FATAL_ERROR:
             if self._failure is None:
                 error = psycopg.errors.error_from_result(result)
@@ -200,6 +204,9 @@ class Pipeline:
                 self._failure = StatementFailed(tag, error, statement)
         elif on_count is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
             on_count(result.command_tuples or 0)
+        elif on_row is not None and result.ntuples:
+            values = [result.get_value(0, n) for n in range(result.nfields)]
+            on_row([None if value is None else value.decode("utf-8", "replace") for value in values])
 
 
 def _first_line(error: psycopg.Error) -> str:

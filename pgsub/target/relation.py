@@ -215,6 +215,8 @@ class TargetRelation:
     checked_late: bool = False
     key_collated: bool = True  #: the key's index compares by the collations of its columns
     server_version: int = 180000  #: decides how conflicts are worded
+    #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0
+    origins_of: int = 0
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from pgsub.target.mapping import RelationMap
 from pgsub.target.relation import TargetColumn
-from pgsub.target.statements import Statement, table_name, unassigned
+from pgsub.target.statements import Statement, foreign_origin, table_name, unassigned
 
 #: The arrays are small beside a table: each of their rows looks for its own by the key's index. What the planner knows
 #: of neither decides then, and no table is read whole for a few rows; a generic plan is made once for any number.
@@ -93,7 +93,12 @@ def _statement(
     # in a select list, where they go in step: in FROM each would be written to a store of its own first
     arrays = sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${i + 1})") for i in range(len(parameters)))
     names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
-    found = sql.SQL(" AND ").join(_equals(relation, key, i) for i, key in enumerate(keys))
+    conditions: list[sql.Composable] = [_equals(relation, key, i) for i, key in enumerate(keys)]
+    if relation.target.origins_of and not verb.startswith("SELECT"):
+        # a row that somebody else wrote is not counted: it is a conflict, which serial execution tells of
+        foreign = foreign_origin(relation, sql.Identifier("t", "xmin"))
+        conditions.append(sql.SQL("NOT EXISTS ({})").format(foreign))
+    found = sql.SQL(" AND ").join(conditions)
     text = sql.SQL("{} ONLY {} AS t{}(SELECT {}) AS u ({}) WHERE {}").format(
         sql.SQL(verb), table_name(relation.target), between, arrays, names, found
     )

@@ -15,6 +15,9 @@ from pgsub.errors import SchemaFault
 from pgsub.target.mapping import RelationMap
 from pgsub.target.relation import TargetColumn, TargetRelation
 
+#: Bytes of a value above which it is not read to be shown.
+LARGEST = 65536
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -128,6 +131,62 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
     if not target.fires:
         return text
     return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
+
+
+def shown(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
+    """A JSON array of the values as their types' output functions write them; very large ones as their size.
+
+    One value, for a table may have more columns than two thirds of what a target list can.
+    """
+    value = sql.SQL(
+        "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN pg_catalog.format('%s', {0})"
+        " ELSE '(' || pg_catalog.pg_column_size({0}) || ' bytes)' END"
+    )
+    values = sql.SQL(", ").join(value.format(sql.Identifier(alias, c.name), sql.Literal(LARGEST)) for c in columns)
+    return sql.SQL("pg_catalog.to_json(ARRAY[{}]::text[])").format(values)
+
+
+def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
+    """A query that gives a row, time and origin, if a row was last written by somebody else (and it can be seen).
+
+    :param xmin: of the row. What its own transaction wrote, or what was written before anybody tracked it, is nobody's.
+    """
+    return sql.SQL(
+        "SELECT pgsub_w.pgsub_at, pgsub_w.pgsub_origin"
+        " FROM pg_catalog.pg_xact_commit_timestamp_origin({}) AS pgsub_w (pgsub_at, pgsub_origin)"
+        " WHERE pgsub_w.pgsub_at IS NOT NULL AND pgsub_w.pgsub_origin NOT IN (SELECT o.roident"
+        " FROM pg_catalog.pg_replication_origin o WHERE o.roname = {} OR o.roname LIKE {})"
+    ).format(
+        xmin,
+        sql.Literal(f"pgsub_{relation.target.origins_of}"),
+        sql.Literal(f"pgsub\\_{relation.target.origins_of}\\_%"),
+    )
+
+
+def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
+    """SELECT of the row that an update or delete finds, if somebody else wrote it last; changes nothing.
+
+    Schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then :func:`shown`.
+
+    :param kinds: of the tuple that the row is searched by, the old one or the new one.
+    """
+    build = _Builder()
+    where = _condition(relation, build, "o" if old else "n", kinds)
+    text = sql.SQL(
+        "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
+        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {}"
+        " FROM (SELECT *, xmin AS pgsub_xmin, tableoid AS pgsub_table FROM {} WHERE {} LIMIT 1) AS pgsub_row"
+        " CROSS JOIN LATERAL ({}) AS pgsub_by"
+        " JOIN pg_catalog.pg_class pgsub_c ON pgsub_c.oid = pgsub_row.pgsub_table"
+        " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
+        " LEFT JOIN pg_catalog.pg_replication_origin pgsub_o ON pgsub_o.roident = pgsub_by.pgsub_origin"
+    ).format(
+        shown(relation.target.columns, "pgsub_row"),
+        only(relation.target),
+        where,
+        foreign_origin(relation, sql.Identifier("pgsub_row", "pgsub_xmin")),
+    )
+    return build.done(text)
 
 
 def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
