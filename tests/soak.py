@@ -138,6 +138,12 @@ class Soak:
             time.sleep(self.chance.choice([0.0, 0.2, 1.0]))
         self._finish()
         self._settle()
+        self.lag.stop()
+        for target in (self.subdb, self.native):  # what the last beats wrote while it stopped
+            target.wait("SELECT coalesce(max(n), 0) FROM beat", value=self._last_beat(), seconds=LIMIT)
+
+    def _last_beat(self) -> int:
+        return int(self.pubdb.value("SELECT coalesce(max(n), 0) FROM beat"))
 
     def _finish(self) -> None:
         """Decide what is prepared."""

@@ -11,13 +11,15 @@ from collections.abc import Collection
 import psycopg
 
 # Each row of these catalogs is written anew by whatever changes it, but for what VACUUM and ANALYZE note in pg_class.
-# A partitioned table's partitions count: their triggers and indexes are its own.
+# A partitioned table's partitions count: their triggers and indexes are its own. Not by pg_partition_tree(): it locks,
+# and a table that a prepared transaction has truncated is locked until the COMMIT PREPARED that apply is still to read.
 _PRINTS = """
-WITH member AS MATERIALIZED (
+WITH RECURSIVE member AS (
      SELECT w.oid AS root, w.oid FROM pg_catalog.unnest(%s::oid[]) AS w (oid)
       UNION
-     SELECT w.oid, t.relid
-       FROM pg_catalog.unnest(%s::oid[]) AS w (oid) CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t),
+     SELECT m.root, c.oid
+       FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition),
 written AS (
      SELECT m.root, c.xmin, c.ctid FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid
       UNION ALL
@@ -38,6 +40,5 @@ Print = tuple[int, str]
 
 def prints(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, Print]:
     """What tells a table's definition from what it was before and after, by oid; without tables that are gone."""
-    wanted = list(oids)
-    rows = connection.execute(_PRINTS.encode(), (wanted, wanted), prepare=False)
+    rows = connection.execute(_PRINTS.encode(), (list(oids),), prepare=False)
     return {oid: (count, number) for oid, count, number in rows}

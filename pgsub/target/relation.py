@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-# One row of each member that a table has: itself and, of a partitioned one, all of its partitions.
+# One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
+# pg_partition_tree(), which locks them, as definitions.py says.
 _TABLES = """
-WITH wanted AS MATERIALIZED (
+WITH RECURSIVE wanted AS MATERIALIZED (
      SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relispartition,
             c.relrowsecurity AND c.relforcerowsecurity AS forced
        FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
@@ -18,7 +19,9 @@ WITH wanted AS MATERIALIZED (
 member AS MATERIALIZED (
      SELECT oid AS root, oid FROM wanted
       UNION
-     SELECT w.oid, t.relid FROM wanted w CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t),
+     SELECT m.root, c.oid
+       FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition),
 firing AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND NOT t.tgisinternal),
