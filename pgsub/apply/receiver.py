@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -23,8 +24,14 @@ from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
-#: larger pieces cost less. It is never left in the socket: a walsender that finds it full takes twice its time.
+#: larger pieces cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
+#: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
+#: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a packet
+#: of its own, and wakes the reader up; the kernel joins those that wait.
+FLOW_BYTES, FLOW_SECONDS = 2048, 0.02
+#: How long the thread that applies may keep the interpreter when this one wants it: the socket fills up meanwhile.
+SWITCH_SECONDS = 0.0005
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
@@ -82,6 +89,8 @@ class Receiver(threading.Thread):
         self._queued = 0
         self._error: Exception | None = None
         self._closing = False
+        self._held = 0  #: bytes that were read and not delivered
+        self._flows = False  #: much came with the last look
         self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
         self.received = position
@@ -150,6 +159,7 @@ class Receiver(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             self._loop()
             self._walsender.stop(timeout=3)
@@ -163,6 +173,8 @@ class Receiver(threading.Thread):
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
             # bytes of a large message count as well: it may take longer to come than the timeout is long
+            if self._flows:
+                time.sleep(FLOW_SECONDS)
             longest = HOLD_SECONDS if self._held_since else 1.0
             due = last_status + self._status_interval - time.monotonic()
             heard = not more and self._wait(max(0.0, min(longest, due)))
@@ -184,7 +196,8 @@ class Receiver(threading.Thread):
 
     def _holds(self) -> bool:
         """Read what is there; whether that is all for now."""
-        held = self._walsender.fill()
+        before, held = self._held, self._walsender.fill()
+        self._held, self._flows = held, held - before >= FLOW_BYTES
         clock = time.monotonic()
         since = self._held_since or clock
         if self._queue and 0 < held < HOLD_BYTES and clock - since < HOLD_SECONDS:
@@ -220,7 +233,7 @@ class Receiver(threading.Thread):
             self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
             at = codes.find(frames.KEEPALIVE, at + 1)
         with self._ready:
-            self._held_since = 0.0
+            self._held, self._held_since = 0, 0.0
             self._queue.append(burst)
             self._queued += len(burst.buffer)
             self._ready.notify()
