@@ -27,8 +27,8 @@ QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the sock
 #: larger pieces cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
-#: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a packet
-#: of its own, and wakes the reader up; the kernel joins those that wait.
+#: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
+#: packet of its own, and wakes the reader up; the kernel joins those that wait.
 FLOW_BYTES, FLOW_SECONDS = 2048, 0.02
 #: How long the thread that applies may keep the interpreter when this one wants it: the socket fills up meanwhile.
 SWITCH_SECONDS = 0.0005
