@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
@@ -30,8 +29,6 @@ HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
 #: packet of its own, and wakes the reader up; the kernel joins those that wait.
 FLOW_BYTES, FLOW_SECONDS = 2048, 0.02
-#: How long the thread that applies may keep the interpreter when this one wants it: the socket fills up meanwhile.
-SWITCH_SECONDS = 0.0005
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
@@ -159,7 +156,6 @@ class Receiver(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
-        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             self._loop()
             self._walsender.stop(timeout=3)
