@@ -78,7 +78,9 @@ class ParallelApply:
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
         """More of the open block came in."""
         applier = self._busy.get(xid)
-        if applier is not None:
+        if applier is None or applier.reason is not None:
+            spooled.unfollow()
+        else:
             spooled.publish()
             applier.grown(spooled.end)
 

@@ -88,6 +88,12 @@ class SpooledTransaction:
         self.publish()
         self._recent = _Recent()
 
+    def unfollow(self) -> None:
+        """Nobody does any more: it is in the file, and need not be in memory."""
+        if self._recent is not None:
+            self._recent = None
+            self.publish()
+
     def append(self, messages: Segment) -> None:
         """Add messages.
 
@@ -152,7 +158,8 @@ class SpooledTransaction:
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
         """
-        recent = self._recent.since(start) if self._recent is not None else []
+        followed = self._recent  # by another thread
+        recent = followed.since(start) if followed is not None else []
         yield from self._from_file(start, min(end, recent[0][0] if recent else end))
         for offset, segment in recent:
             if offset < end:

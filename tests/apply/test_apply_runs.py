@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgsub.apply import assembler
+from pgsub.apply import spool as spool_module
 from pgsub.apply.assembler import Assembler
 from pgsub.apply.runs import Batch, Item, Run
 from pgsub.apply.spool import Spool
@@ -151,3 +152,30 @@ def test_runs_follow_each_other_only_forwards(spool: Spool) -> None:
     contents = _stream(random.Random(2), 40)
     with pytest.raises(ProtocolViolation, match="does not follow"):
         _received([*contents, *contents], 10_000, spool)
+
+
+@pytest.mark.parametrize("recent", [0, 300, 1 << 20])
+def test_who_follows_a_file_reads_what_is_in_it_whether_it_is_still_in_memory_or_not(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, recent: int
+) -> None:
+    monkeypatch.setattr(spool_module, "_RECENT", recent)
+    chance, made, marks = random.Random(recent), spool.open(4711 + recent), [0]
+    for number in range(60):
+        if number == 10:
+            made.follow()
+        if number == 50:
+            made.unfollow()
+        payloads = [encode(Insert(7, text_tuple([b"%d" % number, b"x" * chance.randint(0, 50)])), 1)]
+        made.append(Frames.around(payloads * chance.randint(1, 3)).all())
+        if chance.random() < 0.5:
+            made.publish()
+            marks.append(made.end)
+            start = chance.choice(marks)
+            read = b"".join(bytes(segment.wire) for segment in made.segments(start, made.end))
+            assert len(read) == made.end - start
+            made.publish()
+    whole = b"".join(bytes(segment.wire) for segment in made.kept())
+    assert len(whole) == made.size
+    for start in marks:
+        assert b"".join(bytes(segment.wire) for segment in made.segments(start, made.end)) == whole[start:]
+    made.remove()
