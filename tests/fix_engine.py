@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pgsub.apply import worker
+from pgsub.apply import loop, worker
 from pgsub.apply.start import WorkerSpec
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import PgsubError
@@ -28,6 +28,8 @@ from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema
 from pgsub.target.ledger import Claim, RelationState
 from pgsub.target.relation import describe
+
+loop.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
 
 if TYPE_CHECKING:
     from fix_servers import Database
