@@ -26,6 +26,7 @@ class LibpqChannel:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._send_timeout = send_timeout
+        self._ended = False  # with messages before the end that had to be returned first
         self._unread = False  # libpq may hold bytes that do not make the socket readable
         # One TLS record (16 kB) may need several reads into libpq's buffer, and what waits inside OpenSSL
         # does not make the socket readable.
@@ -45,9 +46,10 @@ class LibpqChannel:
         """See the protocol."""
         parts: list[bytes] = []
         edges = [0]
-        ended = self._drain(parts, edges, limit_messages, limit_bytes)
+        if not self._ended:  # libpq says that once
+            self._ended = self._drain(parts, edges, limit_messages, limit_bytes)
         self._unread = len(edges) > 1
-        if not ended or self._unread:
+        if not self._ended or self._unread:
             return Frames(b"".join(parts), edges)
         result = self._result(time.monotonic() + self._send_timeout)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
