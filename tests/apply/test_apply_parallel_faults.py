@@ -75,7 +75,7 @@ def test_of_equal_rows_that_several_transactions_delete_as_many_go_as_on_the_pub
     p.until("SELECT count(*) = 1 FROM t WHERE v = 2", task=task)
     p.stop(task)
     p.same("t")
-    assert p.events() == []
+    assert not [event for event in p.events() if event["conflict_type"] == "delete_missing"]
     assert any("looked for by all" in reason for reason in replays())
 
 
