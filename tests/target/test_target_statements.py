@@ -177,7 +177,7 @@ def _copy(binary: bool) -> sql.Composed:
 
 
 def test_sessions_are_what_apply_relies_on(subdb: Database) -> None:
-    for name, value in (("datestyle", "SQL, DMY"), ("search_path", "nowhere"), ("statement_timeout", "1ms")):
+    for name, value in (("datestyle", "SQL, DMY"), ("search_path", "nowhere"), ("statement_timeout", "200ms")):
         subdb.execute(f"ALTER DATABASE {subdb.name} SET {name} = '{value}'")
     subdb.execute(f"ALTER DATABASE {subdb.name} SET default_transaction_isolation = 'serializable'")
     subdb.execute(f"ALTER DATABASE {subdb.name} SET default_transaction_read_only = on")
