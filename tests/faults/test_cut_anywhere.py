@@ -118,7 +118,7 @@ def test_apply_survives_a_cut_at_any_message(
 
 
 @pytest.mark.usefixtures("log")
-@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+@pytest.mark.parametrize("streaming", ["parallel", *thorough(["off", "on"])])
 def test_apply_survives_a_cut_inside_any_message_of_the_publisher(
     pubdb: Database,
     subdb: Database,
