@@ -206,11 +206,12 @@ class Subscribers:
         """Changes whose row was missing are counted alike."""
         query = "SELECT body ->> 'conflict_type', count(*) FROM pgsub.event WHERE subid = %s GROUP BY 1"
         found = dict(self.subdb.rows(query, self.pgsub.subid))
-        expected = (0, found.pop("update_missing", 0), found.pop("delete_missing", 0))
+        counted = ("update_missing", "delete_missing", "update_origin_differs", "delete_origin_differs")
+        expected = (0, *(found.pop(kind, 0) for kind in counted))
         assert found == {}
         self._end_native_worker()
         query = (
-            "SELECT ROW(apply_error_count, confl_update_missing, confl_delete_missing)::text"
+            f"SELECT ROW(apply_error_count, {', '.join(f'confl_{kind}' for kind in counted)})::text"
             " FROM pg_stat_subscription_stats WHERE subname = %s"
         )
         self.native.wait(query, self.name, value=str(expected).replace(" ", ""), seconds=20)
