@@ -329,8 +329,9 @@ class Site:
             connection.close()
 
     def wait_ready(self) -> None:
-        """Wait until every table is ``r``."""
-        until(self.all_ready, f"tables: {self.states()}\n{self.said()}", 90)
+        """Wait until every table is ``r`` and needs no slot any more: whoever dies between the two drops it later."""
+        query = "SELECT count(coalesce(sync_slot, spare_slot)) FROM pgsub.subscription_rel"
+        until(lambda: self.all_ready() and self.subdb.value(query) == 0, f"tables: {self.states()}\n{self.said()}", 90)
 
     def wait_equal(self) -> None:
         """With the writer at rest: wait until the target has what the publisher has."""

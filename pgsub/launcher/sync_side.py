@@ -26,6 +26,7 @@ class _Sync:
     thread: threading.Thread
     failure: PgsubError | None = None  #: of all of them
     errors: dict[int, PgsubError] = field(default_factory=dict)
+    outdated: set[int] = field(default_factory=set)  #: tables that a refresh took from it: its errors say nothing now
     ended: bool = False
 
 
@@ -54,10 +55,10 @@ class SyncSide:
 
         :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
         """
+        self._begin_anew(relations)
         for sync in list(self._running):
             if not alive.intersection(sync.relids):
                 self._ended(sync)
-        self._begin_anew(relations)
         open_tables = [rel for rel in relations if order.unfinished(rel)]
         self._trouble.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
@@ -74,6 +75,8 @@ class SyncSide:
         for relid, before in self._states.items():
             if relid not in states or (states[relid] == INIT and before != INIT):
                 self._retries.pop(relid, None)
+                for sync in self._running:
+                    sync.outdated.add(relid)
         self._states = states
 
     def _retry(self, relid: int) -> Retry:
@@ -97,6 +100,8 @@ class SyncSide:
         self._running.remove(sync)
         for relid in sync.relids:
             self._pulses.forget(self._sub.subid, relid)
+            if relid in sync.outdated:
+                continue
             error = sync.errors.get(relid) or sync.failure
             if error is None:
                 self._retry(relid).succeeded()
