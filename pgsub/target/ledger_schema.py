@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 4
+VERSION = 5
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -143,7 +143,12 @@ ALTER TABLE pgsub.control
     ADD COLUMN skip_lsn pg_lsn, ADD COLUMN skip_rows text CHECK (skip_rows IN ('whole', 'conflicting'));
 """
 
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
+# several of them, the next one first; NULL where there is only one, which any transaction clears
+_V5 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 
