@@ -306,3 +306,9 @@ CREATE VIEW pg_stat_subscription_stats AS
            t.set_fallbacks AS set_fallbacks
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
+
+# Which change that was left out is a conflict's, and when it was applied after all.
+VERSION_6 = """
+ALTER TABLE pgsub_conflict ADD COLUMN letter TEXT;
+ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
+"""
