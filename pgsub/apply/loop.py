@@ -256,7 +256,7 @@ class ApplyLoop:
         self._report_if_due(clock)
         if self._role.boundary(control):
             return "done"
-        if self._done or (self._until and self.position >= self._until):
+        if (self._done or (self._until and self.position >= self._until)) and not self._role.unfinished():
             return "reached"
         if clock >= self._next_ping and self._receiver.idle():
             self._next_ping = clock + PING_SECONDS
