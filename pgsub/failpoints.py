@@ -33,6 +33,7 @@ POINTS = (
     "apply.before_finish_prepared",
     "apply.after_finish_prepared",
     "apply.skipped",
+    "apply.released",
     "mirror.before_state_db",
     "copy.middle",
     "copy.before_commit",
