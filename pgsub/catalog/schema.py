@@ -312,3 +312,8 @@ VERSION_6 = """
 ALTER TABLE pgsub_conflict ADD COLUMN letter TEXT;
 ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
 """
+
+# All that is to be skipped: subskiplsn is the next of several.
+VERSION_7 = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_skips TEXT NOT NULL DEFAULT '[]';
+"""

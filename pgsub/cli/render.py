@@ -25,6 +25,8 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
     """Subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", "errors", "last_error"]
+    if any(one.definition.skips for one in found):
+        columns.append("to_be_skipped")
     if expanded:
         columns.append("unavailable")
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
@@ -105,6 +107,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "sets": _sets(stats),
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
+        "to_be_skipped": ", ".join(one.definition.skips) or None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 
