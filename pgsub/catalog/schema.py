@@ -306,3 +306,8 @@ CREATE VIEW pg_stat_subscription_stats AS
            t.set_fallbacks AS set_fallbacks
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
+
+VERSION_6 = """
+ALTER TABLE pgsub_slot ADD COLUMN waiting_transactions INTEGER;
+ALTER TABLE pgsub_slot ADD COLUMN waiting_at_least INTEGER;
+"""

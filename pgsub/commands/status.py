@@ -29,7 +29,7 @@ _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     "pgsub_messages",
-    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
+    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
 }
 _JSON = frozenset(
     ("subpublications", "pgsub_unavailable", "remote_tuple", "local_tuple", "replica_identity", "local_conflicts")
