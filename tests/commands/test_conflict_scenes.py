@@ -332,3 +332,73 @@ def test_a_plain_a_streamed_and_a_prepared_transaction_fail_in_turn_and_are_skip
     )
     assert subdb.rows(query) == skipped
     assert subdb.rows("SELECT * FROM pg_prepared_xacts WHERE database = current_database()") == []
+
+
+def test_who_is_stuck_sees_what_waits_behind_and_nothing_of_it_is_lost(scene: Scene) -> None:
+    scene.begin("INSERT INTO one VALUES (40, 'mine')")
+    scene.ok("disable-on-error", "s", "off")
+    scene.pubdb.execute("INSERT INTO one VALUES (40, 'theirs')")
+    for number in range(41, 45):
+        scene.pubdb.execute(f"INSERT INTO one VALUES ({number}, 'behind')")
+    scene.ok("wait", "s", "--for", "error", "--timeout", "1m")
+    blocked = until(lambda: (found := scene.status()["blocked"]) and found["waiting_transactions"] and found)
+    assert (blocked["waiting_transactions"], blocked["waiting_at_least"]) == (4, False)
+    assert blocked["restarts"] >= 2 and blocked["waiting_bytes"] > 0 and blocked["retained_bytes"] > 0
+    assert "remote\tlocal\tdiffers\n" in scene.typed(blocked["next"]).stdout
+    attempts = scene.newest()["attempts"]
+    assert attempts > 2 and scene.counted()[0]["apply_error_count"] >= attempts
+
+    scene.ok("disable-on-error", "s", "on")
+    scene.ok("wait", "s", "--for", "disabled", "--timeout", "1m")
+    scene.typed("pgsub skip-lsn s --rows conflicting --yes")
+    scene.typed("pgsub enable s")
+    scene.typed("pgsub wait s --for caught-up --timeout 1m")
+    assert scene.subdb.rows("SELECT v FROM one WHERE id BETWEEN 40 AND 44") == [("mine",), *([("behind",)] * 4)]
+    assert (scene.status()["blocked"], scene.newest()["action"]) == (None, "skipped")
+    scene.ok("status", "s", "--reset-stats")
+    counted = {name for name, n in scene.counted()[0].items() if n}
+    assert (
+        counted == set()
+        and scene.document("status", "s", "--view", "pg_stat_subscription_stats")["rows"][0]["stats_reset"]
+    )
+
+
+@pytest.mark.parametrize("back", ["pgsub", "native"])
+def test_two_subscriptions_with_origin_none_between_two_databases_do_not_loop(scene: Scene, back: str) -> None:
+    table, here, there = f"both_{back}", scene.pubdb, scene.subdb
+    for database in (here, there):
+        database.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, n int); CREATE PUBLICATION {table} FOR TABLE {table}"
+        )
+    options = ("--no-wait", "--origin", "none")
+    scene.ok(*scene.cli.words(f"to_{back}", *options, publication=table))
+    if back == "native":
+        there_to_here = f"CREATE SUBSCRIPTION {table} CONNECTION '{there.conninfo}' PUBLICATION {table}"
+        here.execute(f"{there_to_here} WITH (slot_name = {here.name}_{back}, origin = none, copy_data = false)")
+    else:
+        words = ["--connection", there.conninfo, "--target", here.conninfo, "--publication", table]
+        warned = scene.ok("create", "from_pgsub", *words, *options).stderr
+        assert "requested copy_data with origin = NONE but might copy data that had a different origin" in warned
+    scene.ok("wait", f"to_{back}", "--for", "synced", "--timeout", "1m")
+    if back == "pgsub":
+        scene.ok("wait", "from_pgsub", "--for", "synced", "--timeout", "1m")
+    for number in range(1, 11):
+        here.execute(f"INSERT INTO {table} VALUES ({number}, 0); UPDATE {table} SET n = n + 1 WHERE id = {number}")
+        there.execute(f"INSERT INTO {table} VALUES (-{number}, 0); UPDATE {table} SET n = n + 1 WHERE id = -{number}")
+    expected = [(number, 1) for number in range(-10, 11) if number]
+    query = f"SELECT coalesce(array_agg((id, n)::text ORDER BY id), '{{}}') FROM {table}"
+    for database in (here, there):
+        database.wait(query, value=[f"({number},{n})" for number, n in expected])
+    # a last change each way comes after whatever might still go round
+    here.execute(f"UPDATE {table} SET n = 2 WHERE id = 1")
+    there.execute(f"UPDATE {table} SET n = 2 WHERE id = -1")
+    written = f"SELECT n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = '{table}'"
+    for database, own in ((here, 1), (there, -1)):
+        database.wait(f"SELECT n FROM {table} WHERE id = {-own}", value=2)
+    for database in (here, there):
+        until(lambda database=database: database.rows(written) == [(20, 22, 0)])
+    for name in (f"to_{back}", *(["from_pgsub"] if back == "pgsub" else [])):
+        scene.ok("wait", name, "--for", "caught-up", "--timeout", "1m")
+        assert scene.document("conflicts", "list", name)["conflicts"] == []
+    for database in (here, there):
+        assert database.rows(written) == [(20, 22, 0)]
