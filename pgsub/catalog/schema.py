@@ -317,3 +317,9 @@ ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
 VERSION_7 = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_skips TEXT NOT NULL DEFAULT '[]';
 """
+
+# What waits behind a transaction that blocks, and whether there is more of it.
+VERSION_8 = """
+ALTER TABLE pgsub_slot ADD COLUMN waiting_transactions INTEGER;
+ALTER TABLE pgsub_slot ADD COLUMN waiting_at_least INTEGER;
+"""

@@ -49,6 +49,11 @@ def blocked(one: SubscriptionStatus) -> str:
     shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
     for name in ("waiting", "retained"):
         shown[name] = None if shown[name] is None else size(shown[name])
+    count = found["waiting_transactions"]
+    if count is not None:
+        least = "at least " if found["waiting_at_least"] else ""
+        counted = f"{least}{count} transaction{'' if count == 1 else 's'} behind it"
+        shown["waiting"] = ", ".join(filter(None, (counted, shown["waiting"])))
     lost = found["slot_lost_in"]
     shown["slot_lost_in"] = None if lost is None else duration(lost)
     shown["blocked_since"] = found["since"]
