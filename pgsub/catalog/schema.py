@@ -306,3 +306,18 @@ CREATE VIEW pg_stat_subscription_stats AS
            t.set_fallbacks AS set_fallbacks
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
+
+# Tables whose changes are kept.
+VERSION_6 = """
+CREATE TABLE pgsub_held_table (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    srrelid INTEGER NOT NULL,
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    held_at TEXT NOT NULL,
+    releasing INTEGER NOT NULL CHECK (releasing IN (0, 1)),
+    kept_changes INTEGER NOT NULL,
+    kept_bytes INTEGER NOT NULL,
+    PRIMARY KEY (subid, srrelid)
+);
+"""

@@ -24,11 +24,19 @@ new --target to the same database. The replication slot is not renamed with the 
 With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To take it
 back nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
 
+With --hold a table stands still while the others go on: its changes are kept on the target, in the order in which they
+came, and applied when it is released with --release, before any newer change of it. So a table that stops apply need
+not stop the rest. Transactions that change it and other tables are not applied as a whole meanwhile, and what is kept
+grows in schema pgsub of the target: pgsub status shows how much. A conflict of a kept change is one as ever: it stops
+apply, names the transaction that the change came with, and ends when the row is mended, the transaction is skipped, or
+the table is held again. A running worker heeds both from its next transaction on.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 looked at here.
 """,
     examples=(
         ("Subscribe to another publication and copy its tables.", "pgsub alter sales --add-publication returns"),
+        ("Let the rest go on while a table is mended.", "pgsub alter sales --hold public.orders"),
         ("Follow the publisher to another host.", 'pgsub alter sales --connection "host=db3 dbname=shop user=repl"'),
     ),
 )
@@ -87,6 +95,18 @@ def alter(
     ] = None,
     slot_name: Annotated[
         str | None, typer.Option("--slot-name", metavar="NAME|none", help="Replication slot to use.")
+    ] = None,
+    hold: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hold",
+            metavar="SCHEMA.TABLE",
+            help="Keep the changes of this table and let the others go on; may be repeated.",
+        ),
+    ] = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option("--release", metavar="SCHEMA.TABLE", help="Apply what was kept of a held table; may be repeated."),
     ] = None,
     binary: Annotated[
         bool | None, typer.Option("--binary/--no-binary", help="Ask the publisher for values in binary format.")
@@ -224,6 +244,8 @@ def alter(
         refresh=refresh,
         copy_data=copy_data,
         slot_name=slot_name,
+        hold=tuple(hold or ()),
+        release=tuple(release or ()),
         two_phase=two_phase,
         settings={option: value for option, value in settings.items() if value is not None},
         environment=environment,

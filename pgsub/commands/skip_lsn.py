@@ -22,7 +22,7 @@ from pgsub.errors import PgsubError, StateForbids
 from pgsub.launcher.trouble import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, membership, skip, two_phase
+from pgsub.target import holding, ledger, membership, skip, two_phase
 from pgsub.target.skip import WHOLE, Skip
 
 #: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
@@ -64,7 +64,8 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                 recorded = _recorded(store, sub)
                 wanted = Skip(_wanted(options, recorded), options.rows)
                 _check_position(session, sub, wanted)
-                if recorded is None or recorded.finish_lsn != wanted.lsn:
+                known = recorded is not None and recorded.finish_lsn == wanted.lsn
+                if not known and not holding.keeps(session, sub.subid, wanted.lsn):
                     _check_in_stream(session, sub, wanted, reporter)
                 confirm(sub.name, wanted)
             with membership.maintenance(session, sub.subid, sub.name):
@@ -120,7 +121,8 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> int:
 
 
 def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
-    skip.check(wanted, ledger.apply_position(session, sub.subid))
+    if not holding.keeps(session, sub.subid, wanted.lsn):
+        skip.check(wanted, ledger.apply_position(session, sub.subid))
 
 
 def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Finder:

@@ -12,7 +12,7 @@ import psycopg
 
 from pgsub.errors import StateForbids, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target import ledger
+from pgsub.target import holding, ledger
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
@@ -59,7 +59,7 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
     :raises StateForbids: see :func:`check`.
     """
     with ledger.durable(connection):
-        if skip is not None:
+        if skip is not None and not holding.keeps(connection, subid, skip.lsn):
             check(skip, ledger.apply_position(connection, subid))
         lsn, rows = (None, None) if skip is None else (format_lsn(skip.lsn), skip.rows)
         connection.execute(
