@@ -32,7 +32,7 @@ class DeadLetters:
     def __init__(self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction) -> None:
         self._connection = connection
         self._subid = subid
-        self._transaction = transaction
+        self.transaction = transaction
         self._ascii = connection.info.parameter_status("server_encoding") != "UTF8"
         self._waiting: list[tuple[str, str, str]] = []
         self._bytes = 0
@@ -51,8 +51,8 @@ class DeadLetters:
         """
         body: dict[str, Any] = {
             "operation": type(message).__name__.upper(),
-            "commit_ts": self._transaction.commit_ts,
-            "kind": self._transaction.kind.value,
+            "commit_ts": self.transaction.commit_ts,
+            "kind": self.transaction.kind.value,
             "replica_identity": relation.replica_identity,
             "identity": [c.name for c in relation.columns if c.flags & _KEY],
             **reason,
@@ -92,7 +92,7 @@ class DeadLetters:
         """Into the open transaction."""
         if not self._waiting:
             return
-        place = (self._subid, format_lsn(self._transaction.finish_lsn), self._transaction.xid)
+        place = (self._subid, format_lsn(self.transaction.finish_lsn), self.transaction.xid)
         query = "COPY pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body) FROM STDIN"
         with self._connection.cursor() as cursor, cursor.copy(query) as copy:
             for letter in self._waiting:

@@ -22,6 +22,7 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (3, schema.VERSION_3),
     (4, schema.VERSION_4),
     (5, schema.VERSION_5),
+    (6, schema.VERSION_6),
 )
 
 

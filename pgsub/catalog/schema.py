@@ -306,3 +306,8 @@ CREATE VIEW pg_stat_subscription_stats AS
            t.set_fallbacks AS set_fallbacks
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
+
+# What is done with conflicts.
+VERSION_6 = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
+"""

@@ -48,6 +48,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "unavailable": ("pgsub_unavailable", NAMES),
     "password_enforced": ("pgsub_password_enforced", BOOL),
     "messages": ("pgsub_messages", BOOL),
+    "on_conflict": ("pgsub_on_conflict", NAMES),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "two_phase"}

@@ -182,6 +182,7 @@ def alter(
             "--max-parallel-apply-workers", metavar="N", min=0, help="Transactions in progress applied at once."
         ),
     ] = None,
+    on_conflict: given.OnConflict = None,
     strict: given.Strict = False,
     wait: given.Wait = True,
     timeout: Timeout = None,
@@ -226,6 +227,7 @@ def alter(
         slot_name=slot_name,
         two_phase=two_phase,
         settings={option: value for option, value in settings.items() if value is not None},
+        on_conflict=tuple(on_conflict or ()),
         environment=environment,
         strict=strict,
         wait=wait,

@@ -26,7 +26,7 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", "errors", "last_error"]
     if expanded:
-        columns.append("unavailable")
+        columns += ["on_conflict", "unavailable"]
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
 
 
@@ -105,6 +105,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "sets": _sets(stats),
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
+        "on_conflict": ", ".join(one.definition.on_conflict) or None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 

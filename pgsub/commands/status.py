@@ -32,7 +32,15 @@ _BOOLEANS = {
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
 }
 _JSON = frozenset(
-    ("subpublications", "pgsub_unavailable", "remote_tuple", "local_tuple", "replica_identity", "local_conflicts")
+    (
+        "subpublications",
+        "pgsub_unavailable",
+        "pgsub_on_conflict",
+        "remote_tuple",
+        "local_tuple",
+        "replica_identity",
+        "local_conflicts",
+    )
 )
 #: columns that tell whose row it is, in the views that have no subid
 _OWNER = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
