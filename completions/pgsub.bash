@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--view|--max-lag|--for|--type|--table|--since|--limit|--rows)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--rows)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -39,7 +39,7 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --publication|--connection|--target|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
@@ -65,7 +65,7 @@ _pgsub() {
             esac
             ;;
         alter)
-            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
@@ -108,13 +108,13 @@ _pgsub() {
             esac
             ;;
         conflicts)
-            options="--type --table --since --limit --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--type --table --since --limit --lsn --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --type) _pgsub_words "insert_exists update_origin_differs update_exists update_missing delete_origin_differs delete_missing multiple_unique_conflicts" "$cur"; return ;;
-                --table|--since|--limit) return ;;
+                --table|--since|--limit|--lsn) return ;;
             esac
             case $place in
-                0) [[ $cur != -* ]] && { _pgsub_words "list show" "$cur"; return; } ;;
+                0) [[ $cur != -* ]] && { _pgsub_words "list show replay" "$cur"; return; } ;;
                 1) names=1 ;;
             esac
             ;;

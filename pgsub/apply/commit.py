@@ -77,7 +77,8 @@ class LedgerCommit:
             if letters is None or letters.transaction is not one.transaction or letters.full:
                 if letters is not None:
                     letters.write()
-                letters = DeadLetters(self._connection, self._subid, one.transaction)
+                of_sync = not self._progress.applies
+                letters = DeadLetters(self._connection, self._subid, one.transaction, of_sync=of_sync)
             letters.keep(*one.letter)
         if letters is not None:
             letters.write()

@@ -161,6 +161,7 @@ class ConflictRecord:
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
     identical: bool = False  #: what is there is what was to be written
     action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
+    letter: str | None = None  #: names what is kept of the change, where it was skipped
 
 
 _FIELDS = tuple(one.name for one in fields(ConflictRecord))

@@ -8,6 +8,7 @@ failed, until it is alone. Goes beyond the server, whose conflict.c only reports
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -348,7 +349,14 @@ class Resolver:
             record.detail += f"\n{_TOLD[verdict]} by the rule {rule}."
         if verdict is Verdict.SKIP:
             assert change.place.relation is not None
-            reason = {"skipped": "rule", "error": record.message, "detail": record.detail, "sqlstate": None}
+            record.letter = secrets.token_hex(8)
+            reason = {
+                "skipped": "rule",
+                "ref": record.letter,
+                "error": record.message,
+                "detail": record.detail,
+                "sqlstate": None,
+            }
             letter = change.place.relation.remote, change.message, {**reason, "conflict": record.conflict_type}
         return Resolved(change.place.transaction, record, letter)
 

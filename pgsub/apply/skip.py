@@ -60,7 +60,8 @@ class Skipping:
             return
         before = batch.cut(len(batch) - 1)[0]
         self._ending.record(self._executor.run(before.items, admits))
-        left = DeadLetters(self._session.connection, self._subid, last)
+        of_sync = not self._session.progress.applies
+        left = DeadLetters(self._session.connection, self._subid, last, of_sync=of_sync)
         if skip.rows == WHOLE:
             self._whole(last, left, admits)
         else:

@@ -19,7 +19,7 @@ from pgsub.protocol.lsn import covered, format_lsn
 
 #: Rows kept of each subscription, and of all that are dropped together.
 KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
-STOPPED, APPLIED, SKIPPED, KEPT = "stopped", "applied", "skipped", "kept"
+STOPPED, APPLIED, SKIPPED, KEPT, REPLAYED = "stopped", "applied", "skipped", "kept", "replayed"
 
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
 #: what makes two stops the same one: the same change of the same transaction (its diagnosis may differ)
@@ -131,8 +131,28 @@ class ConflictCatalog(ProgressCatalog):
     def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
         """What stopped a worker in one transaction was skipped, whatever it was taken for: it may be heard of late."""
         with self._database.transaction():
-            sql = "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
+            sql = (
+                "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
+                " AND replayed_at IS NULL"
+            )
             self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
+
+    def conflicts_replayed(
+        self, subid: int, finish_lsn: int, conflict_id: int | None = None, table: str | None = None
+    ) -> None:
+        """What was left out of one transaction was applied after all; again does nothing.
+
+        :param conflict_id: this conflict's change only; otherwise all that is kept of the transaction.
+        :param table: of this one only, schema.name.
+        """
+        with self._database.transaction():
+            sql = (
+                "UPDATE pgsub_conflict SET action = ?, replayed_at = ? WHERE subid = ? AND finish_lsn = ?"
+                " AND action = 'skipped' AND NOT identical AND (letter IS NOT NULL OR worker IS NOT NULL)"
+                " AND (? IS NULL OR id = ?) AND (? IS NULL OR schemaname || '.' || relname = ?)"
+            )
+            place = (subid, format_lsn(finish_lsn))
+            self._database.run(sql, REPLAYED, utc_now(), *place, conflict_id, conflict_id, table, table)
 
     def conflicts_dropped(self, subid: int) -> int:
         """How many rows of a subscription the bound has taken."""

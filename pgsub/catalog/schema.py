@@ -307,7 +307,13 @@ CREATE VIEW pg_stat_subscription_stats AS
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
 
-# What is done with conflicts.
+# Which change that was left out is a conflict's, and when it was applied after all.
 VERSION_6 = """
+ALTER TABLE pgsub_conflict ADD COLUMN letter TEXT;
+ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
+"""
+
+# What is done with conflicts.
+VERSION_7 = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
 """

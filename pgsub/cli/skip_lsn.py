@@ -19,7 +19,7 @@ from pgsub.errors import ApplyError, UsageError
 if TYPE_CHECKING:
     from pgsub.target.skip import Skip
 
-_LISTED = 40  #: rows that are listed where nothing else is asked for
+LISTED = 40  #: rows that are listed where nothing else is asked for
 
 PAGE = Page(
     summary="Skip a transaction that apply cannot apply",
@@ -152,20 +152,23 @@ def _print(found: dict[str, Any]) -> None:
     one = found["transaction"]
     emit(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}")
     shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
-    emit(
-        "\n" + render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:_LISTED]])
-    )
+    emit("\n" + change_rows(shown))
     columns = ["table", *(name for name in found["tables"][0] if "name" not in name)] if found["tables"] else []
     totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
     if totals:
         emit("\n" + render.rows(columns, totals))
-    listed = min(len(shown), _LISTED)
+    listed = min(len(shown), LISTED)
     if listed < found["changes"]:
         emit(f"\n{listed} of {found['changes']} changes are listed; --json has more.")
     if found["unexplained"]:
         emit(f"\nApply stopped here for a reason that the rows do not tell: {found['error']['message']}")
     what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
     emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {found['changes']} changes.")
+
+
+def change_rows(shown: list[dict[str, Any]]) -> str:
+    """The first changes of a preview, as its document has them."""
+    return render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:LISTED]])
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

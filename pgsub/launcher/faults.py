@@ -66,7 +66,7 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         local_tuple=first.get("row"),
         origin=first.get("origin"),
         remote_xid=body["remote_xid"] or None,  # what is copied is of no transaction
-        finish_lsn=parse_lsn(body["finish_lsn"]) or None,
+        finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("letter") else None,
         remote_commit_ts=wire_time(body["remote_commit_ts"]) if body["remote_commit_ts"] else None,
         message=body["message"],
         detail=body["detail"],
@@ -75,4 +75,5 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         replica_identity=body.get("replica_identity"),
         local_conflicts=local or None,
         event=event,
+        letter=body.get("letter"),
     )

@@ -169,23 +169,33 @@ class Mirror:
         ).fetchall()
         if not rows:
             return
-        conflicts = [(event, body) for event, body in rows if body["kind"] == "conflict"]
         with self._store.batch():
             for _, body in rows:
-                if body["kind"] == "message":
-                    self._message(body)
-                elif body["kind"] == "log":
-                    self._log(body["level"], body["text"])
-                elif body["kind"] == "skipped":
+                self._tell(body)
+            self._record([(event, body) for event, body in rows if body["kind"] == "conflict"])
+            for _, body in rows:  # what became of conflicts, those of the same commit too
+                if body["kind"] == "skipped":
                     self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
-                else:
-                    self._conflict(body)
-            if conflicts:
-                found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
-                added = self._store.add_conflicts(found)
-                met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
-                self._store.add_stats(self._sub.subid, **met)
+                elif body["kind"] == "replayed":
+                    place = (parse_lsn(body["finish_lsn"]), body.get("conflict"), body.get("table"))
+                    self._store.conflicts_replayed(self._sub.subid, *place)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
+
+    def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
+        if conflicts:
+            found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
+            added = self._store.add_conflicts(found)
+            met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
+            self._store.add_stats(self._sub.subid, **met)
+
+    def _tell(self, body: dict[str, Any]) -> None:
+        """What the log is told of an event."""
+        if body["kind"] == "message":
+            self._message(body)
+        elif body["kind"] == "log":
+            self._log(body["level"], body["text"])
+        elif body["kind"] == "conflict":
+            self._conflict(body)
 
     def _message(self, body: dict[str, Any]) -> None:
         place = f" in transaction {body['xid']}" if body["transactional"] else ""
