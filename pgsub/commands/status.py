@@ -34,7 +34,7 @@ _BOOLEANS = {
 }
 _JSON = frozenset(
     (
-        *("subpublications", "pgsub_unavailable", "pgsub_skips"),
+        *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
         *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
     )
 )
