@@ -50,6 +50,19 @@ class PreparedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRow:
+    """pgsub_held_table: a table whose changes are kept, and how much is kept as was seen last."""
+
+    srrelid: int
+    schemaname: str
+    relname: str
+    held_at: Time
+    releasing: bool  #: what is kept is being applied
+    kept_changes: int
+    kept_bytes: int  #: of their messages
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """pg_stat_subscription without subid and subname: one worker that runs now."""
 
@@ -234,6 +247,8 @@ class SlotRow:
     taken_at: Time | None = None
     current_lsn: Lsn | None = None  #: where the publisher's WAL ended
     wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
+    waiting_transactions: int | None = None  #: behind the one that apply is stuck at, None where it is not
+    waiting_at_least: bool | None = None  #: there may be more of them
 
 
 @dataclass(frozen=True, slots=True)
