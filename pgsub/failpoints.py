@@ -33,6 +33,7 @@ POINTS = (
     "apply.before_finish_prepared",
     "apply.after_finish_prepared",
     "apply.skipped",
+    "apply.released",
     "mirror.before_state_db",
     "copy.middle",
     "copy.before_commit",
@@ -58,6 +59,10 @@ POINTS = (
     "drop.after_slots",
     "advance.before_ledger",
     "advance.after_ledger",
+    "replay.journalled",
+    "replay.taken",
+    "replay.before_commit",
+    "replay.committed",
 )
 
 _counts: dict[str, int] = {}

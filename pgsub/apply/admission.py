@@ -21,6 +21,12 @@ from pgsub.target.mapping import RelationMap
 #: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
 #: finish LSN: the oid of the subscribed table, or None to leave it.
 Filter = Callable[[Relation, int, int], int | None]
+#: Stands for the oid of a table that the target lacks: only a held one need not be there.
+LACKING = -1
+
+
+class Kept(int):
+    """What a filter says of a held table: its changes are to be kept, not made."""
 
 
 class Admission:
@@ -41,13 +47,16 @@ class Admission:
         self._touched: dict[tuple[str, str], int] = {}
         self._replaced: list[tuple[str, str]] = []
         self._admitted: dict[int, RelationMap] = {}
+        self._kept: dict[int, Kept] = {}
 
     def forget(self, relid: int | None = None) -> None:
         """A relation was described anew, or with None perhaps any."""
         if relid is None:
             self._admitted.clear()
+            self._kept.clear()
         else:
             self._admitted.pop(relid, None)
+            self._kept.pop(relid, None)
 
     def look_for_replaced(self) -> None:
         """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
@@ -84,22 +93,53 @@ class Admission:
         admitted = self._admitted.get(relid)
         if admitted is not None:  # once it is, whatever ends later is: states are fixed for this transaction
             return admitted
+        taken = self._taken(transaction, message_type, relid, admits)
+        if taken is None or isinstance(taken, Kept):
+            return None
+        relation = self._relations.known(relid)
+        if relation is None:
+            with self._asking(transaction, message_type, self._relations.remote(relid)):
+                relation = self._relations.make(relid, taken)
+        self._admitted[relid] = relation
+        return relation
+
+    def _taken(self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter) -> int | None:
         relations, remote = self._relations, self._relations.remote(relid)
         oid = relations.oid(relid)
         if oid is None:
             with self._asking(transaction, message_type, remote):
-                oid = relations.find(relid)
+                try:
+                    oid = relations.find(relid)
+                except SchemaFault:
+                    taken = admits(remote, LACKING, transaction.decided_by)
+                    if isinstance(taken, Kept):
+                        return taken
+                    raise
         taken = admits(remote, oid, transaction.decided_by)
         if oid != NEVER:
             self._touched[local_name(remote)] = oid
-        if taken is None:
-            return None
-        relation = relations.known(relid)
-        if relation is None:
-            with self._asking(transaction, message_type, remote):
-                relation = relations.make(relid, taken)
-        self._admitted[relid] = relation
-        return relation
+        return taken
+
+    def kept(self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter) -> int | None:
+        """The held table that a change is kept for; None: it is made, or left out.
+
+        :raises PgsubError: located.
+        """
+        known = self._kept.get(relid)
+        if known is None and relid not in self._admitted:
+            taken = self._taken(transaction, message_type, relid, admits)
+            if isinstance(taken, Kept):
+                known = self._kept[relid] = taken
+        return known
+
+    def keeps(self, piece: Piece, admits: Filter) -> list[int]:
+        """Remote relations of a piece of which changes are kept: from one of its transactions on, to its last."""
+        last, found = piece.transaction_of(len(piece) - 1), []
+        for relid in piece.relids():
+            with contextlib.suppress(PgsubError):  # who makes the change is told, and of which transaction it is
+                if isinstance(self._taken(last, "COMMIT", relid, admits), Kept):
+                    found.append(relid)
+        return found
 
     @contextlib.contextmanager
     def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:

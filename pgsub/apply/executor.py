@@ -21,6 +21,7 @@ from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
 from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
+from pgsub.apply.keeping import Keeping
 from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.rows import RowWriter
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")
+_TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
 _RELID = INT32.unpack_from
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(rb"[RYTM]|[^RYTM]++")
@@ -66,6 +68,7 @@ class Executor:
     :param subid: names the origin in contexts.
     :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
+    :ivar keeping: keeps the changes of held tables; None where no table can be held.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Executor:
         self._large = False  #: the target transaction has had a full piece
         self._admits: Filter = _nothing
         self.counters = Counters()
+        self.keeping: Keeping | None = None
 
     @property
     def changes(self) -> int:
@@ -130,6 +134,8 @@ class Executor:
         """A target transaction was opened."""
         self._rows.begin()
         self._sets.begin()
+        if self.keeping is not None:
+            self.keeping.begin()
         self._piece, self._large = Piece(in_stream=False), False
         self._admission.begin()
         self._relations.notice_ddl()
@@ -174,11 +180,43 @@ class Executor:
     def _execute(self) -> None:
         """Have the piece done: as sets what can be, the rest row by row."""
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
+        if len(piece) and self.keeping is not None and self.keeping.active:
+            piece = self._without_kept(piece, self.keeping)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= set_writer.PAYS_FROM:
             left = self._in_sets(piece)
         for transaction, payload in piece.rows(left):
             self._row(transaction, payload)
+
+    def _without_kept(self, piece: Piece, keeping: Keeping) -> Piece:
+        """Keep the changes of held tables; what is left of the piece."""
+        relids = self._admission.keeps(piece, self._admits)
+        if not relids:
+            return piece
+        held, rest = piece.split(relids)
+        for transaction, payload in held.rows():
+            self._keep(keeping, transaction, payload)
+        return rest
+
+    def _keep(self, keeping: Keeping, transaction: RemoteTransaction, payload: bytes) -> bool:
+        """Keep a row message if it is one of a held table."""
+        relid = _RELID(payload, 5 if transaction.in_stream else 1)[0]
+        srrelid = self._admission.kept(transaction, _TYPES[payload[0]], relid, self._admits)
+        if srrelid is None:
+            return False
+        keeping.keep(transaction, self._relations.remote(relid), srrelid, payload)
+        if keeping.full:
+            self._write_kept()
+        return True
+
+    def _write_kept(self) -> None:
+        if self.keeping is None or self.keeping.empty:
+            return
+        self._rows.sync()
+        try:
+            self.keeping.write()
+        except psycopg.Error as error:
+            raise StatementFailed(None, error, None) from None
 
     def _in_sets(self, piece: Piece) -> Sequence[int] | None:
         """Execute what can be as sets.
@@ -219,8 +257,16 @@ class Executor:
 
         :raises PgsubError: located.
         """
-        with self._locating(), self._rows.undoing():
-            yield
+        with self._locating():
+            self._write_kept()
+            with self._rows.undoing():
+                try:
+                    yield
+                    self._write_kept()
+                except BaseException:
+                    if self.keeping is not None:
+                        self.keeping.begin()
+                    raise
 
     def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
         """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
@@ -228,6 +274,9 @@ class Executor:
         :raises PgsubError: located.
         """
         self._admits = admits
+        keeping = self.keeping if payload[0] in _TYPES else None
+        if keeping is not None and keeping.active and self._keep(keeping, transaction, payload):
+            return
         self._row(transaction, payload)
 
     def taken(self) -> list[Record]:
@@ -244,6 +293,7 @@ class Executor:
         with self._locating():
             self._execute()
             self._rows.flush()
+            self._write_kept()
             self._admission.look_for_replaced()
             self._sets.finish()
             self._admission.refuse_replaced()
@@ -339,8 +389,16 @@ class Executor:
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
         self._rows.flush()
+        if self.keeping is not None and self.keeping.active:
+            self._keep_truncate(self.keeping, transaction, message)
         found = [self._admission.target(transaction, "TRUNCATE", relid, admits) for relid in message.relids]
         targets = [r.target for r in found if r is not None]
         if targets:
             place = Place(transaction, "TRUNCATE", next(r for r in found if r is not None))
             self._rows.truncate(place, targets, restart_identity=message.restart_identity)
+
+    def _keep_truncate(self, keeping: Keeping, transaction: RemoteTransaction, message: Truncate) -> None:
+        for relid in message.relids:
+            srrelid = self._admission.kept(transaction, "TRUNCATE", relid, self._admits)
+            if srrelid is not None:
+                keeping.keep_truncate(transaction, self._relations.remote(relid), srrelid, message)

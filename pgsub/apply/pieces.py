@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pgsub.apply.runs import Item, Run
 from pgsub.apply.transactions import RemoteTransaction
@@ -49,14 +50,44 @@ class Piece:
         if self._messages is None:
             starts, ends, size = [], [], 0
             for _, segment, numbers in self._owners:
-                edges = np.array(segment.frames.edges[segment.start : segment.end + 1], np.int64)
-                edges += size - edges[0]
+                edges = segment.frames.places[segment.start : segment.end + 1]
+                edges = edges + (size - int(edges[0]))
                 starts.append(edges[numbers] + ENVELOPE)
                 ends.append(edges[numbers + 1])
                 size += segment.size
             buffer = b"".join([*(segment.wire for _, segment, _ in self._owners), PAD])
             self._messages = Messages(buffer, np.concatenate(starts), np.concatenate(ends))
         return self._messages
+
+    def relids(self) -> list[int]:
+        """Remote relations that the messages are of."""
+        return [int(relid) for relid in np.unique(self._relids())] if self._count else []
+
+    def _relids(self) -> Offsets:
+        buffer, starts, _ = self.messages
+        data, at = np.frombuffer(buffer, np.uint8), starts + (5 if self.in_stream else 1)
+        found = np.zeros(len(at), np.int64)
+        for byte in range(4):
+            found = found << 8 | data[at + byte]
+        return found
+
+    def split(self, relids: Sequence[int]) -> tuple[Piece, Piece]:
+        """The messages of some relations, and the others."""
+        chosen = np.isin(self._relids(), relids)
+        return self._some(chosen), self._some(~chosen)
+
+    def _some(self, chosen: NDArray[np.bool_]) -> Piece:
+        some = Piece(in_stream=self.in_stream)
+        for start, (item, segment, numbers) in zip(self._starts, self._owners, strict=True):
+            numbers = numbers[chosen[start : start + len(numbers)]]
+            if len(numbers):
+                some._starts.append(some._count)
+                some._owners.append((item, segment, numbers))
+                some._count += len(numbers)
+        some.size = self.size
+        buffer, starts, ends = self.messages
+        some._messages = Messages(buffer, starts[chosen], ends[chosen])
+        return some
 
     def transaction_of(self, position: int) -> RemoteTransaction:
         """Whose a message is."""

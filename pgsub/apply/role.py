@@ -31,8 +31,12 @@ class Role(Protocol):
     def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
         """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
 
-        :param oid: of the target's table that bears the relation's name.
+        :param oid: of the target's table that bears the relation's name; negative where there is none.
+        :return: as :class:`~pgsub.apply.admission.Kept` where the change is to be kept.
         """
+
+    def holds(self) -> bool:
+        """Whether :meth:`admits` may have a change kept."""
 
     def admits_early(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.
@@ -48,3 +52,6 @@ class Role(Protocol):
 
     def boundary(self, control: Control | None) -> bool:
         """Called between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
+
+    def unfinished(self) -> bool:
+        """Whether something is left to do in :meth:`boundary` although the stream was applied as far as it is to be."""

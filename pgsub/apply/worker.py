@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.admission import Filter
+from pgsub.apply.admission import Filter, Kept
 from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
 from pgsub.apply.relations import NEVER, local_name
+from pgsub.apply.releasing import Releasing
 from pgsub.apply.role import Positions
 from pgsub.apply.runs import Batch
 from pgsub.apply.start import WorkerSpec, streams
@@ -20,7 +21,7 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.pulse import Pulse, PulseSender
-from pgsub.target import states
+from pgsub.target import holding, states
 from pgsub.target.ledger import RelationState
 from pgsub.target.progress import Control, table_states
 
@@ -45,11 +46,11 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
     :raises PgsubError: whatever ended it; the launcher decides by its directive.
     """
-    with streams(spec) as opened:
+    with streams(spec) as opened, contextlib.closing(ApplyRole(opened, spec)) as role:
         pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch)
         loop = ApplyLoop(
             opened,
-            ApplyRole(opened, spec),
+            role,
             pulse,
             PulseSender(spec.pulse),
             transactional=spec.subscription.apply_mode == "transactional",
@@ -75,6 +76,13 @@ class ApplyRole:
         self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
         self._refused_since: float | None = None
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
+        self._held: dict[int, bool] = {}  #: and whether they are being released
+        self._keeps: set[int] = set()  #: tables whose changes are kept, as long as the lock is held
+        self._releasing = Releasing(opened, spec)
+
+    def close(self) -> None:
+        """End what it has opened."""
+        self._releasing.close()
 
     def attach(self, loop: Positions) -> None:
         """See :class:`~pgsub.apply.role.Role`."""
@@ -85,6 +93,8 @@ class ApplyRole:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
         if self._streams.progress.states_version != self._version:
             self._take(self._streams.progress.states_version)
+        if self._held:
+            self._look_at_kept()
         claims = self._claims
         if not claims:
             self._refused_since = None
@@ -99,6 +109,25 @@ class ApplyRole:
                 return number
         self._refused_since = None
         return len(batch)
+
+    def _look_at_kept(self) -> None:
+        """As long as something is kept of a table that is being released, newer changes have their place behind it."""
+        connection, progress = self._streams.connection, self._streams.progress
+        released = [relid for relid, releasing in self._held.items() if releasing]
+        self._keeps = self._held.keys() - set(released)
+        if released:
+            self._keeps |= holding.waiting(connection, self._subid, released)
+        if progress.skip is not None and progress.skip.lsn < progress.remote_lsn:
+            progress.skip = None  # one of the kept transactions is meant
+
+    def holds(self) -> bool:
+        """See :class:`~pgsub.apply.role.Role`."""
+        return bool(self._keeps)
+
+    def unfinished(self) -> bool:
+        """Whether kept changes of a table that is being released can be seen."""
+        released = [relid for relid, releasing in self._held.items() if releasing]
+        return bool(released) and bool(holding.waiting(self._streams.connection, self._subid, released))
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
         """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
@@ -121,12 +150,12 @@ class ApplyRole:
             return None
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
-        return state.srrelid
+        return Kept(state.srrelid) if state.srrelid in self._keeps else state.srrelid
 
     def admits_early(self) -> tuple[int, Filter] | None:
-        """Only once every table is ready (pa_can_start): then it takes no LSN to decide."""
+        """Only once every table is ready (pa_can_start): then it takes no LSN to decide. Nor is any held."""
         states, names = self._states, self._names
-        if any(state.srsubstate != "r" for state in states.values()):
+        if self._held or any(state.srsubstate != "r" for state in states.values()):
             return None
 
         def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
@@ -154,6 +183,9 @@ class ApplyRole:
             self._take(control.states_version)
         if self._flips:
             return True  # the next start asks for two_phase
+        if self._releasing.step(self._loop.remote_lsn):
+            self._streams.progress.read()
+            self._take(self._streams.progress.states_version)
         position = self._loop.position
         if self._first_done is not None and self._first_done <= position:
             if time.monotonic() < self._next_ready:
@@ -170,6 +202,9 @@ class ApplyRole:
     def _take(self, version: int) -> None:
         """Read the states; what is asked of them at every batch is found out once."""
         self._states = table_states(self._streams.connection, self._subid)
+        self._held = holding.held(self._streams.connection, self._subid)
+        self._keeps = set(self._held)
+        self._releasing.tables({relid for relid, releasing in self._held.items() if releasing}, version)
         self._version = version
         self._streams.relations.look_again()
         rows = self._states.values()

@@ -50,6 +50,19 @@ class PreparedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRow:
+    """pgsub_held_table: a table whose changes are kept, and how much is kept as was seen last."""
+
+    srrelid: int
+    schemaname: str
+    relname: str
+    held_at: Time
+    releasing: bool  #: what is kept is being applied
+    kept_changes: int
+    kept_bytes: int  #: of their messages
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """pg_stat_subscription without subid and subname: one worker that runs now."""
 
@@ -134,7 +147,7 @@ class ConflictRow:
     conflict_type: str
     schemaname: str | None
     relname: str | None
-    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it
+    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it; replayed
     action: str
     index_name: str | None = None
     key: str | None = None  #: what the row is searched by, as the server shows it: (a)=(1)
@@ -155,6 +168,8 @@ class ConflictRow:
     local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
     worker: str | None = None  #: that it stopped, as in ErrorRow
     event: int | None = None  #: its id in the ledger, where it came from there
+    letter: str | None = None  #: what names the row of pgsub.skipped_change on the target, where it was kept by itself
+    replayed_at: Time | None = None
     id: int = 0
 
 

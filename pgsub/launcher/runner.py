@@ -244,5 +244,10 @@ class Runner(threading.Thread):
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = ("disable_on_error", "skip_lsn", "two_phase")  # the last changes while nobody serves, and by the mirror
+    fields = (
+        "disable_on_error",
+        "skip_lsn",
+        "skips",
+        "two_phase",
+    )  # the last changes while nobody serves, and by the mirror
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

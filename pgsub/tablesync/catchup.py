@@ -90,6 +90,14 @@ class SyncRole:
         ours = oid == self._claim.worker or local_name(relation) == self._relation
         return self._claim.worker if ours else None
 
+    def holds(self) -> bool:
+        """Never: only a table that is apply's can be held."""
+        return False
+
+    def unfinished(self) -> bool:
+        """Never: see :meth:`boundary`."""
+        return False
+
     def admits_early(self) -> tuple[int, Filter] | None:
         """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
         return None

@@ -21,7 +21,7 @@ from pgsub.errors import StateForbids, SubscriptionExists, TargetUnavailable
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _TABLES = (
-    *("event", "prepared_pending", "prepared_xact", "copy_chunk"),
+    *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table"),
     *("subscription_rel", "progress", "control", "subscription"),
 )
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid

@@ -10,7 +10,28 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 4
+VERSION = 6
+
+
+def _granted_as_older(table: str) -> str:
+    """Roles that were granted the ledger's older tables get a new one too."""
+    return f"""
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT a.grantee::regrole AS role, pg_catalog.string_agg(a.privilege_type, ', ') AS privileges
+          FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
+         WHERE c.oid = 'pgsub.prepared_xact'::regclass AND a.grantee NOT IN (0, c.relowner)
+           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+         GROUP BY a.grantee
+    LOOP
+        EXECUTE pg_catalog.format('GRANT %s ON pgsub.{table} TO %s', granted.privileges, granted.role);
+    END LOOP;
+END $$;
+"""
+
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -110,7 +131,7 @@ ALTER TABLE pgsub.subscription_rel ADD COLUMN spare_slot text, ADD COLUMN copy_b
 """
 
 # two_phase: d disabled, p pending, e the slot may be two-phase. What is prepared and not decided is one row each,
-# written after the PREPARE by a commit of its own. Roles that were granted the older tables get the new one too.
+# written after the PREPARE by a commit of its own.
 _V3 = """
 ALTER TABLE pgsub.subscription
     ADD COLUMN two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e'));
@@ -121,21 +142,7 @@ CREATE TABLE pgsub.prepared_pending (
     xid bigint NOT NULL,
     prepared_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (subid, gid));
-DO $$
-DECLARE
-    granted record;
-BEGIN
-    FOR granted IN
-        SELECT a.grantee::regrole AS role, pg_catalog.string_agg(a.privilege_type, ', ') AS privileges
-          FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
-         WHERE c.oid = 'pgsub.prepared_xact'::regclass AND a.grantee NOT IN (0, c.relowner)
-           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
-         GROUP BY a.grantee
-    LOOP
-        EXECUTE pg_catalog.format('GRANT %s ON pgsub.prepared_pending TO %s', granted.privileges, granted.role);
-    END LOOP;
-END $$;
-"""
+""" + _granted_as_older("prepared_pending")
 
 # ALTER SUBSCRIPTION ... SKIP: a flag of apply's row, cleared in the commit of the transaction that consumes it
 _V4 = """
@@ -143,7 +150,42 @@ ALTER TABLE pgsub.control
     ADD COLUMN skip_lsn pg_lsn, ADD COLUMN skip_rows text CHECK (skip_rows IN ('whole', 'conflicting'));
 """
 
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
+# Tables whose changes are kept, and the changes: a stretch of one transaction's messages of one table a row, as
+# pgoutput sent them, each behind its length. Those of a table are made in the order of id. No foreign key: the rows may
+# be part of a prepared transaction, which would hold its lock until the publisher decides. releasing: what is kept is
+# being applied; drained_lsn: where apply was when all that could be seen was, see target/holding.py
+_V5 = (
+    """
+CREATE TABLE pgsub.held_table (
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    held_at timestamptz NOT NULL DEFAULT now(),
+    releasing boolean NOT NULL DEFAULT false,
+    drained_lsn pg_lsn,
+    PRIMARY KEY (subid, srrelid));
+CREATE TABLE pgsub.held_change (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    xid bigint NOT NULL,
+    finish_lsn pg_lsn NOT NULL,
+    committed_at timestamptz NOT NULL,
+    relation bytea NOT NULL,
+    messages bytea NOT NULL,
+    changes integer NOT NULL,
+    bytes integer NOT NULL,
+    PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
+"""
+    + _granted_as_older("held_table")
+    + _granted_as_older("held_change")
+)
+
+# several of them, the next one first; NULL where there is only one, which any transaction clears
+_V6 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 
