@@ -106,7 +106,8 @@ def _print(found: dict[str, Any]) -> None:
 def _sentences(found: dict[str, Any]) -> list[str]:
     said = [
         f"Between {found['from']} and {found['to']} lie {_counted(found['transactions'], 'transaction')} with"
-        f" {_counted(found['changes'], 'change')} ({size(found['bytes'])} of {size(found['wal_bytes'])} of WAL); none of them will be applied."
+        f" {_counted(found['changes'], 'change')} ({size(found['bytes'])} of"
+        f" {size(found['wal_bytes'])} of WAL); none of them will be applied."
     ]
     if found["last"] is not None:
         said.append(
