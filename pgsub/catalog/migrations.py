@@ -25,6 +25,8 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (6, schema.VERSION_6),
     (7, schema.VERSION_7),
     (8, schema.VERSION_8),
+    (9, schema.VERSION_9),
+    (10, schema.VERSION_10),
 )
 
 

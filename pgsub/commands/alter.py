@@ -16,14 +16,23 @@ from typing import Any
 
 import psycopg
 
+from pgsub import conflict_rules, failpoints
 from pgsub import conninfo as ci
-from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alter_ends, alteration, definition, refresh_plan, refreshing, two_phase_change
+from pgsub.commands import (
+    alter_ends,
+    alteration,
+    definition,
+    preflight,
+    refresh_plan,
+    refreshing,
+    two_phase_change,
+)
 from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
+from pgsub.commands.hold import hold
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
@@ -58,10 +67,17 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     with StateStore.open(options.state_dir) as store:
         sub = store.subscription(options.name)
         fields = alteration.resolve(options, sub)
+        if options.holds:
+            hold(options, store, sub, reporter)
+            return
         if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or alteration.asks_two_phase(options, sub)
+        asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
+        named = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
+        for warned in preflight.tables_of_rules(fields.get("on_conflict", ()) if named else (), named):
+            reporter.warning(warned.message, warned.detail, warned.hint)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             _store(store, sub, fields)
             return
