@@ -102,3 +102,21 @@ def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> No
     it.ok("skip-lsn", "s", third, error.finish_lsn, "--yes")
     assert it.apply() is None
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 0)]
+
+
+@pytest.mark.parametrize("rows", ["whole", "conflicting"])
+def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(stuck: MakeStuck, rows: str) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = it.apply("BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
+    assert error is not None and error.finish_lsn is not None
+    words = ("skip-lsn", "s", "--rows", rows, "--yes")
+    for point, pending in (("before", (None, None)), ("after", (error.finish_lsn, rows))):
+        assert it.cli(*words, env={"PGSUB_FAILPOINTS": f"skip.{point}_ledger=kill"}).returncode == -9
+        assert it.subdb.rows(_PENDING) == [pending]
+        begun = it.journal("skip-lsn")[-1]
+        assert (begun["lsn"], begun["rows"], begun["outcome"]) == (error.finish_lsn, rows, "begun")
+    it.ok(*words)
+    assert it.journal("skip-lsn")[-1]["outcome"] == "done" and it.cli.sql(_STORED) == [(error.finish_lsn,)]
+    assert it.apply() is None
+    assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), *([(2,)] if rows == "conflicting" else [])]
