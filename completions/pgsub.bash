@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--rows)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--rows)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -108,13 +108,13 @@ _pgsub() {
             esac
             ;;
         conflicts)
-            options="--type --table --since --limit --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--type --table --since --limit --lsn --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --type) _pgsub_words "insert_exists update_origin_differs update_exists update_missing delete_origin_differs delete_missing multiple_unique_conflicts" "$cur"; return ;;
-                --table|--since|--limit) return ;;
+                --table|--since|--limit|--lsn) return ;;
             esac
             case $place in
-                0) [[ $cur != -* ]] && { _pgsub_words "list show" "$cur"; return; } ;;
+                0) [[ $cur != -* ]] && { _pgsub_words "list show replay" "$cur"; return; } ;;
                 1) names=1 ;;
             esac
             ;;

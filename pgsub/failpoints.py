@@ -59,6 +59,10 @@ POINTS = (
     "drop.after_slots",
     "advance.before_ledger",
     "advance.after_ledger",
+    "replay.journalled",
+    "replay.taken",
+    "replay.before_commit",
+    "replay.committed",
 )
 
 _counts: dict[str, int] = {}

@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forked
 import psycopg
 import pytest
+from forked import Started
 from psycopg import sql
 
 from pgsub.failpoints import POINTS
@@ -140,7 +142,7 @@ class Site:
         self.jvm_pid = self.state / "run" / "jvm.pid"
         self.output = folder / "output"
         self.tables: list[str] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Started] = []
         self.writer: Writer | None = None
         self.points.mkdir()
 
@@ -183,7 +185,7 @@ class Site:
 
     # the program
 
-    def start(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def start(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
         """Start a command.
 
         :param points: failpoints and their actions; LAUNCHER and JVM stand for the pid files.
@@ -201,13 +203,8 @@ class Site:
         with self.output.open("ab") as output:
             output.write(f"\n$ pgsub {' '.join(args)} {actions}\n".encode())
             output.flush()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pgsub", "--state-dir", str(self.state), *args],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-            )
+            words = ["--state-dir", str(self.state), *args]
+            process = forked.start(words, environment, output.fileno(), output.fileno())
         self.processes.append(process)
         self.launcher_pid.write_text(str(process.pid))
         return process
@@ -215,17 +212,17 @@ class Site:
     def _action(self, text: str) -> str:
         return text.replace("LAUNCHER", str(self.launcher_pid)).replace("JVM", str(self.jvm_pid))
 
-    def create(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def create(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
         """Start ``pgsub create``."""
         ends = ("--connection", self.pubdb.conninfo, "--target", self.target, "--publication", "p")
         return self.start("create", self.name, *ends, *args, points=points, **env)
 
-    def run(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def run(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
         """Start ``pgsub run``; without arguments until everything is caught up."""
         bound = args or ("--until-caught-up", "--timeout", "60s")
         return self.start("run", self.name, *bound, points=points, **env)
 
-    def end(self, process: subprocess.Popen[bytes], code: int = 0, timeout: float = 100) -> None:
+    def end(self, process: Started, code: int = 0, timeout: float = 100) -> None:
         """Wait for a command's end and check its exit code."""
         try:
             found = process.wait(timeout)
@@ -233,11 +230,11 @@ class Site:
             found = None
         assert found == code, f"exit code {found}, not {code}:\n{self.said()}"
 
-    def killed(self, process: subprocess.Popen[bytes]) -> None:
+    def killed(self, process: Started) -> None:
         """Wait until a failpoint has killed the launcher."""
         self.end(process, -signal.SIGKILL)
 
-    def terminate(self, process: subprocess.Popen[bytes]) -> None:
+    def terminate(self, process: Started) -> None:
         """End a launcher in order."""
         process.terminate()
         self.end(process)

@@ -8,20 +8,21 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forked
 import pytest
+from forked import Started
 from jsonschema import Draft202012Validator
 
 if TYPE_CHECKING:
     from fix_servers import Database
 
 ROOT = Path(__file__).parents[1]
-_REMOVED = ("PGSUB_", "PG", "SPARK_", "NO_COLOR", "CLICOLOR", "FORCE_COLOR", "CI")
+_REMOVED = ("PGSUB_", "PG", "SPARK_", "NO_COLOR", "CLICOLOR", "FORCE_COLOR", "CI", "PYTEST_")
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int PRIMARY KEY, n numeric);"
 
 
@@ -37,20 +38,13 @@ class Cli:
         self.target = target
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_REMOVED)}
         self.environment = {**kept, "PYTHONPATH": str(ROOT), "PGSUB_STATE_DIR": str(state), "HOME": str(home)}
-        self._running: list[subprocess.Popen[str]] = []
+        self._running: list[Started] = []
 
     def __call__(
         self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end."""
-        return subprocess.run(
-            self._command(args),
-            env={**self.environment, **(env or {})},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return forked.run(args, {**self.environment, **(env or {})}, stdin, timeout)
 
     def words(self, name: str, *options: str, publication: str | None = "p") -> list[str]:
         """The words of ``create`` between this object's servers."""
@@ -61,29 +55,22 @@ class Cli:
         """``create`` between this object's servers."""
         return self(*self.words(name, *options), **more)
 
-    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(self, *args: str, env: dict[str, str] | None = None) -> Started:
         """Start a command line; killed at the end of the test if it still runs. stderr goes to a file."""
         log = self.state.parent / f"stderr.{len(self._running)}"
-        with log.open("w") as stderr:
-            process = subprocess.Popen(
-                self._command(args),
-                env={**self.environment, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+        with log.open("w") as stderr, open(os.devnull, "w") as null:
+            process = forked.start(args, {**self.environment, **(env or {})}, null.fileno(), stderr.fileno())
         self._running.append(process)
-        process.log = log  # type: ignore[attr-defined]
+        process.log = log  # type: ignore[union-attr]
         return process
 
-    def launcher(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def launcher(self, *args: str, env: dict[str, str] | None = None) -> Started:
         """Start ``pgsub run`` and wait until it holds its lock."""
         process = self.start("run", *args, env=env)
         until(lambda: (self.state / "launcher.lock").exists() and (self.state / "launcher.lock").read_text())
         return process
 
-    def stop(self, process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
+    def stop(self, process: Started, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end.
 
         :return: the exit code.
@@ -111,10 +98,7 @@ class Cli:
         for process in self._running:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
-
-    def _command(self, args: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "pgsub", *args]
+            process.wait()
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:

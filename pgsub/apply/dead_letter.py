@@ -26,11 +26,15 @@ class DeadLetters:
     """Those of one transaction.
 
     :param connection: holds the data; when something is written it is between two statements.
+    :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
     :ivar count: kept so far.
     """
 
-    def __init__(self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction) -> None:
+    def __init__(
+        self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction, *, of_sync: bool = False
+    ) -> None:
         self._connection = connection
+        self._of_sync = of_sync
         self._subid = subid
         self._transaction = transaction
         self._ascii = connection.info.parameter_status("server_encoding") != "UTF8"
@@ -47,7 +51,7 @@ class DeadLetters:
         """One change of one relation.
 
         :param relation: as the publisher described it then.
-        :param reason: why it is not applied.
+        :param reason: why it is not applied; ``ref`` is what the record of a conflict names the letter by.
         """
         body: dict[str, Any] = {
             "operation": type(message).__name__.upper(),
@@ -57,6 +61,8 @@ class DeadLetters:
             "identity": [c.name for c in relation.columns if c.flags & _KEY],
             **reason,
         }
+        if self._of_sync:
+            body["sync"] = True
         if isinstance(message, Insert | Update):
             body["new"] = self._row(relation, message.new)
             body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == _UNCHANGED]

@@ -35,12 +35,11 @@ def explained(connection: psycopg.Connection, name: str) -> Iterator[None]:
     try:
         yield
     except ApplyError as error:
-        clash, error.clash = error.clash, None
-        if isinstance(clash, Clash):
-            try:
-                _tell(error, clash, _look(connection, error.record, clash))
-            except Exception as trouble:  # whatever it is, the conflict must be heard of
-                _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
+        if isinstance(error.clash, Clash):
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                with contextlib.suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+            look_closer(connection, error)
             error.hint = (
                 "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
                 f"pgsub status {name} --runbook"
@@ -48,9 +47,23 @@ def explained(connection: psycopg.Connection, name: str) -> Iterator[None]:
         raise
 
 
+def look_closer(connection: psycopg.Connection, error: ApplyError) -> None:
+    """Tell a unique violation in full.
+
+    :param connection: the session that it was met in; out of a transaction, or in one that goes on as it was.
+    """
+    clash, error.clash = error.clash, None
+    if not isinstance(clash, Clash):
+        return
+    try:
+        with connection.transaction(force_rollback=True):  # nothing that was set for the look lasts
+            found = _look(connection, error.record, clash)
+        _tell(error, clash, found)
+    except Exception as trouble:  # whatever it is, the conflict must be heard of
+        _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
+
+
 def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) -> Search | None:
-    if connection.info.transaction_status != TransactionStatus.IDLE:
-        connection.execute("ROLLBACK")
     relation, new, old = clash.relation, clash.new, clash.old
     inserts = clash.message_type == "INSERT"
     change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)

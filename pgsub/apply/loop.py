@@ -35,6 +35,9 @@ BATCH_BYTES, BATCH_SECONDS = 16 << 20, 1.0
 #: From so many transactions on a batch waits for more as long as they follow each other closely, but not for long:
 #: what a commit costs besides its changes is as much as some dozens of them.
 LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
+#: And for longer where the publisher sends what was committed so many microseconds ago: nobody is waiting for these
+#: very transactions then, and larger batches are what lets the delay vanish.
+BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
 #: Seconds between durable reports while transactions keep coming, and between looks at the control row.
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
@@ -208,7 +211,12 @@ class ApplyLoop:
         """Whether waiting for more would only delay what is here."""
         if not self._receiver.idle():
             return False
-        return quiet or len(self._batch) < LONE or time.monotonic() - self._batch_since >= GATHER_SECONDS
+        if len(self._batch) < LONE:
+            return True
+        waited = time.monotonic() - self._batch_since
+        if self._receiver.flows() and self._receiver.last_send_ts - self._batch.last.commit_ts >= BEHIND:
+            return waited >= BEHIND_SECONDS
+        return quiet or waited >= GATHER_SECONDS
 
     # applying
 

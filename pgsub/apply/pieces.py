@@ -50,8 +50,8 @@ class Piece:
         if self._messages is None:
             starts, ends, size = [], [], 0
             for _, segment, numbers in self._owners:
-                edges = np.array(segment.frames.edges[segment.start : segment.end + 1], np.int64)
-                edges += size - edges[0]
+                edges = segment.frames.places[segment.start : segment.end + 1]
+                edges = edges + (size - int(edges[0]))
                 starts.append(edges[numbers] + ENVELOPE)
                 ends.append(edges[numbers + 1])
                 size += segment.size

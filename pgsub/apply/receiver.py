@@ -123,6 +123,10 @@ class Receiver(threading.Thread):
         """Whether nothing more is at hand."""
         return not self._queue and not self._held_since
 
+    def flows(self) -> bool:
+        """Whether more is about to come: much came with the last look."""
+        return self._flows
+
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
         """Set what the next feedback says, and send it soon."""
         if applied is not None:

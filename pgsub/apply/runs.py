@@ -58,7 +58,7 @@ class Run:
         Whoever reads them one by one finds out which.
         """
         codes = np.frombuffer(segment.codes, np.uint8)
-        edges = np.array(segment.frames.edges[segment.start : segment.end + 1], np.int64)
+        edges = segment.frames.places[segment.start : segment.end + 1]
         sizes = np.diff(edges)
         begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
         if (sizes[begins] != _BEGIN_SIZE).any() or (sizes[commits] != _COMMIT_SIZE).any():

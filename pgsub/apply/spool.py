@@ -253,7 +253,7 @@ def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:
     """
     found = segment.frames
     codes = np.frombuffer(segment.codes, np.uint8)
-    starts = np.array(found.edges[segment.start : segment.end], np.int64)
+    starts = found.places[segment.start : segment.end]
     xids = np.ndarray((len(found.buffer) - 3,), ">u4", found.buffer, strides=(1,))[starts + _XID].astype(np.int64)
     xids[codes == _MESSAGE] = 0
     xids[codes == _ABORT] = -1

@@ -132,9 +132,16 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
 
 def _session(spec: WorkerSpec) -> TargetSession:
     """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
-    sub, claim = spec.subscription, spec.claim
-    name = SessionName(sub.subid, spec.role, claim.epoch)
-    connection = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit)
+    name = SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
+    return target_session(spec.subscription, name, spec.claim, spec.subscription.synchronous_commit)
+
+
+def target_session(sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str) -> TargetSession:
+    """A session that makes changes of the subscription as apply does: its settings, its replication origin.
+
+    :param claim: what its commits of progress are checked against.
+    """
+    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit)
     try:
         # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.

@@ -107,6 +107,16 @@ class HistoryCatalog(ConflictCatalog):
         with self._database.transaction():
             return self._append("pgsub_journal", values)
 
+    def amend_journal(self, number: int, **more: Any) -> None:
+        """Add to the detail of an action, of which a row was written before it was done.
+
+        :param number: as :meth:`journal` returned it; nothing happens where the row is no longer kept.
+        """
+        with self._database.transaction():
+            for (text,) in self._database.rows("SELECT detail FROM pgsub_journal WHERE id = ?", (number,)):
+                detail = JSON.encode({**JSON.decode(text), **more})
+                self._database.run("UPDATE pgsub_journal SET detail = ? WHERE id = ?", detail, number)
+
     def journal_rows(self, subid: int | None = None, limit: int = 100) -> list[JournalRow]:
         """The newest operator actions first.
 

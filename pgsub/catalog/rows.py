@@ -147,7 +147,7 @@ class ConflictRow:
     conflict_type: str
     schemaname: str | None
     relname: str | None
-    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it
+    #: stopped while apply cannot get past it; then applied or skipped, as for those that never stopped it; replayed
     action: str
     index_name: str | None = None
     key: str | None = None  #: what the row is searched by, as the server shows it: (a)=(1)
@@ -168,6 +168,8 @@ class ConflictRow:
     local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
     worker: str | None = None  #: that it stopped, as in ErrorRow
     event: int | None = None  #: its id in the ledger, where it came from there
+    letter: str | None = None  #: what names the row of pgsub.skipped_change on the target, where it was kept by itself
+    replayed_at: Time | None = None
     id: int = 0
 
 
@@ -245,6 +247,8 @@ class SlotRow:
     taken_at: Time | None = None
     current_lsn: Lsn | None = None  #: where the publisher's WAL ended
     wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
+    waiting_transactions: int | None = None  #: behind the one that apply is stuck at, None where it is not
+    waiting_at_least: bool | None = None  #: there may be more of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,8 +307,25 @@ CREATE VIEW pg_stat_subscription_stats AS
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 """
 
-# Tables whose changes are kept.
+# Which change that was left out is a conflict's, and when it was applied after all.
 VERSION_6 = """
+ALTER TABLE pgsub_conflict ADD COLUMN letter TEXT;
+ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
+"""
+
+# All that is to be skipped: subskiplsn is the next of several.
+VERSION_7 = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_skips TEXT NOT NULL DEFAULT '[]';
+"""
+
+# What waits behind a transaction that blocks, and whether there is more of it.
+VERSION_8 = """
+ALTER TABLE pgsub_slot ADD COLUMN waiting_transactions INTEGER;
+ALTER TABLE pgsub_slot ADD COLUMN waiting_at_least INTEGER;
+"""
+
+# Tables whose changes are kept.
+VERSION_9 = """
 CREATE TABLE pgsub_held_table (
     subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
     srrelid INTEGER NOT NULL,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgsub.cli import console, render
+from pgsub.cli import console, render, replay
 from pgsub.cli.command import command
 from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.pages import Page
@@ -22,15 +22,25 @@ if TYPE_CHECKING:
 _LIMIT = 100
 
 PAGE = Page(
-    summary="Show the conflicts that a subscription has met",
+    summary="Show the conflicts that a subscription has met, and apply what was left out",
     description="""
 list shows them, the newest first; show prints one of them with the version of the publisher and that of the target
 side by side, and marks the columns that differ. Both read the state store only and ask no server.
 
 What became of a conflict is told by its action: stopped while apply cannot get past it; then applied, or skipped as
-updates and deletes are whose row is missing. Types are those of the server. A conflict that stops apply is one row,
-however often it is tried again: attempts counts them. identical marks what is on the target already just as it was to
-be written.
+updates and deletes are whose row is missing; replayed once what was skipped has been applied after all. Types are those
+of the server. A conflict that stops apply is one row, however often it is tried again: attempts counts them. identical
+marks what is on the target already just as it was to be written.
+
+replay applies the change of a conflict that pgsub skip-lsn left out and kept in pgsub.skipped_change of the target,
+or with --lsn all that is kept of the transaction finished there, in its order; --table takes only the changes of one
+table. One transaction of the target applies and marks them: whatever happens, once or not at all. They are checked as
+apply checks them, but a row that is missing is an error here too: at any conflict nothing is changed, the conflict is
+told, and the exit code is 6. Changes of a table that was copied again since are refused. The subscription may run
+meanwhile; what is written has its replication origin, so that a peer with origin = none is not sent it. A replayed
+UPDATE overwrites what its row has got since in the columns that were sent: --dry-run shows, without changing
+anything, both versions of every row and what would become of it, and ends with 6 where something would keep it from
+being replayed. replay asks on a terminal; elsewhere --yes is needed. The journal has it.
 
 The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
 subscription. pgsub-conflicts(7) explains each type, with an example.
@@ -38,6 +48,8 @@ subscription. pgsub-conflicts(7) explains each type, with an example.
     examples=(
         ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),
         ("Compare both versions of a row.", "pgsub conflicts show sales 7"),
+        ("See what applying the change that was left out would do.", "pgsub conflicts replay sales 7 --dry-run"),
+        ("Apply all that was left out of a transaction.", "pgsub conflicts replay sales --lsn 0/14C0378 --yes"),
     ),
 )
 
@@ -48,14 +60,14 @@ def register(app: typer.Typer) -> None:
 
 
 def conflicts(
-    action: Annotated[str, typer.Argument(metavar="list|show", help="What to do.")],
+    action: Annotated[str, typer.Argument(metavar="list|show|replay", help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     number: Annotated[int | None, typer.Argument(metavar="ID", help="Which conflict, as list tells it.")] = None,
     conflict_type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
     ] = None,
     table: Annotated[
-        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With list: only conflicts on this table.")
+        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With list, or --lsn: only on this table.")
     ] = None,
     since: Annotated[
         float | None,
@@ -64,11 +76,26 @@ def conflicts(
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="With list: no more than the newest N.")
     ] = _LIMIT,
+    lsn: Annotated[
+        str | None,
+        typer.Option("--lsn", metavar="LSN", help="With replay: all that is kept of the transaction finished there."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With replay: show what it would do, and change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay: do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Show conflicts."""
+    """Show conflicts, or apply what was left out."""
     from pgsub.commands import conflicts as record
 
+    if action == "replay":
+        if (conflict_type, since, limit) != (None, None, _LIMIT):
+            raise UsageError("--type, --since and --limit choose what is listed, not what is replayed")
+        replay.replay(name, number, lsn, table, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if lsn is not None or dry_run or yes:
+        raise UsageError(f"--lsn, --dry-run and --yes are for replay, not for {action}")
     if action == "list":
         if number is not None:
             raise UsageError("pgsub conflicts list takes no ID", hint=f"pgsub conflicts show {name} {number}")
@@ -85,7 +112,7 @@ def conflicts(
             raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
         _show(name, record.conflict(current.state_dir, name, number), as_json=as_json)
     else:
-        raise UsageError(f'"{action}" is nothing that can be done with conflicts: expected list or show')
+        raise UsageError(f'"{action}" is nothing that can be done with conflicts: expected list, show or replay')
 
 
 def _list(found: Conflicts, *, as_json: bool) -> None:
@@ -116,7 +143,7 @@ def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
         return
     shown = _line(document(row))
     columns = ["id", "conflict_type", "relation", "key", "action", "attempts", "identical", "remote_xid", "finish_lsn"]
-    columns += ["remote_commit_ts", "at", "last_at"]
+    columns += ["remote_commit_ts", "at", "last_at", *(["replayed_at"] if row.replayed_at else [])]
     emit(render.rows(columns, [shown], expanded=True))
     for local in row.local_conflicts or [{}]:
         emit("")

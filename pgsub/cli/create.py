@@ -12,7 +12,7 @@ from pgsub.cli import plan
 from pgsub.cli.command import command
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
-from pgsub.cli.values import Conf, Master, Timeout, conninfo, parse_settings
+from pgsub.cli.values import Conf, Master, Timeout, conninfo, fields, parse_settings
 from pgsub.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ def create(
     slot_name: given.SlotName = None,
     enabled: given.Enabled = None,
     copy_data: given.CopyData = None,
-    binary: given.Binary = False,
-    streaming: given.Streaming = "parallel",
-    synchronous_commit: given.SynchronousCommit = "off",
+    binary: given.Binary[bool] = False,
+    streaming: given.Streaming[given.StreamingValue] = "parallel",
+    synchronous_commit: given.SynchronousCommit[given.SynchronousCommitValue] = "off",
     two_phase: given.TwoPhase = False,
-    disable_on_error: given.DisableOnError = False,
+    disable_on_error: given.DisableOnError[bool] = False,
     password_required: given.PasswordRequired = None,
-    origin: given.Origin = "any",
+    origin: given.Origin[given.OriginValue] = "any",
     failover: given.Failover = False,
-    run_as_owner: given.RunAsOwner = False,
-    messages: given.Messages = False,
-    apply_mode: given.ApplyMode = "batched",
-    copy_atomic: given.CopyAtomic = False,
-    max_sync_workers: given.MaxSyncWorkers = 2,
-    copy_workers: given.CopyWorkers = 2,
+    run_as_owner: given.RunAsOwner[bool] = False,
+    messages: given.Messages[bool] = False,
+    apply_mode: given.ApplyMode[given.ApplyModeValue] = "batched",
+    copy_atomic: given.CopyAtomic[bool] = False,
+    max_sync_workers: given.MaxSyncWorkers[int] = 2,
+    copy_workers: given.CopyWorkers[int] = 2,
     max_parallel_apply_workers: given.MaxParallelApplyWorkers = 2,
     if_not_exists: given.IfNotExists = False,
     dry_run: given.DryRun = False,
@@ -109,53 +109,23 @@ def create(
     conf: Conf = None,
 ) -> None:
     """Collect the options and create the subscription."""
+    told = dict(locals())
     # Neither server is to be guessed from, nor children to inherit, what only this command was given
     from pgsub.conninfo import take_environment
 
-    environment = take_environment()
+    told["environment"] = take_environment()
     for variable in ("PGSUB_CONNECTION", "PGSUB_TARGET"):
         os.environ.pop(variable, None)
     from pgsub.commands.create import CreateOptions
 
-    _create(
-        CreateOptions(
-            name=name,
-            connection=conninfo(connection, "--connection"),
-            target=conninfo(target, "--target"),
-            publications=tuple(publication),
-            state_dir=current.state_dir,
-            environment=environment,
-            connect=connect,
-            create_slot=create_slot,
-            enabled=enabled,
-            copy_data=copy_data,
-            slot_name=slot_name,
-            binary=binary,
-            streaming=streaming,
-            synchronous_commit=synchronous_commit,
-            two_phase=two_phase,
-            disable_on_error=disable_on_error,
-            password_required=password_required,
-            origin=origin,
-            failover=failover,
-            run_as_owner=run_as_owner,
-            messages=messages,
-            apply_mode=apply_mode,
-            copy_atomic=copy_atomic,
-            if_not_exists=if_not_exists,
-            dry_run=dry_run,
-            strict=strict,
-            wait=wait,
-            follow=follow,
-            timeout=timeout,
-            max_sync_workers=max_sync_workers,
-            copy_workers=copy_workers,
-            max_parallel_apply_workers=max_parallel_apply_workers,
-            master=master,
-            conf=parse_settings(conf),
-        ),
-        as_json=as_json,
-    )
+    told |= {
+        "connection": conninfo(connection, "--connection"),
+        "target": conninfo(target, "--target"),
+        "publications": tuple(publication),
+        "state_dir": current.state_dir,
+        "conf": parse_settings(conf),
+    }
+    _create(CreateOptions(**fields(CreateOptions, told)), as_json=as_json)
 
 
 def _create(options: CreateOptions, *, as_json: bool) -> None:

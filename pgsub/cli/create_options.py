@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
+
+#: Of an option that alter has too: its type there is ``T | None``, for what is not given stays as it is.
+T = TypeVar("T")
+StreamingValue = Literal["off", "on", "parallel"]
+SynchronousCommitValue = Literal["off", "on", "local", "remote_write", "remote_apply"]
+OriginValue = Literal["any", "none"]
+ApplyModeValue = Literal["batched", "transactional"]
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 Publications = Annotated[
@@ -55,9 +62,9 @@ CopyData = Annotated[
         "--copy-data/--no-copy-data", show_default="--copy-data", help="Copy the rows that the tables hold already."
     ),
 ]
-Binary = Annotated[bool, typer.Option("--binary/--no-binary", help="Ask the publisher for values in binary format.")]
+Binary = Annotated[T, typer.Option("--binary/--no-binary", help="Ask the publisher for values in binary format.")]
 Streaming = Annotated[
-    Literal["off", "on", "parallel"],
+    T,
     typer.Option(
         "--streaming",
         metavar="off|on|parallel",
@@ -67,7 +74,7 @@ Streaming = Annotated[
     ),
 ]
 SynchronousCommit = Annotated[
-    Literal["off", "on", "local", "remote_write", "remote_apply"],
+    T,
     typer.Option(
         "--synchronous-commit",
         metavar="off|local|remote_write|on|remote_apply",
@@ -84,7 +91,7 @@ TwoPhase = Annotated[
     ),
 ]
 DisableOnError = Annotated[
-    bool,
+    T,
     typer.Option(
         "--disable-on-error/--no-disable-on-error", help="Disable the subscription when apply or a copy meets an error."
     ),
@@ -98,7 +105,7 @@ PasswordRequired = Annotated[
     ),
 ]
 Origin = Annotated[
-    Literal["any", "none"],
+    T,
     typer.Option(
         "--origin",
         metavar="any|none",
@@ -111,18 +118,18 @@ Failover = Annotated[
     bool, typer.Option("--failover/--no-failover", help="Let standbys of the publisher synchronize the slots.")
 ]
 RunAsOwner = Annotated[
-    bool,
+    T,
     typer.Option("--run-as-owner/--no-run-as-owner", help="Apply as the target's user, not as the tables' owners."),
 ]
 Messages = Annotated[
-    bool,
+    T,
     typer.Option(
         "--messages/--no-messages",
         help="Receive logical decoding messages (pg_logical_emit_message) and write them to the log.",
     ),
 ]
 ApplyMode = Annotated[
-    Literal["batched", "transactional"],
+    T,
     typer.Option(
         "--apply-mode",
         metavar="batched|transactional",
@@ -132,13 +139,13 @@ ApplyMode = Annotated[
     ),
 ]
 CopyAtomic = Annotated[
-    bool, typer.Option("--copy-atomic/--no-copy-atomic", help="Copy every table in one transaction, never in chunks.")
+    T, typer.Option("--copy-atomic/--no-copy-atomic", help="Copy every table in one transaction, never in chunks.")
 ]
 MaxSyncWorkers = Annotated[
-    int, typer.Option("--max-sync-workers", metavar="N", min=1, show_default=True, help="Tables copied at once.")
+    T, typer.Option("--max-sync-workers", metavar="N", min=1, show_default=True, help="Tables copied at once.")
 ]
 CopyWorkers = Annotated[
-    int, typer.Option("--copy-workers", metavar="N", min=1, show_default=True, help="Chunks of a table copied at once.")
+    T, typer.Option("--copy-workers", metavar="N", min=1, show_default=True, help="Chunks of a table copied at once.")
 ]
 MaxParallelApplyWorkers = Annotated[
     int,

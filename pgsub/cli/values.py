@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgsub.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|min|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -76,6 +80,11 @@ def conninfo(value: str | None, option: str) -> str | None:
     if not line.strip():
         raise UsageError(f"no connection string on standard input for {option}")
     return line.strip()
+
+
+def fields(options: type[DataclassInstance], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command was told of a dataclass's fields, by name; a parameter that is none of them is left out."""
+    return {name: value for name, value in told.items() if name in options.__dataclass_fields__}
 
 
 Timeout = Annotated[

@@ -21,12 +21,12 @@ from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alter_ends, alteration, definition, refreshing, two_phase_change
+from pgsub.commands import alter_ends, alteration, definition, refresh_plan, refreshing, two_phase_change
 from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.hold import hold
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
-from pgsub.commands.refreshing import Plan
+from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.commands.wait import WaitOptions, wait
@@ -109,7 +109,7 @@ def _alter_with_servers(
             if options.copy_data is not False:
                 two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
             with asked(session, new, connection) as source:
-                wanted = refreshing.plan(session, source, new, copy_data=options.copy_data is not False)
+                wanted = refresh_plan.plan(session, source, new, copy_data=options.copy_data is not False)
                 unconfirmed = _unconfirmed(source, sub, new)
             refreshing.announce(wanted, reporter, strict=options.strict)
             if unconfirmed:

@@ -89,14 +89,18 @@ def conflict(folder: Path, name: str, conflict_id: int) -> ConflictRow:
     :raises StateForbids: it has no such conflict, or no longer.
     """
     with StateStore.open(folder) as store, store.snapshot():
-        subid = _subid(store, name)
-        row = store.conflict(conflict_id)
-        if row is None or row.subid != subid:
-            raise StateForbids(
-                f'subscription "{name}" has no conflict {conflict_id}',
-                hint=f"See which it has.\npgsub conflicts list {name}",
-            )
-        return row
+        return found_conflict(store, name, conflict_id)
+
+
+def found_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
+    """As :func:`conflict`, of a state store that is open."""
+    row = store.conflict(conflict_id)
+    if row is None or row.subid != _subid(store, name):
+        raise StateForbids(
+            f'subscription "{name}" has no conflict {conflict_id}',
+            hint=f"See which it has.\npgsub conflicts list {name}",
+        )
+    return row
 
 
 def _subid(store: StateStore, name: str) -> int:
@@ -125,7 +129,7 @@ def _compare(remote: dict[str, Any], local: dict[str, Any]) -> Iterator[Compared
 def document(row: ConflictRow) -> dict[str, Any]:
     """A conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
     found = asdict(row)
-    for internal in ("subid", "event", "local_tuple", "origin"):
+    for internal in ("subid", "event", "local_tuple", "origin", "letter"):
         del found[internal]
     found["finish_lsn"] = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
     found["local_conflicts"] = [

@@ -15,7 +15,7 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.refresh import opened
-from pgsub.commands.refreshing import named
+from pgsub.commands.refresh_plan import named
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import StateForbids, TimeoutExpired, UsageError
 from pgsub.launcher import held

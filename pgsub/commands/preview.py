@@ -18,6 +18,7 @@ from pgsub.apply.comparison import (
     ERROR,
     OUTCOMES,
     WOULD_APPLY,
+    Admits,
     Comparison,
     Finding,
 )
@@ -208,6 +209,11 @@ class Finder:
 @contextlib.contextmanager
 def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Comparison]:
     """What a transaction that finishes there would do to the target."""
+    with looking(session, sub, _admission(session, sub, finish_lsn)) as comparison:
+        yield comparison
+
+
+def _admission(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Admits:
     states = table_states(session, sub.subid)
 
     def admits(_remote: Relation, oid: int) -> int | str:
@@ -220,6 +226,15 @@ def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -
             return "the table's synchronization brought it"
         return oid
 
+    return admits
+
+
+@contextlib.contextmanager
+def looking(session: psycopg.Connection, sub: Subscription, admits: Admits) -> Iterator[Comparison]:
+    """What changes would do to the target, none of which is made.
+
+    :param admits: which are to be looked at.
+    """
     name = SessionName(sub.subid, "launcher", 0)
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:

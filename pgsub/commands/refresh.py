@@ -13,8 +13,8 @@ import psycopg
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import refreshing
-from pgsub.commands.refreshing import Plan
+from pgsub.commands import refresh_plan, refreshing
+from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.errors import StateForbids
@@ -89,7 +89,7 @@ def _plan(
 ) -> Plan:
     if options.copy_data or options.resync:
         two_phase.refuse_copy(session, sub.subid)  # and again when the tables change
-    return refreshing.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync)
+    return refresh_plan.plan(session, source, sub, copy_data=options.copy_data, resync=options.resync)
 
 
 @contextlib.contextmanager

@@ -75,4 +75,5 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         replica_identity=body.get("replica_identity"),
         local_conflicts=local or None,
         event=event,
+        letter=body.get("letter"),
     )

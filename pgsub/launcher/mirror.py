@@ -25,8 +25,8 @@ from pgsub.launcher.held import HeldTables
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, two_phase
-from pgsub.target.ledger import RelationState, lsn_or_none
+from pgsub.target import ledger, skip, two_phase
+from pgsub.target.ledger import RelationState
 from pgsub.target.two_phase import Pending
 
 Log = Callable[[str, str], None]
@@ -47,7 +47,8 @@ SELECT count(*), sum(pg_catalog.hashtextextended(
  WHERE r.subid = %s
 """
 _PROGRESS = """
-SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text
+SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text, c.skip_rows,
+       c.skip_lsns::text[]
   FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) JOIN pgsub.control c USING (subid, worker)
  WHERE subid = %s AND worker = 0
 """
@@ -98,7 +99,7 @@ class Mirror:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
                 self._two_phase(row[2], prepared)
-                self._skip(lsn_or_none(row[3]) or 0)
+                self._skip(skip.decoded(*row[3:6]))
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
             self._store.put_held(subid, held)
@@ -125,11 +126,13 @@ class Mirror:
             if state == two_phase.ENABLED:
                 self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
 
-    def _skip(self, lsn: int) -> None:
+    def _skip(self, pending: skip.Skip | None) -> None:
         """What the command that set it wrote may have come after it was consumed."""
-        shown = self._store.subscription_by_id(self._sub.subid)
-        if shown is not None and shown.skip_lsn != lsn:
-            self._store.alter(self._sub.subid, skip_lsn=lsn)
+        shown, lsn, skips = self._store.subscription_by_id(self._sub.subid), 0, skip.shown(pending)
+        if pending is not None:
+            lsn = pending.lsn
+        if shown is not None and (shown.skip_lsn, shown.skips) != (lsn, skips):
+            self._store.alter(self._sub.subid, skip_lsn=lsn, skips=skips)
 
     def _read_relations(self) -> None:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
@@ -173,23 +176,33 @@ class Mirror:
         ).fetchall()
         if not rows:
             return
-        conflicts = [(event, body) for event, body in rows if body["kind"] == "conflict"]
         with self._store.batch():
             for _, body in rows:
-                if body["kind"] == "message":
-                    self._message(body)
-                elif body["kind"] == "log":
-                    self._log(body["level"], body["text"])
-                elif body["kind"] == "skipped":
+                self._tell(body)
+            self._record([(event, body) for event, body in rows if body["kind"] == "conflict"])
+            for _, body in rows:  # what became of conflicts, those of the same commit too
+                if body["kind"] == "skipped":
                     self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
-                else:
-                    self._conflict(body)
-            if conflicts:
-                found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
-                added = self._store.add_conflicts(found)
-                met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
-                self._store.add_stats(self._sub.subid, **met)
+                elif body["kind"] == "replayed":
+                    place = (parse_lsn(body["finish_lsn"]), body.get("conflict"), body.get("table"))
+                    self._store.conflicts_replayed(self._sub.subid, *place)
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
+
+    def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
+        if conflicts:
+            found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
+            added = self._store.add_conflicts(found)
+            met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
+            self._store.add_stats(self._sub.subid, **met)
+
+    def _tell(self, body: dict[str, Any]) -> None:
+        """What the log is told of an event."""
+        if body["kind"] == "message":
+            self._message(body)
+        elif body["kind"] == "log":
+            self._log(body["level"], body["text"])
+        elif body["kind"] == "conflict":
+            self._conflict(body)
 
     def _message(self, body: dict[str, Any]) -> None:
         place = f" in transaction {body['xid']}" if body["transactional"] else ""
@@ -205,7 +218,9 @@ class Mirror:
 
 
 def _action(body: dict[str, Any]) -> str:
-    """What a worker did with a conflict that did not stop it."""
+    """What a worker did with a conflict that did not stop it, or does not any more."""
+    if "action" in body:
+        return str(body["action"])
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
 
 

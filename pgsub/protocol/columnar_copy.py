@@ -1,21 +1,24 @@
 """Makes of decoded columns what the target takes: COPY streams of whole rows, array parameters of single columns.
 
 Nothing is decoded again: pgoutput's tuples, COPY's rows and the elements of an array hold the same bytes of a value
-behind different headers, so streams are made by leaving bytes out and putting few in. Mirrors ``CopyOneRowTo``,
-``CopyAttributeOutText`` (copyto.c) and ``array_send``.
+behind different headers, so values are copied a column at a time, those of one length in one step. Mirrors
+``CopyOneRowTo``, ``CopyAttributeOutText`` (copyto.c) and ``array_send``.
 """
 
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 import numpy as np
 
-from pgsub.protocol.columnar import PAD, Bytes, Changes, Flags, Offsets, Rows
+from pgsub.protocol.columnar import PAD, Bytes, Changes, Flags, Lengths, Offsets, Rows
 
+_ARRAY = struct.Struct(">iiIii")
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _TEXT, _BINARY = b"tb"
+_NULL = b"\\N"  #: in a text stream
 _VALUED = np.zeros(256, np.bool_)
 _VALUED[[_TEXT, _BINARY]] = True
 
@@ -26,9 +29,6 @@ for _plain, _letter in zip(b"\\\n\r\t", b"\\nrt", strict=True):
 
 #: Values of one length from which one step for all of them is cheaper than one for each.
 _MANY = 16
-
-#: Bytes between rows that are left out with other bytes; rows further from each other are brought together first.
-_NEAR = 64
 
 
 def formats(rows: Rows) -> str:
@@ -55,108 +55,64 @@ def copy_stream(changes: Changes, *, binary: bool) -> bytes:
         raise ValueError("COPY needs new rows with columns")
     if not binary and (rows.kinds == _BINARY).any():
         raise ValueError("binary values do not fit into a text stream")
-    begins = rows.offsets - np.where(_VALUED[rows.kinds], 5, 1)  # where each column's kind stands
-    starts, ends = begins[0] - 2, changes.ends  # from the number of columns on
-    if (starts[1:] - ends[:-1]).max(initial=0) > _NEAR:
-        buffer, places = gathered(changes.buffer, starts, ends - starts)
-        begins, starts, ends = begins + (places[:-1] - starts), places[:-1], places[1:]
-    else:
-        buffer, begins, ends = changes.buffer, begins - starts[0], ends - starts[0]
-        buffer, starts = buffer[starts[0] : changes.ends[-1]], starts - starts[0]
-    kept = _Kept(starts, ends)
-    return _binary_stream(buffer, rows, begins, kept) if binary else _text_stream(buffer, rows, begins, kept)
+    return _binary_stream(changes.buffer, rows) if binary else _text_stream(changes.buffer, rows)
 
 
-class _Kept:
-    """Which bytes of a buffer come into a stream.
-
-    :param starts: of the stretches that do, the first of which begins the buffer; ``ends``: the last ends it.
-    """
-
-    def __init__(self, starts: Offsets, ends: Offsets) -> None:
-        self._mask = bytearray(b"\1") * int(ends[-1])
-        gaps = starts[1:] - ends[:-1]
-        if not len(gaps) or not gaps.any():
-            return
-        if (gaps == gaps[0]).all():
-            self.drop(ends[:-1], int(gaps[0]))
-            return
-        edges = np.zeros(len(self._mask) + 1, np.int8)
-        edges[ends[:-1]] += 1
-        edges[starts[1:]] -= 1
-        self._mask[:] = np.logical_not(np.cumsum(edges, dtype=np.int8)[:-1]).tobytes()
-
-    def drop(self, at: Offsets, size: int) -> None:
-        """Leave out so many bytes at each offset."""
-        _windows(self._mask, size)[at] = np.zeros((), f"V{size}")
-
-    def of(self, data: Bytes) -> Bytes:
-        """What is left of the data."""
-        return data[np.frombuffer(self._mask, np.bool_)]
+def _binary_stream(buffer: bytes, rows: Rows) -> bytes:
+    count = len(rows.kinds)
+    sources, sizes = _elements(buffer, rows.offsets, rows.lengths, _VALUED[rows.kinds])
+    sizes[0] += 2  # the number of columns
+    places, size = _row_by_row(sizes)
+    whole = bytearray(size)
+    _windows(whole, 2)[places[0]] = np.void(struct.pack(">H", count))
+    places[0] += 2
+    sizes[0] -= 2
+    for column in range(count):
+        _put(whole, places[column], buffer, sources[column], sizes[column])
+    return b"".join([_SIGNATURE, whole, _TRAILER])
 
 
-def _binary_stream(buffer: bytes, rows: Rows, begins: Offsets, kept: _Kept) -> bytes:
+def _text_stream(buffer: bytes, rows: Rows) -> bytes:
+    """A row begins with the line end of the row before it, a column with its tab."""
     valued = _VALUED[rows.kinds]
-    for begin in begins:
-        kept.drop(begin, 1)  # the kind; what follows is the length
-    data = kept.of(np.frombuffer(buffer, np.uint8))
-    if not valued.all():
-        data = _with_nulls(data, rows, valued)
-    return b"".join([_SIGNATURE, data.data, _TRAILER])
+    sizes = np.where(valued, rows.lengths, len(_NULL)).astype(np.int64) + 1
+    marks, size = _row_by_row(sizes)
+    whole = bytearray(size + 1)
+    lines = np.frombuffer(whole, np.uint8)
+    lines[size] = ord("\n")
+    for column, (has, places) in enumerate(zip(valued, marks, strict=True)):
+        if has.all():  # each with the byte before it, which becomes its mark
+            _put(whole, places, buffer, rows.offsets[column] - 1, sizes[column])
+        else:
+            _put(whole, places[has], buffer, rows.offsets[column][has] - 1, sizes[column][has])
+            _windows(whole, len(_NULL))[places[~has] + 1] = np.void(_NULL)
+        lines[places] = ord("\t") if column else ord("\n")
+    if not _as_it_is(whole, valued):
+        return _escaped(lines, marks, marks[~valued]).data[1:].tobytes()
+    return bytes(memoryview(whole)[1:])
 
 
-def _with_nulls(data: Bytes, rows: Rows, valued: Flags) -> Bytes:
-    """Put four bytes for the length -1 where columns have no value."""
-    sizes = rows.lengths.astype(np.int64) + 4
-    places = _starts(sizes.sum(axis=0) + 2)[:-1] + 2
-    room = np.ones(len(data) + 4 * int((~valued).sum()), np.bool_)
-    for has, size in zip(valued, sizes, strict=True):
-        missing = places[~has]
-        for offset in range(4):
-            room[missing + offset] = False
-        places = places + size
-    whole = np.full(len(room), 0xFF, np.uint8)
-    whole[room] = data
-    return whole
-
-
-def _text_stream(buffer: bytes, rows: Rows, begins: Offsets, kept: _Kept) -> bytes:
-    """A row begins with the line end of the row before it, a column with its tab: each in the place of its kind."""
-    valued = _VALUED[rows.kinds]
-    kept.drop(begins[0] - 2, 2)
-    data = np.frombuffer(buffer, np.uint8).copy()
-    for column, (has, begin) in enumerate(zip(valued, begins, strict=True)):
-        data[begin] = ord("\t") if column else ord("\n")
-        kept.drop(begin[has] + 1, 4)
-    lines = kept.of(data)
-    text = lines.tobytes()
-    if not valued.all() or not _as_it_is(text, *valued.shape):
-        sizes = rows.lengths.astype(np.int64) + 1
-        marks = _starts(sizes.sum(axis=0))[:-1] + np.cumsum(sizes, axis=0) - sizes  # where columns begin in lines
-        text = _escaped(lines, marks, valued).tobytes()
-    return text[1:] + b"\n"
-
-
-def _as_it_is(text: bytes, columns: int, rows: int) -> bool:
-    """Whether no value has a byte to escape: all line ends and tabs are those between columns."""
-    if b"\\" in text or b"\r" in text:
+def _as_it_is(text: bytearray, valued: Flags) -> bool:
+    """Whether no value has a byte to escape: all line ends, tabs and backslashes are those of columns."""
+    columns, rows = valued.shape
+    if b"\r" in text or text.count(b"\\") != valued.size - int(valued.sum()):
         return False
-    return text.count(b"\n") == rows and text.count(b"\t") == rows * (columns - 1)
+    return (text.count(b"\n"), text.count(b"\t")) == (rows + 1, rows * (columns - 1))
 
 
-def _escaped(lines: Bytes, marks: Offsets, valued: Flags) -> Bytes:
-    """Put a backslash before what needs one, and ``\\N`` where columns have no value."""
+def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
+    """Put a backslash before what needs one.
+
+    :param marks: where columns begin, and in ``nulls`` those that are NULL.
+    """
     special = _ESCAPED[lines].astype(np.bool_)
+    special[-1] = False
     special[marks] = False
-    lines[special] = _ESCAPED[lines[special]]
-    nulls = marks[~valued]
-    gains = np.zeros(len(lines) + 1, np.int64)  # bytes that come in before each
-    gains[:-1] += special
-    gains[nulls + 1] += 2
-    moved = np.arange(len(lines)) + np.cumsum(gains)[:-1]
-    whole = np.full(len(lines) + int(gains.sum()), ord("\\"), np.uint8)
-    whole[moved] = lines
-    whole[moved[nulls] + 2] = ord("N")
+    special[nulls + 1] = False
+    places = np.flatnonzero(special)
+    letters = _ESCAPED[lines[places]]
+    whole = np.insert(lines, places, ord("\\"))
+    whole[places + np.arange(1, len(places) + 1)] = letters
     return whole
 
 
@@ -168,34 +124,52 @@ def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -
     :param element_type: oid. Text values make an array of text, binary ones an array of their own type.
     """
     has = _VALUED[rows.kinds[column]]
-    # The length that an element has before it stands before the value already; that of a NULL is in PAD.
-    sizes = rows.lengths[column].astype(np.int64) + 4
-    sources = np.where(has, rows.offsets[column] - 4, len(buffer) - len(PAD))
-    head = struct.pack(">iiIii", 1, int(not has.all()), element_type, len(has), 1)
-    return head + gathered(buffer, sources, sizes)[0]
+    sources, sizes = _elements(buffer, rows.offsets[column], rows.lengths[column], has)
+    places = _starts(sizes)
+    whole = bytearray(_ARRAY.size + int(places[-1]))
+    _ARRAY.pack_into(whole, 0, 1, int(not has.all()), element_type, len(has), 1)
+    _put(whole, places[:-1] + _ARRAY.size, buffer, sources, sizes)
+    return bytes(whole)
 
 
 def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Offsets]:
-    """Pieces of a buffer, one behind the other: those of one length in one step.
+    """Pieces of a buffer, one behind the other.
 
     :return: them, and where each begins and the last one ends.
     """
     places = _starts(sizes)
-    if not len(sizes):
-        return b"", places
-    size = int(sizes[0])
-    if (sizes == size).all():
-        return _windows(buffer, size)[sources].tobytes(), places
     whole = bytearray(int(places[-1]))
-    order = np.argsort(sizes, kind="stable")
-    for same in np.split(order, np.flatnonzero(np.diff(sizes[order])) + 1):
-        size = int(sizes[same[0]])
-        if len(same) >= _MANY:
-            _windows(whole, size)[places[same]] = _windows(buffer, size)[sources[same]]
-        else:
-            for to, at in zip(places[same].tolist(), sources[same].tolist(), strict=True):
-                whole[to : to + size] = buffer[at : at + size]
+    _put(whole, places[:-1], buffer, sources, sizes)
     return bytes(whole), places
+
+
+def _elements(buffer: bytes, offsets: Offsets, lengths: Lengths, has: Flags) -> tuple[Offsets, Offsets]:
+    """Where values stand together with their lengths, as binary rows and arrays have them, and in how many bytes.
+
+    A value's length stands before it already; that of a NULL is in ``PAD``.
+    """
+    return np.where(has, offsets - 4, len(buffer) - len(PAD)), lengths.astype(np.int64) + 4
+
+
+def _put(whole: bytearray, places: Offsets, buffer: bytes, sources: Offsets, sizes: Offsets) -> None:
+    """Copy pieces of a buffer to their places: those of one length in one step."""
+    if not len(sizes):
+        return
+    least, most = int(sizes.min()), int(sizes.max())
+    if least == most:
+        _windows(whole, most)[places] = _windows(buffer, most)[sources]
+        return
+    # small numbers are sorted in linear time
+    order = np.argsort((sizes - least).astype(np.uint16) if most - least < 1 << 16 else sizes, kind="stable")
+    places, sources, sizes = places[order], sources[order], sizes[order]
+    edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    for first, last in pairwise(edges):
+        size = int(sizes[first])
+        if last - first >= _MANY:
+            _windows(whole, size)[places[first:last]] = _windows(buffer, size)[sources[first:last]]
+        else:
+            for to, at in zip(places[first:last].tolist(), sources[first:last].tolist(), strict=True):
+                whole[to : to + size] = buffer[at : at + size]
 
 
 def _windows(buffer: bytes | bytearray, size: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
@@ -208,3 +182,12 @@ def _starts(sizes: Offsets) -> Offsets:
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
+
+
+def _row_by_row(sizes: Offsets) -> tuple[Offsets, int]:
+    """Where the columns of rows begin, one row behind the other, and where the last one ends.
+
+    :param sizes: of shape (columns, rows), and so are the places.
+    """
+    starts = _starts(sizes.T.reshape(-1))
+    return np.ascontiguousarray(starts[:-1].reshape(sizes.shape[::-1]).T), int(starts[-1])

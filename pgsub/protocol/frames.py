@@ -8,12 +8,14 @@ the content, which is an envelope (:mod:`pgsub.protocol.envelope`) around one pg
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pgsub.errors import ProtocolViolation
 
@@ -27,7 +29,7 @@ _UNSET = bytes(24)
 KEEPALIVE, OTHER = 0, 1
 
 
-def walk(buffer: bytes | bytearray, end: int, limit: int) -> list[int]:
+def walk(buffer: bytes | bytearray, end: int, limit: int) -> array[int]:
     """Where whole CopyData messages begin, from the start of a buffer on, and where the last of them ends.
 
     :param end: bytes in the buffer.
@@ -35,7 +37,7 @@ def walk(buffer: bytes | bytearray, end: int, limit: int) -> list[int]:
     :return: edges, at least ``[0]``.
     :raises ProtocolViolation: a length that cannot be.
     """
-    edges = [0]
+    edges = array("q", [0])
     append, length, position, last = edges.append, _LENGTH.unpack_from, 0, end - HEADER
     while position <= last and buffer[position] == _COPY_DATA and limit:
         size = length(buffer, position)[0]
@@ -61,7 +63,7 @@ class Frames(Sequence[bytes]):
     :param edges: where each begins, and the end of the last.
     """
 
-    def __init__(self, buffer: bytes, edges: list[int]) -> None:
+    def __init__(self, buffer: bytes, edges: Sequence[int]) -> None:
         self.buffer = buffer
         self.edges = edges
 
@@ -98,11 +100,16 @@ class Frames(Sequence[bytes]):
         return self.buffer[self.edges[index] + HEADER : self.edges[index + 1]]
 
     @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """The edges as numpy has them."""
+        return np.asarray(self.edges, np.int64)
+
+    @cached_property
     def codes(self) -> bytes:
         """The type of each message: pgoutput's type byte, or :data:`KEEPALIVE`, or :data:`OTHER`."""
         if not len(self):
             return b""
-        edges = np.array(self.edges, np.int64)
+        edges = self.places
         data = np.frombuffer(self.buffer, np.uint8)
         sizes = np.diff(edges)
         content = data[np.minimum(edges[:-1] + HEADER, len(data) - 1)]

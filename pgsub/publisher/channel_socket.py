@@ -7,10 +7,12 @@ nothing of the START_REPLICATION command, and once ReadyForQuery has been read h
 
 from __future__ import annotations
 
+import bisect
 import os
 import select
 import struct
 import time
+from collections.abc import Sequence
 
 import psycopg
 
@@ -70,10 +72,9 @@ class SocketChannel:
                     raise psycopg.OperationalError(self._lost)
                 return Frames(b"", [0])
 
-    def _taken(self, edges: list[int], limit_bytes: int) -> Frames:
+    def _taken(self, edges: Sequence[int], limit_bytes: int) -> Frames:
         if edges[-1] > limit_bytes:
-            within = next(number for number, edge in enumerate(edges) if edge >= limit_bytes)
-            edges = edges[: within + 1]
+            edges = edges[: bisect.bisect_left(edges, limit_bytes) + 1]
         size = edges[-1]
         taken = bytes(memoryview(self._buffer)[:size])
         self._drop(size)

@@ -122,7 +122,7 @@ def search(
 ) -> Search | None:
     """Look for every row that stands in the way, without a lock and for :data:`TIMEOUT` at most.
 
-    :param connection: out of a transaction.
+    :param connection: between statements; what it is in of a transaction is rolled back by the caller, or read only.
     :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
     :param change: :func:`~pgsub.target.statements.resulting`; ``values`` and ``formats`` are its parameters.
     :param sent: columns that came from the publisher.
@@ -133,7 +133,7 @@ def search(
     table = describe(connection, schema, name)
     if table is None:
         return None
-    with connection.transaction(), _bounded(connection, role):
+    with _bounded(connection, role):
         generated, unknown = _expressions(connection, table.oid, sent, inserts=inserts)
         rows = _Rows(connection, table, _result(table, change.text, generated), change.types, values, formats)
         indexes, found = _indexes(connection, table.oid), rows.remote()

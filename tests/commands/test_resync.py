@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 
+import forked
 import psycopg
 import pytest
 from fix_program import one_error, until
@@ -161,7 +162,7 @@ def _on_terminal(cli, answer, *words):
     """Run a command on a terminal, and answer its question."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        cli._command(words),
+        forked.command(words),
         env=cli.environment,
         stdin=theirs,
         stdout=subprocess.PIPE,

@@ -3,11 +3,11 @@ half of them, and no slot that the ledger does not name."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 
 import pytest
 from fix_faults import Site, until
+from forked import Started
 
 Make = Callable[[], Site]
 
@@ -39,7 +39,7 @@ def half_done(case: Site, name: str) -> None:
     )
 
 
-def serve(case: Site, points: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def serve(case: Site, points: dict[str, str] | None = None) -> Started:
     """A launcher that has the subscription."""
     process = case.run("--timeout", "150s", points=points)
     until(lambda: bool(case.sqlite("SELECT 1 FROM pgsub_server")), "the launcher does not serve")

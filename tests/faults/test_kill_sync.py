@@ -6,11 +6,11 @@ the next attempt, and is compared at the end.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 
 import pytest
 from fix_faults import Site
+from forked import Started
 from thorough import thorough
 
 Make = Callable[[], Site]
@@ -83,7 +83,7 @@ def test_a_launcher_killed_in_a_chunked_copy_loses_and_repeats_nothing(site: Mak
     finish(case)
 
 
-def finish_following(case: Site, process: subprocess.Popen[bytes]) -> None:
+def finish_following(case: Site, process: Started) -> None:
     """The launcher that lost its workers ends well, with both sides equal."""
     assert case.writer is not None
     case.writer.some(20)

@@ -1,0 +1,206 @@
+"""conflicts replay through the program: what was left out is applied after all, once, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import pexpect
+from fix_program import one_error, valid
+from fix_stuck import MakeStuck, Stuck
+
+from pgsub.catalog.store import StateStore
+from pgsub.errors import ApplyError
+from pgsub.launcher import faults
+from pgsub.launcher.mirror import Mirror
+from pgsub.pulse import PulseReceiver
+from pgsub.target import connect as target
+
+_LEFT = "SELECT count(*) FROM pgsub.skipped_change WHERE replayed_at IS NULL"
+
+
+def stops(it: Stuck, *statements: str) -> ApplyError:
+    """Apply these; the error that stops it is recorded as the launcher does, its conflict too."""
+    error = it.apply(*statements)
+    assert isinstance(error, ApplyError)
+    with StateStore.open(it.cli.state) as store:
+        faults.count(store, store.subscription("s"), error, "apply", "apply_error_count")
+    return error
+
+
+def skipped(it: Stuck, rows: str, *statements: str) -> ApplyError:
+    """What these statements bring stops apply, and is skipped."""
+    error = stops(it, *statements)
+    it.ok("skip-lsn", "s", "--rows", rows, "--yes")
+    with StateStore.open(it.cli.state) as store:
+        store.clear_error(it.subid, "apply")
+    assert it.apply() is None
+    mirrored(it)
+    return error
+
+
+def mirrored(it: Stuck) -> list[str]:
+    """What the ledger says is brought to the state store, as the launcher does; what the log is told."""
+    log: list[str] = []
+    with StateStore.open(it.cli.state) as store, contextlib.closing(PulseReceiver()) as pulses:
+        sub = store.subscription("s")
+        with target.connect(sub.target, f"pgsub {sub.subid} launcher 0") as session:
+            Mirror(session, store, sub, pulses, lambda level, text: log.append(f"{level}: {text}")).events()
+    return log
+
+
+def conflicts(it: Stuck) -> list[dict[str, Any]]:
+    return list(valid("conflicts", it.ok("conflicts", "list", "s", "--json").stdout)["conflicts"])
+
+
+def replayed(it: Stuck, *words: str) -> dict[str, Any]:
+    return dict(valid("conflicts", it.ok("conflicts", "replay", "s", *words, "--yes", "--json").stdout)["replay"])
+
+
+def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = skipped(it, "whole", "BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
+    [conflict] = conflicts(it)
+    number = str(conflict["id"])
+    assert conflict["action"] == "skipped" and conflict["replayed_at"] is None
+    one_error(it.cli("conflicts", "replay", "s", number), 2, "needs --yes", "--dry-run")
+
+    dry = it.run("conflicts", "replay", "s", number, "--dry-run", "--json")
+    assert dry.returncode == 6
+    [row] = valid("conflicts", dry.stdout)["replay"]["rows"]
+    assert (row["outcome"], row["existing"][0]["row"]["n"], row["remote"]["n"]) == ("conflict", "0", "1")
+    said = one_error(it.run("conflicts", "replay", "s", number, "--yes"), 6, "conflict=insert_exists", "replayed_at")
+    assert "Key (id)=(1)" in said and f"finished at {error.finish_lsn}" in said
+    assert it.subdb.rows("SELECT id, n::int FROM b") == [(1, 0)] and it.subdb.value(_LEFT) == 2
+
+    it.subdb.execute("DELETE FROM b")
+    assert it.ok("conflicts", "replay", "s", number, "--dry-run").stdout.count("would_apply") == 1
+    assert it.subdb.rows("SELECT id FROM b") == []
+    done = replayed(it, number)
+    assert (done["changes"], done["xid"], done["finish_lsn"]) == (1, error.xid, error.finish_lsn)
+    assert it.subdb.rows("SELECT id, n::int FROM b") == [(1, 1)] and it.subdb.value(_LEFT) == 1
+    [conflict] = conflicts(it)
+    assert conflict["action"] == "replayed" and conflict["replayed_at"] is not None
+    one_error(it.run("conflicts", "replay", "s", number, "--yes"), 3, "replayed already, at 2", hint=False)
+    assert [one["outcome"] for one in it.journal("conflicts replay")] == ["failed", "done"]
+    told = mirrored(it)
+    assert told[-1].startswith('LOG: subscription "s" replayed 1 skipped changes')
+    assert replayed(it, "--lsn", str(error.finish_lsn))["replayed_before"] == 1
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 1), (2, 2)]
+
+
+def test_a_whole_transaction_is_applied_in_its_order_or_not_at_all(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.pubdb.execute("INSERT INTO b SELECT g, g FROM generate_series(10, 1300) g")
+    it.subdb.execute("INSERT INTO b VALUES (1, 0); CREATE TABLE other (id int)")
+    error = skipped(
+        it,
+        "whole",
+        "BEGIN; INSERT INTO b VALUES (1, 1), (2, 2), (3, 3.5); UPDATE b SET id = 4 WHERE id = 1;"
+        " DELETE FROM b WHERE id = 2; UPDATE b SET n = 1 WHERE id > 9; TRUNCATE a;"
+        " INSERT INTO a VALUES (7, 'é'); COMMIT",
+    )
+    words = ("--lsn", str(error.finish_lsn))
+    it.subdb.execute("DELETE FROM b WHERE id IN (1, 1300)")
+    said = one_error(it.run("conflicts", "replay", "s", *words, "--yes"), 6, "conflict=update_missing", "--dry-run")
+    assert "(id)=(1300)" in said
+    assert it.subdb.value("SELECT count(*) FROM b WHERE n = 1") == 0 and it.subdb.value("SELECT count(*) FROM a") != 1
+    it.subdb.execute("INSERT INTO b VALUES (1300, 1300)")
+    assert replayed(it, *words)["changes"] == 3 + 2 + 1291 + 2
+    for table in ("a", "b"):
+        rows = f"SELECT * FROM {table} ORDER BY id"
+        assert it.subdb.rows(rows) == it.pubdb.rows(rows)
+    [conflict] = conflicts(it)
+    assert conflict["action"] == "replayed"
+
+
+def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(stuck: MakeStuck) -> None:
+    it = stuck()
+    for number, point in enumerate(("journalled", "taken", "before_commit", "committed")):
+        it.subdb.execute(f"INSERT INTO b VALUES ({number}, 0)")
+        error = skipped(it, "whole", f"INSERT INTO b VALUES ({number}, 1)")
+        it.subdb.execute("DELETE FROM b")
+        [conflict] = [one for one in conflicts(it) if one["action"] == "skipped"]
+        words = ("conflicts", "replay", "s", str(conflict["id"]), "--yes")
+        crashed = it.cli(*words, env={"PGSUB_FAILPOINTS": f"replay.{point}=kill"})
+        assert crashed.returncode == -9
+        it.subdb.wait(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", "pgsub % replay 0", value=0
+        )
+        done = point == "committed"
+        assert it.subdb.value("SELECT count(*) FROM b") == done and it.subdb.value(_LEFT) == 1 - done
+        assert it.journal("conflicts replay")[-1]["outcome"] == "begun"
+        again = it.run(*words)
+        assert again.returncode == (3 if done else 0), again.stderr
+        assert it.subdb.rows("SELECT id, n::int FROM b") == [(number, 1)] and it.subdb.value(_LEFT) == 0
+        assert {one["action"] for one in conflicts(it)} == {"replayed"}, error
+        it.subdb.execute("DELETE FROM b")
+
+
+def test_what_cannot_be_replayed_is_told_why(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = stops(it, "INSERT INTO b VALUES (1, 1)")
+    [conflict] = conflicts(it)
+    number = str(conflict["id"])
+    one_error(it.run("conflicts", "replay", "s", number, "--yes"), 3, "still stops apply", "--runbook")
+    one_error(it.run("conflicts", "replay", "s", "--lsn", "0/10", "--yes"), 3, "nothing is kept", "conflicts list")
+    one_error(it.run("conflicts", "replay", "s", "99", "--yes"), 3, "no conflict 99", "conflicts list")
+    for words in ([], [number, "--lsn", "0/10"], [number, "--table", "public.b"], [number, "--limit", "3"]):
+        one_error(it.run("conflicts", "replay", "s", *words, "--yes"), 2, hint=words in ([], [number, "--lsn", "0/10"]))
+    one_error(it.run("conflicts", "list", "s", "--yes"), 2, "are for replay", hint=False)
+    skipped_now = it.ok("skip-lsn", "s", "--yes")
+    assert it.apply() is None, skipped_now
+    it.subdb.execute(
+        f"UPDATE pgsub.subscription_rel SET srsublsn = pg_lsn '{error.finish_lsn}' + 1 WHERE relname = 'b'"
+    )
+    words = ("conflicts", "replay", "s", "--lsn", str(error.finish_lsn), "--yes")
+    one_error(it.run(*words), 3, "was copied after that, and has it", hint=False)
+    it.subdb.execute("UPDATE pgsub.subscription_rel SET srsublsn = NULL, srsubstate = 'd' WHERE relname = 'b'")
+    one_error(it.run(*words), 3, "being synchronized", hint=False)
+    it.subdb.execute("DELETE FROM pgsub.subscription_rel WHERE relname = 'b'")
+    one_error(it.run(*words), 3, "is not subscribed", hint=False)
+    assert it.subdb.value(_LEFT) == 1
+
+
+def test_on_a_terminal_it_asks(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = skipped(it, "whole", "INSERT INTO b VALUES (1, 1)")
+    it.subdb.execute("DELETE FROM b")
+    words = ["-m", "pgsub", "conflicts", "replay", "s", "--lsn", str(error.finish_lsn)]
+    for answer, code in (("n", 1), ("y", 0)):
+        terminal = pexpect.spawn(sys.executable, words, env=it.cli.environment, encoding="utf-8", timeout=30)
+        terminal.expect_exact("INSERT public.b: 1")
+        terminal.expect_exact("Replay?")
+        terminal.sendline(answer)
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == code
+        assert it.subdb.value(_LEFT) == code
+
+
+def test_rows_that_a_skip_leaves_out_are_conflicts_of_the_record_and_each_can_be_replayed(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0), (3, 3)")
+    error = skipped(
+        it,
+        "conflicting",
+        "BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); INSERT INTO b VALUES (3, 3), (4, 4); COMMIT",
+    )
+    same, second, first = conflicts(it)
+    for one, key in ((first, "(id)=(1)"), (second, "(id)=(2)"), (same, "(id)=(3)")):
+        assert (one["conflict_type"], one["action"], one["key"]) == ("insert_exists", "skipped", key)
+        assert (one["finish_lsn"], one["remote_xid"]) == (error.finish_lsn, error.xid)
+        assert one["local_conflicts"][0]["row"]["n"] == ("3" if one is same else "0")
+    assert [one["identical"] for one in (first, second, same)] == [False, False, True]
+    assert [one["worker"] for one in (first, second)] == ["apply", None]
+    stats = "SELECT confl_insert_exists FROM pg_stat_subscription_stats"
+    assert it.cli.sql(stats) == [(3,)]  # the first of them when it stopped apply
+    one_error(it.run("conflicts", "replay", "s", str(same["id"]), "--yes"), 3, "nothing is kept of conflict")
+    it.subdb.execute("DELETE FROM b WHERE id = 2")
+    replayed(it, str(second["id"]))
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 3), (4, 4)]
+    assert [one["action"] for one in conflicts(it)] == ["skipped", "replayed", "skipped"]
