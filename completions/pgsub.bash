@@ -39,7 +39,7 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --publication|--connection|--target|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
@@ -65,7 +65,7 @@ _pgsub() {
             esac
             ;;
         alter)
-            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;

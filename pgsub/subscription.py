@@ -40,4 +40,5 @@ class Subscription:
     copy_workers: int = 2  #: chunks of one table that copy at once
     #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
     max_parallel_apply_workers: int = 2
+    on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py

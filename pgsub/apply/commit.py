@@ -16,7 +16,8 @@ from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply import conflict
-from pgsub.apply.conflict import LeftOut, MissingRow, OtherOrigin, Place
+from pgsub.apply.conflict import LeftOut, MissingRow, OtherOrigin, Place, Resolved
+from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
@@ -26,7 +27,7 @@ from pgsub.target.progress import Progress
 from pgsub.target.skip import Skip
 
 #: What the launcher is to log: a change that was skipped, or a message.
-Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | EmittedMessage
+Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | Resolved | EmittedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,31 @@ class LedgerCommit:
         """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
         self._consumed = consumed
 
-    def record(self, records: Sequence[Record]) -> None:
-        """Changes that were skipped, and messages, in the same commit as the rest of their transaction."""
+    def keep(self, records: Sequence[Record]) -> None:
+        """Changes that a rule skipped, in the transaction that was to make them."""
+        letters: DeadLetters | None = None
+        for one in records:
+            if not isinstance(one, Resolved) or one.letter is None:
+                continue
+            if letters is None or letters.transaction is not one.transaction or letters.full:
+                if letters is not None:
+                    letters.write()
+                of_sync = not self._progress.applies
+                letters = DeadLetters(self._connection, self._subid, one.transaction, of_sync=of_sync)
+            letters.keep(*one.letter)
+        if letters is not None:
+            letters.write()
+
+    def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
+        """Conflicts that did not stop apply, and messages, in the same commit as the rest of their transaction.
+
+        :param keep: and what :meth:`keep` keeps.
+        """
         if not records:
             return
         self.recorded = True
+        if keep:
+            self.keep(records)
         if self._connection.info.parameter_status("server_encoding") != "UTF8":  # a message must not stop apply
             records = [one.escaped() if isinstance(one, EmittedMessage) else one for one in records]
         missing = [one for one in records if isinstance(one, MissingRow)]

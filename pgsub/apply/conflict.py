@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import psycopg
@@ -14,7 +14,7 @@ from pgsub.apply import unfit, wording
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.messages import Tuple
+from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target import routing
 from pgsub.target.connect import translate
 from pgsub.target.hits import Hit
@@ -55,8 +55,7 @@ class MissingRow(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
-        record = self.record(subid)
-        return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
+        return _body(self.record(subid))
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
@@ -81,12 +80,16 @@ class OtherOrigin(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
+        return _body(self.record(subid))
+
+    def record(self, subid: int) -> ConflictRecord:
+        """The record, once the transaction's end is known."""
         record = _record(f"{self.place.message_type.lower()}_origin_differs", self.place, *self.leaf)
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
-        record.local_conflicts = [asdict(self.local)]
+        record.local_conflicts = [self.local.told()]
         record.context = context(subid, self.place)
-        return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
+        return record
 
 
 class LeftOut(NamedTuple):
@@ -111,11 +114,11 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     """
     relation, searched = place.relation, place.old or place.new
     assert relation is not None and searched is not None
-    schema, name, xid, at, origin, values = found
+    schema, name, xid, at, origin, values, micros = found
     names = [c.name for c in relation.target.columns]
     local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
     remote = wording.remote_row(relation, place.new) if place.new is not None else None
-    hit = Hit("", None, local, int(xid or 0), at, origin)
+    hit = Hit("", None, local, int(xid or 0), at, origin, at=int(micros or 0))
     version, identity = relation.target.server_version, wording.identity(relation, searched)
     return OtherOrigin(
         place.transaction,
@@ -172,9 +175,38 @@ class ConflictRecord:
     #: what stands in the way, one an index: index, key, row, xid, commit_ts, origin, identical
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
     identical: bool = False  #: what is there is what was to be written
+    action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
+    letter: str | None = None  #: names what is kept of the change, where it was skipped
 
 
 _FIELDS = tuple(one.name for one in fields(ConflictRecord))
+
+
+def _body(record: ConflictRecord) -> dict[str, object]:
+    return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
+
+
+class Resolved(NamedTuple):
+    """A conflict that a rule resolved.
+
+    :ivar letter: what is kept of a change that is skipped: as the publisher described its relation, and why.
+    """
+
+    transaction: RemoteTransaction
+    record: ConflictRecord
+    letter: tuple[Relation, Message, dict[str, Any]] | None = None
+
+    def body(self, subid: int) -> dict[str, object]:
+        """As JSON for the ledger."""
+        return _body(self.record)
+
+
+def stopped(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
+    """The error of a conflict that a rule makes stop apply."""
+    error = ApplyError(record.message, detail=record.detail, sqlstate="P0001")
+    error.conflict, error.record = record.conflict_type, record
+    located(error, subid, place)
+    return error
 
 
 def _record(kind: str, place: Place, schema: str | None = None, name: str | None = None) -> ConflictRecord:
@@ -190,6 +222,14 @@ def _record(kind: str, place: Place, schema: str | None = None, name: str | None
         transaction.commit_ts,
         message(schema, name, kind),
     )
+
+
+def existing(place: Place, kind: str, schema: str, name: str) -> ConflictRecord:
+    """The beginning of a record of rows in the way.
+
+    :param schema: with ``name`` the table, of a partitioned one the partition.
+    """
+    return _record(kind, place, schema, name)
 
 
 def message(schema: str, name: str, kind: str) -> str:
@@ -215,6 +255,8 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
 
     :param column: of the publisher, which is to blame.
     """
+    if not place.transaction.xid:
+        return f'processing a copied row for replication target relation "{place.name()}"'
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
@@ -275,8 +317,9 @@ def located(error: PgsubError, subid: int, place: Place) -> None:
         if error.record is not None:
             error.record.context = error.context
         error.relation = place.name() or error.relation
-        error.finish_lsn = format_lsn(place.transaction.finish_lsn)
-        error.xid = place.transaction.xid
+        if place.transaction.xid:  # a copied row is of none
+            error.finish_lsn = format_lsn(place.transaction.finish_lsn)
+            error.xid = place.transaction.xid
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:

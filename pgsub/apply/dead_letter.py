@@ -36,7 +36,7 @@ class DeadLetters:
         self._connection = connection
         self._of_sync = of_sync
         self._subid = subid
-        self._transaction = transaction
+        self.transaction = transaction
         self._ascii = connection.info.parameter_status("server_encoding") != "UTF8"
         self._waiting: list[tuple[str, str, str]] = []
         self._bytes = 0
@@ -55,8 +55,8 @@ class DeadLetters:
         """
         body: dict[str, Any] = {
             "operation": type(message).__name__.upper(),
-            "commit_ts": self._transaction.commit_ts,
-            "kind": self._transaction.kind.value,
+            "commit_ts": self.transaction.commit_ts,
+            "kind": self.transaction.kind.value,
             "replica_identity": relation.replica_identity,
             "identity": [c.name for c in relation.columns if c.flags & _KEY],
             **reason,
@@ -98,7 +98,7 @@ class DeadLetters:
         """Into the open transaction."""
         if not self._waiting:
             return
-        place = (self._subid, format_lsn(self._transaction.finish_lsn), self._transaction.xid)
+        place = (self._subid, format_lsn(self.transaction.finish_lsn), self.transaction.xid)
         query = "COPY pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body) FROM STDIN"
         with self._connection.cursor() as cursor, cursor.copy(query) as copy:
             for letter in self._waiting:

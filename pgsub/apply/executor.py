@@ -24,6 +24,7 @@ from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.keeping import Keeping
 from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import RelationCache
+from pgsub.apply.resolver import RESOLVABLE, Change, Resolver
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.runs import Item, Run
 from pgsub.apply.set_writer import Deviation, SetWriter
@@ -34,6 +35,7 @@ from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
 from pgsub.protocol.reader import INT32
 from pgsub.target import statements
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,8 @@ class Executor:
         self._piece = Piece(in_stream=False)
         self._large = False  #: the target transaction has had a full piece
         self._admits: Filter = _nothing
+        self._naming = False
+        self._resolver = Resolver(connection, self._rows, relations, self._row, self._target)
         self.counters = Counters()
         self.keeping: Keeping | None = None
 
@@ -100,12 +104,17 @@ class Executor:
 
     @contextlib.contextmanager
     def naming_rows(self) -> Iterator[None]:
-        """While a failed row is to be named: no sets, and no COPY, which names only the first of many."""
+        """While a failed row is to be named: no sets, and no COPY, which names only the first of many.
+
+        Conflicts are resolved then, if there are rules.
+        """
         before, self._set_based, self._rows.copies = self._set_based, False, False
+        self._naming = True
         try:
             yield
         finally:
             self._set_based, self._rows.copies = before, True
+            self._naming = False
 
     def run(self, items: Iterable[Item], admits: Filter) -> list[Record]:
         """Apply everything; returns when every statement has succeeded.
@@ -138,6 +147,7 @@ class Executor:
             self.keeping.begin()
         self._piece, self._large = Piece(in_stream=False), False
         self._admission.begin()
+        self._resolver.begin()
         self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
@@ -185,8 +195,23 @@ class Executor:
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= set_writer.PAYS_FROM:
             left = self._in_sets(piece)
+        if self._resolves:
+            self._resolver.run(list(piece.rows(left)), self._spill_some)
+            return
         for transaction, payload in piece.rows(left):
             self._row(transaction, payload)
+
+    @property
+    def _resolves(self) -> bool:
+        return self._naming and self._relations.resolves
+
+    def _target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
+        return self._admission.target(transaction, message_type, relid, self._admits)
+
+    def _spill_some(self) -> None:
+        """Outside of any savepoint, and before there are so many that it would be done inside of one."""
+        if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
+            self._spill(self._taken())
 
     def _without_kept(self, piece: Piece, keeping: Keeping) -> Piece:
         """Keep the changes of held tables; what is left of the piece."""
@@ -277,7 +302,36 @@ class Executor:
         keeping = self.keeping if payload[0] in _TYPES else None
         if keeping is not None and keeping.active and self._keep(keeping, transaction, payload):
             return
-        self._row(transaction, payload)
+        if self._resolves and payload[0] in _TYPES:
+            self._resolver.run([(transaction, payload)], lambda: None)
+        else:
+            self._row(transaction, payload)
+
+    def copied(self, changes: Sequence[Change], admits: Filter) -> None:
+        """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
+
+        :param changes: INSERT messages.
+        :raises PgsubError: as of :meth:`change`.
+        """
+        self._admits = admits
+        with self._locating():
+            if not self._together(changes):
+                self._resolver.run(changes, self._spill_some)
+
+    def _together(self, changes: Sequence[Change]) -> bool:
+        """As COPY, where none of the rows meets anything; else nothing of them is done."""
+        self._rows.copies = True
+        try:
+            with self._rows.undoing():
+                for transaction, payload in changes:
+                    self._row(transaction, payload)
+        except StatementFailed as failure:
+            if failure.error.sqlstate not in RESOLVABLE:
+                raise
+            return False
+        finally:
+            self._rows.copies = not self._naming
+        return True
 
     def taken(self) -> list[Record]:
         """Missing rows and messages so far, to be recorded before more of them come."""

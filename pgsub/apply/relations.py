@@ -7,12 +7,13 @@ there, by its oid, has the state that decides. So a table that was renamed on bo
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import psycopg
 
-from pgsub.errors import ProtocolViolation, SchemaFault
+from pgsub import conflict_rules
+from pgsub.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
 from pgsub.target import definitions, remedy, roles
@@ -66,6 +67,11 @@ class RelationCache:
     def subname(self) -> str:
         """Its name."""
         return self._sub.name
+
+    @property
+    def resolves(self) -> bool:
+        """Whether there is any rule for conflicts."""
+        return bool(self._sub.on_conflict)
 
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""
@@ -178,8 +184,22 @@ class RelationCache:
             raise self._replaced(schema, name, target_oid, target.oid)
         target = replace(roles.decided(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = remedy.column_types(self._connection, remote.columns, self._types)
-        made = self._maps[relid] = map_relation(remote, target, types)
+        rules = conflict_rules.of_table(self._sub.on_conflict, schema, name)
+        self._check_rules(rules)
+        made = self._maps[relid] = replace(map_relation(remote, target, types), rules=rules)
         return made
+
+    def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:
+        """What was there when the rules were given may be gone: without it they would not hold, and nobody know."""
+        asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
+        if asking and not self._tracked:
+            raise ApplyError(
+                f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
+                detail="The target does not tell any more who wrote a row last.",
+                hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
+                f"pgsub alter {self._sub.name} --on-conflict {asking[0].partition('=')[0]}=default",
+                sqlstate="55000",
+            )
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
         """The table of that name is not the one that the subscription knows by it."""

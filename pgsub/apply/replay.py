@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -99,7 +99,8 @@ def replay(sub: Subscription, order: Order) -> list[OtherOrigin]:
 
 def _session(sub: Subscription) -> TargetSession:
     name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
-    session = target_session(sub, name, claim, "on")
+    # what a rule would do with it is done: now it is applied, or not
+    session = target_session(replace(sub, on_conflict=()), name, claim, "on")
     if not session.progress.tagged and origins.allowed(session.connection):
         session.connection.close()
         raise TargetUnavailable(

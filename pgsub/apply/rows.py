@@ -12,7 +12,8 @@ import psycopg
 
 from pgsub.apply import conflict
 from pgsub.apply.commit import Record
-from pgsub.apply.conflict import Place
+from pgsub.apply.conflict import OtherOrigin, Place
+from pgsub.apply.deviation import Deviation
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import PgsubError, ProtocolViolation
@@ -47,6 +48,8 @@ class RowWriter:
     :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
     :ivar changes: rows applied, for statistics.
     :ivar records: rows that were not there, and messages, each with the depth of savepoints it was met at.
+    :ivar resolving: conflicts are dealt with one by one, by whoever sends the changes.
+    :ivar missed: then, that the row of the last change was not there.
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
@@ -60,6 +63,8 @@ class RowWriter:
         self.changes = 0
         self.records: list[tuple[int, Record]] = []
         self.depth = 0
+        self.resolving = self.missed = False
+        self._unresolved: Deviation | None = None  #: what a rule is to be asked about
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
 
@@ -67,6 +72,7 @@ class RowWriter:
         """A new target transaction: nothing of an earlier one is waiting."""
         self._inserts, self._insert_of, self._insert_bytes = [], None, 0
         self.records, self.depth, self._role = [], 0, None
+        self._unresolved = None
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
         """Insert the row of a message, perhaps together with those of the messages that follow.
@@ -101,11 +107,16 @@ class RowWriter:
         for payload in payloads:
             message = decode_change(payload, transaction.in_stream)
             assert isinstance(message, Insert)
-            place = Place(transaction, "INSERT", relation, message.new)
-            _check_width(relation, message.new)
-            statement = self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
-            self._send(statement, place, None)
-        self.changes += len(payloads)
+            self.insert_row(Place(transaction, "INSERT", relation, message.new))
+
+    def insert_row(self, place: Place) -> None:
+        """Insert ``place.new``, by a statement of its own."""
+        relation, new = place.relation, place.new
+        assert relation is not None and new is not None
+        _check_width(relation, new)
+        statement = self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
+        self._send(statement, place, None)
+        self.changes += 1
 
     def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
         """COPY the rows; False where they do not fit into one stream."""
@@ -167,10 +178,23 @@ class RowWriter:
         depth = self.depth
 
         def on_count(count: int) -> None:
-            if count == 0:
+            if count:
+                return
+            if self.resolving:
+                self.missed = True
+            elif not self._leaves(place, "missing"):
                 self.records.append((depth, conflict.missing_row(place)))
 
         return on_count
+
+    def _leaves(self, place: Place, what: str) -> bool:
+        """Whether a conflict, missing or origin_differs, is for a rule to decide."""
+        relation, kind = place.relation, f"{place.message_type.lower()}_{what}"
+        assert relation is not None
+        if relation.rule(kind) is None:
+            return False
+        self._unresolved = self._unresolved or Deviation(relation, kind)
+        return True
 
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
         """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
@@ -229,10 +253,14 @@ class RowWriter:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
 
         :raises StatementFailed: the first that failed.
+        :raises Deviation: a conflict is for a rule to decide; the target transaction is not aborted.
         """
         self.flush()
         self._become(None)
         self._pipeline.sync()
+        unresolved, self._unresolved = self._unresolved, None
+        if unresolved is not None:
+            raise unresolved
 
     def leave(self) -> None:
         """Out of the pipeline, whatever it says: the session is about to roll back."""
@@ -244,9 +272,10 @@ class RowWriter:
         """What fails in here is rolled back to its beginning, and the target transaction goes on.
 
         :raises StatementFailed: the first that failed; it and everything in here is undone.
+        :raises Deviation: the same, for a conflict that is for a rule to decide.
         """
         self.sync()
-        records, changes = len(self.records), self.changes
+        records, changes, outer = len(self.records), self.changes, self._pipeline.undo
         self._connection.execute("SAVEPOINT pgsub_undo")
         self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
         try:
@@ -255,12 +284,13 @@ class RowWriter:
         except BaseException:
             with contextlib.suppress(StatementFailed):
                 self.leave()
-            self._role, self.changes = None, changes
+            self._role, self.changes, self._unresolved = None, changes, None
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
+            self._connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
             raise
         finally:
-            self._pipeline.undo = "ROLLBACK"
+            self._pipeline.undo = outer
         self._connection.execute("RELEASE SAVEPOINT pgsub_undo")
 
     def forget(self) -> None:
@@ -294,19 +324,36 @@ class RowWriter:
 
     def _look_who_wrote(self, place: Place) -> None:
         """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
+        assert place.relation is not None
+        if not place.relation.target.origins_of or self.resolving:
+            return
+        depth = self.depth
+
+        def on_row(row: list[str | None]) -> None:
+            if not self._leaves(place, "origin_differs"):
+                self.records.append((depth, conflict.other_origin(place, row)))
+
+        self._ask_who_wrote(place, on_row, lock=False)
+
+    def written_by_others(self, place: Place) -> OtherOrigin | None:
+        """The row that is about to be changed, if somebody else wrote it last: nobody changes it from now on."""
+        found: list[OtherOrigin] = []
+        self._ask_who_wrote(place, lambda row: found.append(conflict.other_origin(place, row)), lock=True)
+        self.sync()
+        return found[0] if found else None
+
+    def _ask_who_wrote(self, place: Place, on_row: FirstRow, *, lock: bool) -> None:
         relation, searched = place.relation, place.old or place.new
         assert relation is not None and searched is not None
-        if not relation.target.origins_of:
-            return
-        old, depth = place.old is not None, self.depth
+        old = place.old is not None
         statement = self._statement(
             place,
             relation,
-            b"W" if old else b"w",
+            (b"L" if lock else b"W") + (b"o" if old else b"n"),
             _finds(relation, searched),
-            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old)),
+            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old, lock=lock)),
         )
-        self._send(statement, place, None, lambda row: self.records.append((depth, conflict.other_origin(place, row))))
+        self._send(statement, place, None, on_row)
 
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None

@@ -31,6 +31,8 @@ def reason(relation: RelationMap) -> str | None:
         return "it is partitioned"
     if target.row_security if target.acts_as is None else target.owner_row_security:
         return "a row security policy applies"
+    if relation.rules and target.several_unique:
+        return "its conflicts have rules, and of a second unique index sets check net effects only"
     if target.deferrable or target.checked_late:
         return "it has an exclusion constraint, a deferrable unique one, or a foreign key that is enforced"
     if not relation.by_identity:

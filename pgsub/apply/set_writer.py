@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pgsub.apply import set_rules
 from pgsub.apply.change_set import ChangeSet, Updates
+from pgsub.apply.deviation import Deviation as Deviation
 from pgsub.apply.folding import fold
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol import columnar, columnar_copy
@@ -31,19 +32,6 @@ AVOID_SECONDS = 30.0
 _STATEMENTS = 100
 
 _BINARY = ord("b")
-
-
-class Deviation(Exception):
-    """What a set found on the target is not what its changes presuppose: serial execution says which row and why.
-
-    :ivar relation: of the set.
-    :ivar reason: what was found.
-    """
-
-    def __init__(self, relation: RelationMap, reason: str) -> None:
-        super().__init__(f"{relation.target.schema}.{relation.target.name}: {reason}")
-        self.relation = relation
-        self.reason = reason
 
 
 @dataclass(slots=True)

@@ -62,14 +62,20 @@ class TwoPhase:
             session, records = applied
             missing = [one for one in records if not isinstance(one, EmittedMessage)]
             messages = [one for one in records if isinstance(one, EmittedMessage)]
-            self._end(session, gid, transaction, messages)
+            self._end(session, gid, transaction, messages, missing)
         return self._list(old, transaction, gid, missing)
 
     def _end(
-        self, session: TargetSession, gid: str, transaction: RemoteTransaction, messages: Sequence[Record]
+        self,
+        session: TargetSession,
+        gid: str,
+        transaction: RemoteTransaction,
+        messages: Sequence[Record],
+        conflicts: Sequence[Record],
     ) -> None:
         ending = LedgerCommit(session.connection, session.progress, self._subid)
         ending.record(messages)  # part of what is prepared: they come to light if it is committed
+        ending.keep(conflicts)  # and what of it was skipped may be rolled back
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
@@ -80,7 +86,7 @@ class TwoPhase:
         self._session.connection.execute("BEGIN")
         self._session.progress.lock(old)
         self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
-        self._ending.record(missing)
+        self._ending.record(missing, keep=False)
         return self._ending.commit(old, transaction)
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:

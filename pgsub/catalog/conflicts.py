@@ -19,7 +19,7 @@ from pgsub.protocol.lsn import covered, format_lsn
 
 #: Rows kept of each subscription, and of all that are dropped together.
 KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
-STOPPED, APPLIED, SKIPPED, REPLAYED = "stopped", "applied", "skipped", "replayed"
+STOPPED, APPLIED, SKIPPED, KEPT, REPLAYED = "stopped", "applied", "skipped", "kept", "replayed"
 
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
 #: what makes two stops of one worker the same: the same change of the same transaction (its diagnosis may differ)

@@ -338,3 +338,8 @@ CREATE TABLE pgsub_held_table (
     PRIMARY KEY (subid, srrelid)
 );
 """
+
+# What is done with conflicts.
+VERSION_10 = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
+"""

@@ -49,6 +49,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "password_enforced": ("pgsub_password_enforced", BOOL),
     "messages": ("pgsub_messages", BOOL),
     "skips": ("pgsub_skips", NAMES),
+    "on_conflict": ("pgsub_on_conflict", NAMES),
 }
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}

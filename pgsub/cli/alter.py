@@ -92,6 +92,7 @@ def alter(
     max_sync_workers: given.MaxSyncWorkers[int | None] = None,
     copy_workers: given.CopyWorkers[int | None] = None,
     max_parallel_apply_workers: options.MaxParallelApplyWorkers = None,
+    on_conflict: given.OnConflict = None,
     strict: given.Strict = False,
     wait: given.Wait = True,
     timeout: Timeout = None,
@@ -117,6 +118,7 @@ def alter(
         "hold": tuple(hold or ()),
         "release": tuple(release or ()),
         "settings": {option: told[option] for option in _SETTINGS if told[option] is not None},
+        "on_conflict": tuple(on_conflict or ()),
         "conf": parse_settings(conf),
     }
     reporter = ConsoleReporter()

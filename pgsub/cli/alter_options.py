@@ -53,6 +53,7 @@ CopyData = Annotated[
         "--copy-data/--no-copy-data", show_default="--copy-data", help="Copy the rows that new tables hold already."
     ),
 ]
+SlotName = Annotated[str | None, typer.Option("--slot-name", metavar="NAME|none", help="Replication slot to use.")]
 Hold = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,7 +66,6 @@ Release = Annotated[
     list[str] | None,
     typer.Option("--release", metavar="SCHEMA.TABLE", help="Apply what was kept of a held table; may be repeated."),
 ]
-SlotName = Annotated[str | None, typer.Option("--slot-name", metavar="NAME|none", help="Replication slot to use.")]
 TwoPhase = Annotated[
     bool | None,
     typer.Option(

@@ -28,8 +28,9 @@ list shows them, the newest first; show prints one of them with the version of t
 side by side, and marks the columns that differ. Both read the state store only and ask no server.
 
 What became of a conflict is told by its action: stopped while apply cannot get past it; then applied, or skipped as
-updates and deletes are whose row is missing; replayed once what was skipped has been applied after all. Types are those
-of the server. A conflict that stops apply is one row, however often it is tried again: attempts counts them. identical
+updates and deletes are whose row is missing; kept where a rule left the target as it was; replayed once what was
+skipped has been applied after all. Types are those of the server. A conflict that stops apply is one row, however often
+it is tried again: attempts counts them. identical
 marks what is on the target already just as it was to be written.
 
 replay applies the change of a conflict that pgsub skip-lsn left out and kept in pgsub.skipped_change of the target,

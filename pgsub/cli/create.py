@@ -98,6 +98,7 @@ def create(
     max_sync_workers: given.MaxSyncWorkers[int] = 2,
     copy_workers: given.CopyWorkers[int] = 2,
     max_parallel_apply_workers: given.MaxParallelApplyWorkers = 2,
+    on_conflict: given.OnConflict = None,
     if_not_exists: given.IfNotExists = False,
     dry_run: given.DryRun = False,
     as_json: given.AsJson = False,
@@ -123,6 +124,7 @@ def create(
         "target": conninfo(target, "--target"),
         "publications": tuple(publication),
         "state_dir": current.state_dir,
+        "on_conflict": tuple(on_conflict or ()),
         "conf": parse_settings(conf),
     }
     _create(CreateOptions(**fields(CreateOptions, told)), as_json=as_json)

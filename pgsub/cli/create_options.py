@@ -157,6 +157,14 @@ MaxParallelApplyWorkers = Annotated[
         help="Transactions in progress applied at once with --streaming parallel.",
     ),
 ]
+OnConflict = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--on-conflict",
+        metavar="[SCHEMA.TABLE:]TYPE=RESOLUTION",
+        help="What is done with conflicts of a type, see pgsub-conflicts(7); may be repeated.",
+    ),
+]
 IfNotExists = Annotated[
     bool, typer.Option("--if-not-exists", help="Do nothing, with a notice, if the subscription exists.")
 ]

@@ -25,13 +25,11 @@ _ORDER = "idfsr"
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
     """Subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
-    columns += ["prepared", "errors", "last_error"]
+    columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors", "last_error"]
     if any(one.definition.skips for one in found):
         columns.append("to_be_skipped")
-    if any(one.held for one in found):
-        columns.append("held")
     if expanded:
-        columns.append("unavailable")
+        columns += ["on_conflict", "unavailable"]
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
 
 
@@ -136,6 +134,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
+        "on_conflict": ", ".join(one.definition.on_conflict) or None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 

@@ -16,12 +16,20 @@ from typing import Any
 
 import psycopg
 
+from pgsub import conflict_rules, failpoints
 from pgsub import conninfo as ci
-from pgsub import failpoints
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import alter_ends, alteration, definition, refresh_plan, refreshing, two_phase_change
+from pgsub.commands import (
+    alter_ends,
+    alteration,
+    definition,
+    preflight,
+    refresh_plan,
+    refreshing,
+    two_phase_change,
+)
 from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.hold import hold
@@ -66,6 +74,10 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or alteration.asks_two_phase(options, sub)
+        asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
+        named = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
+        for warned in preflight.tables_of_rules(fields.get("on_conflict", ()) if named else (), named):
+            reporter.warning(warned.message, warned.detail, warned.hint)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             _store(store, sub, fields)
             return

@@ -63,6 +63,8 @@ def check(
     """
     if options.target is not None:
         fields |= _new_target(session, sub, reporter)
+    if options.target is not None or "on_conflict" in fields:
+        preflight.check_conflict_rules(session, replace(sub, **fields).on_conflict)
     connection = ends.secret("publisher", sub.connection)
     stored = options.connection is None and passwords.stored(sub, options.state_dir)
     passwords.check(

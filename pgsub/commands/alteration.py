@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pgsub import conflict_rules
 from pgsub.commands import definition
 from pgsub.errors import StateForbids, UsageError
 from pgsub.subscription import Subscription
@@ -36,6 +37,7 @@ class AlterOptions:
     release: tuple[str, ...] = ()
     two_phase: bool | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
     environment: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
     wait: bool = True
@@ -80,6 +82,8 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
                 hint="Add --no-refresh, and refresh when the subscription is enabled.",
                 sqlstate=_STATE,
             )
+    if options.on_conflict:
+        fields["on_conflict"] = conflict_rules.merged(sub.on_conflict, options.on_conflict)
     if "password_required" in fields:
         fields["password_enforced"] = fields["password_required"]
     changed = {name: value for name, value in fields.items() if getattr(sub, name) != value}
@@ -116,7 +120,7 @@ def _check_words(options: AlterOptions) -> None:
                     hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
                 )
     single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
-    nothing = not given and not options.settings and all(value is None for value in single)
+    nothing = not given and not (options.settings or options.on_conflict) and all(value is None for value in single)
     if options.holds:
         if not nothing:
             raise UsageError(

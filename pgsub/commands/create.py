@@ -139,6 +139,7 @@ def _check(
 ) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
     """Everything that is looked at before anything is created."""
     warnings = preflight.check_target(session)
+    preflight.check_conflict_rules(session, made.sub.on_conflict)
     holds = any(path.suffix == ".publisher" for path in made.passwords)
     passwords.check(session, made.sub, given=options.password_required, holds_password=holds)
     leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
@@ -150,6 +151,8 @@ def _check(
         warnings += preflight.check_two_phase(session, source)
     found.two_phase = _first_state(made, found)
     found.warnings[:0] = warnings
+    if made.connect:
+        found.warnings += preflight.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
     if options.strict:
         preflight.enforce(found.warnings)
     for warned in found.warnings:

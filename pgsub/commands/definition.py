@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pgsub import conflict_rules
 from pgsub import conninfo as ci
 from pgsub.errors import StateForbids, UsageError
 from pgsub.publisher.slots import valid_slot_name as valid_slot_name
@@ -44,6 +45,7 @@ class CreateOptions:
     messages: bool = False
     apply_mode: str = "batched"
     copy_atomic: bool = False
+    on_conflict: tuple[str, ...] = ()
     if_not_exists: bool = False
     dry_run: bool = False
     strict: bool = False
@@ -113,6 +115,7 @@ def resolve(options: CreateOptions) -> Definition:
         max_sync_workers=options.max_sync_workers,
         copy_workers=options.copy_workers,
         max_parallel_apply_workers=options.max_parallel_apply_workers,
+        on_conflict=conflict_rules.merged((), options.on_conflict),
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 
@@ -239,7 +239,11 @@ def looking(session: psycopg.Connection, sub: Subscription, admits: Admits) -> I
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:
             with Looker(connection) as looker:
-                yield Comparison(looker, RelationCache(session, sub, replica=target.is_replica(session)), admits)
+                yield Comparison(
+                    looker,
+                    RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session)),
+                    admits,
+                )
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None
 

@@ -19,6 +19,7 @@ from pgsub.apply.conflict import OtherOrigin
 from pgsub.apply.replay import Order, Tables, replay
 from pgsub.apply.revival import Revival
 from pgsub.apply.wording import KEPT
+from pgsub.catalog.conflicts import KEPT as KEPT_LOCAL
 from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
@@ -142,6 +143,9 @@ def _nothing(options: ReplayOptions) -> StateForbids:
     )
 
 
+_BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule that keeps what is on the target"}
+
+
 def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> Order | None:
     """The letter of one conflict: named by the record, or found by its values where a whole transaction was skipped.
 
@@ -150,7 +154,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
     if conflict.action not in (SKIPPED, REPLAYED):
         stopped = conflict.action == STOPPED
         raise StateForbids(
-            f"conflict {conflict.id} was not skipped: it {'still stops apply' if stopped else 'was applied'}",
+            f"conflict {conflict.id} was not skipped: it {_BECAME.get(conflict.action, 'was applied')}",
             detail="Only what was left out can be replayed.",
             hint=f"pgsub status {sub.name} --runbook" if stopped else None,
             sqlstate="55000",

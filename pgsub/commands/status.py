@@ -29,12 +29,12 @@ _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     "pgsub_messages",
-    "releasing",
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
+    "releasing",
 }
 _JSON = frozenset(
     (
-        *("subpublications", "pgsub_unavailable", "pgsub_skips"),
+        *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
         *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
     )
 )

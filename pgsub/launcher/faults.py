@@ -65,9 +65,9 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         remote_tuple=remote if isinstance(remote, dict) else None,
         local_tuple=first.get("row"),
         origin=first.get("origin"),
-        remote_xid=body["remote_xid"],
-        finish_lsn=parse_lsn(body["finish_lsn"]),
-        remote_commit_ts=wire_time(body["remote_commit_ts"]),
+        remote_xid=body["remote_xid"] or None,  # what is copied is of no transaction
+        finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("letter") else None,
+        remote_commit_ts=wire_time(body["remote_commit_ts"]) if body["remote_commit_ts"] else None,
         message=body["message"],
         detail=body["detail"],
         identical=body.get("identical", False),

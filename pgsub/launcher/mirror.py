@@ -219,7 +219,7 @@ class Mirror:
 
 def _action(body: dict[str, Any]) -> str:
     """What a worker did with a conflict that did not stop it, or does not any more."""
-    if "action" in body:
+    if body.get("action"):
         return str(body["action"])
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
 

@@ -219,6 +219,7 @@ def copy_statement(
     ctid_from: int | None = None,
     ctid_to: int | None = None,
     binary: bool = False,
+    times: bool = False,
 ) -> sql.Composed:
     """COPY … TO STDOUT of a table, of one of its leaves, or of a range of a leaf's blocks.
 
@@ -229,6 +230,8 @@ def copy_statement(
     :param leaf: None: the whole table.
     :param ctid_from: first block.
     :param ctid_to: block after the last one; None for the last range, which so includes what was added meanwhile.
+    :param times: one more column at the end: when the row was committed, in microseconds since 2000; NULL where the
+        publisher does not know.
     """
     names = [column.name for column in table.columns] if columns is None else list(columns)
     listed = sql.SQL(", ").join(map(sql.Identifier, names))
@@ -236,7 +239,9 @@ def copy_statement(
     conditions = _conditions(table, ctid_from, ctid_to)
     partitioned = leaf is None and table.relkind == "p"
     generated = {column.name for column in table.columns if column.generated}
-    if conditions or partitioned or generated.intersection(names):
+    if times:
+        listed = sql.SQL("{}, {}").format(listed, _TIME) if names else sql.SQL("{}").format(_TIME)
+    if times or conditions or partitioned or generated.intersection(names):
         source = sql.SQL("(SELECT {} FROM {}{}{})").format(
             listed, sql.SQL("") if partitioned else sql.SQL("ONLY "), relation, _where(conditions)
         )
@@ -245,6 +250,13 @@ def copy_statement(
     else:
         source = sql.SQL("{}").format(relation)
     return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
+
+
+_TIME = sql.SQL(
+    "CASE WHEN pg_catalog.current_setting('track_commit_timestamp')::pg_catalog.bool THEN"
+    " ((pg_catalog.date_part('epoch', pg_catalog.pg_xact_commit_timestamp(xmin)) - 946684800) * 1000000)"
+    "::pg_catalog.int8 END"
+)
 
 
 def _conditions(table: RemoteTable, ctid_from: int | None, ctid_to: int | None) -> list[sql.Composable]:

@@ -21,7 +21,8 @@ from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_sn
 from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
-from pgsub.tablesync import pump
+from pgsub.tablesync import pump, resolving_copy
+from pgsub.tablesync.resolving_copy import Described
 from pgsub.target import chunks, copyin, origins, remedy, roles
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
@@ -39,6 +40,7 @@ class Piece:
     :ivar types: what the publisher's columns are that are of other types on the target, for hints.
     :ivar rows: estimate, None where the table was never analyzed.
     :ivar leaf: of which it is a range of blocks, None for a whole table.
+    :ivar resolved: where rules resolve the conflicts of its rows: what these are of.
     """
 
     key: ChunkKey
@@ -52,6 +54,7 @@ class Piece:
     leaf: Leaf | None = None
     types: tuple[tuple[str, str], ...] = ()
     acts_as: str | None = None
+    resolved: Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,14 @@ def run(spec: CopySpec) -> CopyResult:
 class _Ends:
     """Both connections of a copy task, used for all its pieces."""
 
-    def __init__(self, spec: CopySpec, session: psycopg.Connection, source: publisher.Connection) -> None:
+    def __init__(
+        self, spec: CopySpec, session: psycopg.Connection, source: publisher.Connection, *, tagged: bool
+    ) -> None:
         self._spec = spec
-        self._session, self._source = session, source
+        self._session, self._source, self._tagged = session, source, tagged
         self._raw = plain(session, source)
         self._sender = PulseSender(spec.pulse)
+        self._writer: resolving_copy.Writer | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -112,7 +118,7 @@ class _Ends:
                     contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
                 )
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
-                origins.attach(session, sub.subid)
+                tagged = origins.attach(session, sub.subid) is not None
                 source = stack.enter_context(
                     contextlib.closing(
                         publisher.connect(
@@ -122,7 +128,7 @@ class _Ends:
                         )
                     )
                 )
-                ends = cls(spec, session, source)
+                ends = cls(spec, session, source, tagged=tagged)
             except psycopg.Error as error:
                 raise target.translate(error, "start to copy on the target") from None
             yield ends
@@ -157,8 +163,12 @@ class _Ends:
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot)
-        with roles.acting(self._session, piece.acts_as):
-            rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
+        if piece.resolved is not None:
+            writer = self._resolving(key)
+            rows, size = resolving_copy.move(self._source, writer, piece.copy_out, piece.resolved, moved)
+        else:
+            with roles.acting(self._session, piece.acts_as):
+                rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
         check_not_rewritten(self._source, *_source_of(piece))
         leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
@@ -169,6 +179,13 @@ class _Ends:
         pulse.rows_done = rows
         self._sender.send(pulse, now=True)
         return rows, size
+
+    def _resolving(self, key: ChunkKey) -> resolving_copy.Writer:
+        """One for the session: what it prepares stays there."""
+        if self._writer is None:
+            sub = self._spec.subscription
+            self._writer = resolving_copy.Writer(self._session, sub, key.claim, tagged=self._tagged)
+        return self._writer
 
 
 def _source_of(piece: Piece) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from pgsub import conflict_rules
 from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
 from pgsub.subscription import Subscription
 from pgsub.target import roles, statements
@@ -24,6 +25,7 @@ CHUNKED_FROM_BYTES = CHUNK_BYTES
 CHUNKS_PER_TASK = 4
 #: But no chunk below this part of the largest size: each costs some round trips.
 _SMALLEST = 8
+_OF_INSERTS = frozenset({"insert_exists", "multiple_unique_conflicts", conflict_rules.IDENTICAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, 
     return all(c.type_oid < 10000 and types.get(c.name) == c.type_oid for c in remote.columns)
 
 
+def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str], ...]:
+    """The rules for conflicts that a copied row can meet."""
+    found = conflict_rules.of_table(sub.on_conflict, target.schema, target.name)
+    return tuple(rule for rule in found if rule[0] in _OF_INSERTS)
+
+
 def make(
     sub: Subscription, remote: RemoteTable, target: TargetRelation, *, mode: str, reason: str, publisher_version: int
 ) -> CopyPlan:
@@ -91,15 +99,19 @@ def make(
     :param mode: atomic or chunked, as decided with the look under the lock.
     """
     names = columns_of(remote, target)
-    binary = binary_copy(sub, remote, target, publisher_version)
+    rules = rules_of(sub, target)
+    binary = not rules and binary_copy(sub, remote, target, publisher_version)
+    times = any(resolution == conflict_rules.LAST_UPDATE_WINS for _, resolution in rules)
     copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
     rows = int(remote.reltuples) if remote.reltuples >= 0 else None
     if mode == "atomic":
-        whole = copy_statement(remote, columns=names, binary=binary).as_string(None)
+        whole = copy_statement(remote, columns=names, binary=binary, times=times).as_string(None)
         return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
     chunks: list[Chunk] = []
     for leaf, start, stop in chunk_ranges(sub, remote):
-        text = copy_statement(remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary)
+        text = copy_statement(
+            remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary, times=times
+        )
         share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
         chunks.append(
             Chunk(

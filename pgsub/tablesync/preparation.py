@@ -13,7 +13,7 @@ from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.subscription import Subscription
-from pgsub.tablesync import plan
+from pgsub.tablesync import plan, resolving_copy
 from pgsub.tablesync.copy import Piece
 from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
@@ -133,6 +133,9 @@ def _prepare(
         reason = "the target table is not empty"
     mode = "chunked" if reason is None else "atomic"
     made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
+    described = None
+    if plan.rules_of(sub, relation):
+        described = resolving_copy.described(table.remote, relation, plan.columns_of(table.remote, relation))
     pieces = [
         Piece(
             ChunkKey(table.claim, table.attempt, chunk.number),
@@ -146,6 +149,7 @@ def _prepare(
             chunk.leaf,
             types,
             relation.acts_as,
+            described,
         )
         for chunk in made.chunks
     ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import psycopg
 from psycopg import pq, sql
@@ -60,7 +61,8 @@ SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.
 """
 
 _WRITTEN = """
-SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END
+SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END,
+       ((extract(epoch FROM w.at) - 946684800) * 1000000)::bigint
   FROM (SELECT * FROM pg_catalog.pg_xact_commit_timestamp_origin(%s::xid)) AS w (at, roident)
   LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident
  WHERE pg_catalog.current_setting('track_commit_timestamp')::bool AND w.at IS NOT NULL
@@ -78,6 +80,12 @@ class Hit:
     commit_ts: str | None = None  #: when, where the target tracks it
     origin: str | None = None  #: None a local one, '' one that does not exist any more
     identical: bool = False  #: no column that came from the publisher differs
+    ctid: str | None = None  #: where it is
+    at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
+
+    def told(self) -> dict[str, Any]:
+        """For a record: without what is of use only for a moment."""
+        return {name: value for name, value in asdict(self).items() if name not in ("ctid", "at")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +142,44 @@ def search(
     if table is None:
         return None
     with _bounded(connection, role):
-        generated, unknown = _expressions(connection, table.oid, sent, inserts=inserts)
-        rows = _Rows(connection, table, _result(table, change.text, generated), change.types, values, formats)
-        indexes, found = _indexes(connection, table.oid), rows.remote()
-        names = tuple(index.name for index in indexes)
+        return TableSearch(connection, table).search(change, values, formats, sent=sent, inserts=inserts)
+
+
+class TableSearch:
+    """As :func:`search` for many rows of one table, in the transaction and the role that the session is in."""
+
+    def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
+        self._connection = connection
+        self.table = table
+        self._indexes = [_Index(*row) for row in connection.execute(_INDEXES.encode(), (table.oid,))]
+        self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
+
+    def search(
+        self,
+        change: Statement,
+        values: Sequence[bytes | None],
+        formats: Sequence[int],
+        *,
+        sent: Sequence[str],
+        inserts: bool,
+    ) -> Search:
+        """What stands in the way of a row. Parameters as of :func:`search`."""
+        generated = {name: text for name, is_generated, text in self._expressions if is_generated}
+        # whose value an insert takes from a default: nobody knows it
+        unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
+        remote_row = _result(self.table, change.text, generated)
+        rows = _Rows(self._connection, self.table, remote_row, change.types, values, formats)
+        names, found = tuple(index.name for index in self._indexes), rows.remote()
         if found is None:
             return Search([], None, moved=False, indexes=names)
         remote, tableoid = found
         hits = [
             hit
-            for index in indexes
+            for index in self._indexes
             if not unknown.intersection(index.columns) and (hit := rows.hit(index, sent)) is not None
         ]
-        hits = [_written(connection, hit) for hit in hits]
-        return Search(hits, remote, moved=tableoid not in (None, table.oid), indexes=names)
+        hits = [_written(self._connection, hit) for hit in hits]
+        return Search(hits, remote, moved=tableoid not in (None, self.table.oid), indexes=names)
 
 
 @contextlib.contextmanager
@@ -157,23 +189,6 @@ def _bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]
     connection.execute(limits)
     with roles.acting(connection, role):
         yield
-
-
-def _indexes(connection: psycopg.Connection, oid: int) -> list[_Index]:
-    return [_Index(*row) for row in connection.execute(_INDEXES.encode(), (oid,))]
-
-
-def _expressions(
-    connection: psycopg.Connection, oid: int, sent: Sequence[str], *, inserts: bool
-) -> tuple[dict[str, str], set[str]]:
-    """Expressions of generated columns, and the columns whose value an insert takes from a default: nobody knows it."""
-    generated, unknown = {}, set()
-    for name, is_generated, expression in connection.execute(_EXPRESSIONS.encode(), (oid,)):
-        if is_generated:
-            generated[name] = expression
-        elif inserts and name not in sent:
-            unknown.add(name)
-    return generated, unknown
 
 
 def _result(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
@@ -201,7 +216,7 @@ def _written(connection: psycopg.Connection, hit: Hit) -> Hit:
     row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
     if row is None:
         return hit
-    return Hit(hit.index, hit.key, hit.row, hit.xid, row[0], row[1], hit.identical)
+    return replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
 
 
 class _Rows:
@@ -235,10 +250,11 @@ class _Rows:
     def hit(self, index: _Index, sent: Sequence[str]) -> Hit | None:
         """The row that has the key of an index already."""
         text = sql.SQL(
-            "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}"
+            "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}, pgsub_local.pgsub_ctid"
             " FROM (SELECT {alias}.*, {expressions}, ({predicate}) AS pgsub_in FROM ({remote}) AS {alias})"
             " AS pgsub_remote CROSS JOIN LATERAL ("
-            "SELECT {alias}.*, xmin AS pgsub_xmin, {expressions} FROM ONLY {table} WHERE {condition} AND ({predicate})"
+            "SELECT {alias}.*, xmin AS pgsub_xmin, ctid AS pgsub_ctid, {expressions} FROM ONLY {table}"
+            " WHERE {condition} AND ({predicate})"
             " AND (tableoid, ctid) IS DISTINCT FROM (pgsub_remote.pgsub_tableoid, pgsub_remote.pgsub_ctid)"
             " LIMIT 1) AS pgsub_local WHERE pgsub_remote.pgsub_in"
         ).format(
@@ -261,7 +277,8 @@ class _Rows:
         width = len(index.keys)
         key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
         key = f"({', '.join(index.keys)})=({key_values})"
-        return Hit(index.name, key, self._row(found[2 + width]), int(found[0] or 0), identical=found[1] == "t")
+        row, ctid = self._row(found[2 + width]), found[3 + width]
+        return Hit(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
 
     def _values(self, alias: str) -> sql.Composed:
         return shown(self._columns, alias)

@@ -74,6 +74,11 @@ class RelationMap:
     local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
     always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
     types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where somebody asked
+    rules: tuple[tuple[str, str], ...] = ()  #: what is done with conflicts other than by the server, type by type
+
+    def rule(self, conflict: str) -> str | None:
+        """What is done with a type of conflict, None: what the server does."""
+        return next((resolution for kind, resolution in self.rules if kind == conflict), None)
 
     @property
     def by_identity(self) -> bool:

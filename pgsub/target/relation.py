@@ -34,10 +34,13 @@ late AS (
       UNION
      SELECT m.root FROM member m JOIN pg_catalog.pg_trigger t ON t.tgrelid = m.oid
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND t.tgisinternal),
+several AS (
+     SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid AND x.indisunique
+      GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1),
 referenced AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
-SELECT w.relispartition, w.oid IN (SELECT root FROM late),
+SELECT w.relispartition, w.oid IN (SELECT root FROM late), w.oid IN (SELECT root FROM several),
        w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
        w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced),
        pg_catalog.row_security_active(w.oid), current_user::text, o.rolname::text,
@@ -216,6 +219,7 @@ class TargetRelation:
     partition: bool = False  #: of another table
     #: it has an exclusion constraint, a deferrable unique one, or a foreign key whose checks fire
     checked_late: bool = False
+    several_unique: bool = False  #: it has more than one unique index
     key_collated: bool = True  #: the key's index compares by the collations of its columns
     server_version: int = 180000  #: decides how conflicts are worded
     #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0
@@ -254,7 +258,7 @@ def describe_many(
         "may_set": may_set,
     }
     tables = connection.execute(_TABLES.encode(), params).fetchall()
-    oids = [table[4] for table in tables]
+    oids = [table[5] for table in tables]
     columns: dict[int, list[TargetColumn]] = {oid: [] for oid in oids}
     for oid, *column in connection.execute(_COLUMNS.encode(), (oids,)):
         columns[oid].append(TargetColumn(*column))
@@ -262,7 +266,7 @@ def describe_many(
     for oid, *key in connection.execute(_IDENTITY.encode(), (oids,)):
         keys[oid].append(tuple(key))
     found = {}
-    for partition, late, schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
+    for partition, late, several, schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
         identity = tuple(key for key, _, _ in keys[oid])
         deferrable = any(not immediate for _, immediate, _ in keys[oid])
         table = TargetRelation(
@@ -284,6 +288,7 @@ def describe_many(
             table,
             partition=partition,
             checked_late=late,
+            several_unique=several,
             key_collated=collated,
             server_version=connection.info.server_version,
         )

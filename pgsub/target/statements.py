@@ -17,6 +17,7 @@ from pgsub.target.relation import TargetColumn, TargetRelation
 
 #: Bytes of a value above which it is not read to be shown.
 LARGEST = 65536
+_OID, _TID = 26, 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +164,22 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
     )
 
 
-def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool) -> Statement:
+def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
     """SELECT of the row that an update or delete finds, if somebody else wrote it last; changes nothing.
 
-    Schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then :func:`shown`.
+    Schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then :func:`shown`, and the
+    time in microseconds since 2000.
 
     :param kinds: of the tuple that the row is searched by, the old one or the new one.
+    :param lock: nobody changes the row until the transaction ends.
     """
     build = _Builder()
     where = _condition(relation, build, "o" if old else "n", kinds)
     text = sql.SQL(
         "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
-        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {}"
-        " FROM (SELECT *, xmin AS pgsub_xmin, tableoid AS pgsub_table FROM {} WHERE {} LIMIT 1) AS pgsub_row"
+        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {},"
+        " ((extract(epoch FROM pgsub_by.pgsub_at) - 946684800) * 1000000)::bigint"
+        " FROM (SELECT *, xmin AS pgsub_xmin, tableoid AS pgsub_table FROM {} WHERE {} LIMIT 1{}) AS pgsub_row"
         " CROSS JOIN LATERAL ({}) AS pgsub_by"
         " JOIN pg_catalog.pg_class pgsub_c ON pgsub_c.oid = pgsub_row.pgsub_table"
         " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
@@ -184,6 +188,7 @@ def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool) -> Stateme
         shown(relation.target.columns, "pgsub_row"),
         only(relation.target),
         where,
+        sql.SQL(" FOR UPDATE" if lock else ""),
         foreign_origin(relation, sql.Identifier("pgsub_row", "pgsub_xmin")),
     )
     return build.done(text)
@@ -217,6 +222,35 @@ def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, i
     where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
     text = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1")
     return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
+
+
+def became(relation: RelationMap, kinds: bytes) -> Statement:
+    """UPDATE of the row at a place to a remote row that was to be inserted; what did not come stays as it is.
+
+    The last two parameters are the place: table (oid) and ctid.
+    """
+    build = _Builder()
+    assignments = [
+        sql.SQL("{} = {}").format(sql.Identifier(c.name), build.parameter(relation, "n", i))
+        for i, c in enumerate(relation.columns)
+        if kinds[i] != ord("u") and c.identity != "a"
+    ]
+    count = len(build.types)
+    text = sql.SQL("UPDATE {} SET {} WHERE tableoid = {} AND ctid = {}").format(
+        only(relation.target), sql.SQL(", ").join(assignments), sql.SQL(f"${count + 1}"), sql.SQL(f"${count + 2}")
+    )
+    build.types += [_OID, _TID]
+    return build.done(text)
+
+
+def locked(table: TargetRelation) -> sql.Composed:
+    """SELECT of a row by its place and the transaction that wrote it (``%s`` both), which nobody changes then."""
+    return sql.SQL("SELECT FROM ONLY {} WHERE ctid = %s::tid AND xmin = %s::xid FOR UPDATE").format(table_name(table))
+
+
+def deleted_at(table: TargetRelation) -> sql.Composed:
+    """DELETE of the row at a place."""
+    return sql.SQL("DELETE FROM ONLY {} WHERE ctid = %s::tid").format(table_name(table))
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:

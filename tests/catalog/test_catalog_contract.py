@@ -19,7 +19,7 @@ COLUMNS = {
     "subretentionactive subserver subconflictlogrelid subconflictlogdest subconninfo subslotname subsynccommit "
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
     "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
-    "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips",
+    "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips pgsub_on_conflict",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pg_replication_origin_status": "local_id external_id remote_lsn local_lsn",
     "pg_stat_subscription": "subid subname worker_type pid leader_pid relid received_lsn last_msg_send_time "
@@ -89,6 +89,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_max_parallel_apply_workers": 2,
         "pgsub_messages": 0,
         "pgsub_skips": "[]",
+        "pgsub_on_conflict": "[]",
     }
 
 

@@ -5,17 +5,26 @@ What the server refuses is refused here; what it only meets later (a missing col
 """
 
 from pgsub.commands.preflight.findings import Preflight, Table, Warned, enforce
-from pgsub.commands.preflight.servers import check_given_slot, check_publisher, check_target, check_two_phase
+from pgsub.commands.preflight.servers import (
+    check_conflict_rules,
+    check_given_slot,
+    check_publisher,
+    check_target,
+    check_two_phase,
+    tables_of_rules,
+)
 from pgsub.commands.preflight.tables import check_tables
 
 __all__ = [
     "Preflight",
     "Table",
     "Warned",
+    "check_conflict_rules",
     "check_given_slot",
     "check_publisher",
     "check_tables",
     "check_target",
     "check_two_phase",
     "enforce",
+    "tables_of_rules",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psycopg
 
+from pgsub import conflict_rules
 from pgsub.commands.preflight.findings import Table, Warned
 from pgsub.errors import StateForbids
 from pgsub.publisher import connect as publisher
@@ -72,6 +73,47 @@ def _privileges(session: psycopg.Connection) -> list[Warned]:
             )
         )
     return warned
+
+
+def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
+    """Whether the target can tell who wrote a row last, and when, if a rule asks for it.
+
+    :param rules: of the subscription.
+    :raises StateForbids: it does not track that, in full or at all.
+    """
+    asking = conflict_rules.needing_times(rules)
+    if not asking:
+        return
+    if not target.tracks_commits(session):
+        raise StateForbids(
+            f'conflict rule "{asking[0]}" needs track_commit_timestamp on the target',
+            detail="Without it nobody knows who wrote a row last, and when.",
+            hint="Set it there, and restart the target:\nALTER SYSTEM SET track_commit_timestamp = on;",
+            sqlstate="55000",
+        )
+    if not origins.allowed(session):
+        row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
+        raise StateForbids(
+            f'conflict rule "{asking[0]}" needs replication origins on the target',
+            detail="Without them what pgsub wrote cannot be told from what others wrote.",
+            hint=f"Run this on the target:\n{origins.grant_hint(row[0] if row else '')}",
+            sqlstate="42501",
+        )
+
+
+def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Warned]:
+    """Rules for tables that the subscription does not have: it may get them, but a name may be mistyped, too.
+
+    :param rules: of the subscription.
+    :param known: its tables as schema.table of the target.
+    """
+    return [
+        Warned(
+            f'conflict rules name table "{name}", which is not part of the subscription',
+            "They hold from when it becomes part of it.",
+        )
+        for name in sorted(conflict_rules.tables(rules) - set(known))
+    ]
 
 
 def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Warned]:

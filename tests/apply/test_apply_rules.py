@@ -1,0 +1,315 @@
+"""Conflicts that have a rule are resolved by it, whatever way apply took at first; all others are the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fix_pair import MakePair, Pair
+
+from pgsub.errors import ApplyError
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
+KINDS = ("plain", "streamed", "parallel", "prepared", "prepared and streamed")
+_LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
+
+
+@pytest.fixture
+def make(pair: MakePair) -> Iterator[Callable[..., Pair]]:
+    """A pair with rules, whose publisher ends transactions, and sends them, as a kind of :data:`KINDS` says."""
+    made: list[Pair] = []
+
+    def build(*rules: str, kind: str = "plain", ddl: str = TABLE, **options: Any) -> Pair:
+        streaming = "off" if kind in ("plain", "prepared") else "on" if kind == "streamed" else "parallel"
+        state = "p" if "prepared" in kind else "d"
+        p = pair(ddl, streaming=streaming, two_phase=state, on_conflict=rules, **options)
+        if streaming != "off":
+            p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET debug_logical_replication_streaming = immediate")
+        made.append(p)
+        return p
+
+    yield build
+    for one in made:
+        for database in (one.pubdb, one.subdb):
+            for (gid,) in database.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+                database.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+def transaction(kind: str, *statements: str) -> str:
+    end = "PREPARE TRANSACTION 'x'" if "prepared" in kind else "COMMIT"
+    return "; ".join(["BEGIN", *statements, end])
+
+
+def conflicts(p: Pair) -> list[tuple[str, str]]:
+    """Type and action of what waits for the launcher."""
+    return [(body["conflict_type"], body["action"]) for body in p.events() if body["kind"] == "conflict"]
+
+
+def letters(p: Pair) -> list[dict[str, Any]]:
+    return [body for _, body in p.subdb.rows(_LETTERS)]
+
+
+def rows(p: Pair, columns: str = "*", table: str = "t") -> list[tuple[Any, ...]]:
+    return p.subdb.rows(f"SELECT {columns} FROM {table} ORDER BY 1")
+
+
+def fails(p: Pair, *statements: str) -> ApplyError:
+    with pytest.raises(ApplyError) as met:
+        p.apply(*statements)
+    return met.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rule_holds_in_every_kind_of_transaction(make, kind):
+    p = make("insert_exists=apply_remote", "update_missing=skip", kind=kind)
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
+    statement = transaction(
+        kind,
+        "INSERT INTO t SELECT i, i, 'bulk' FROM generate_series(100, 260) i",
+        "INSERT INTO t VALUES (1, 11, 'theirs')",
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (2, 2, 'two')",
+        "RELEASE s",
+        "UPDATE t SET v = 'again' WHERE id = 2",
+    )
+    p.apply(statement)
+    if "prepared" in kind:
+        assert rows(p) == [(1, 10, "mine")]
+        p.apply("COMMIT PREPARED 'x'")
+    p.same("t")
+    assert conflicts(p) == [("insert_exists", "applied")]
+
+
+@pytest.mark.parametrize("how", ["skip", "keep_local", "apply_remote", "last_update_wins"])
+def test_insert_exists_by_each_rule(make, how):
+    p = make(f"insert_exists={how}")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 7, 'theirs'), (2, 2, 'other')")
+    applied = how in ("apply_remote", "last_update_wins")
+    assert rows(p) == [(1, 7, "theirs") if applied else (1, 1, "mine"), (2, 2, "other")]
+    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
+    [record] = p.events()
+    assert (record["conflict_type"], record["action"], record["key"]) == ("insert_exists", action, "(id)=(1)")
+    assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "1", "v": "mine"}
+    assert record["detail"].endswith(f"by the rule insert_exists={how}.")
+    assert [one["new"] for one in letters(p)] == ([{"id": "1", "u": "7", "v": "theirs"}] if how == "skip" else [])
+
+
+def test_without_a_rule_for_its_type_a_conflict_stops_apply_as_ever(make):
+    p = make("update_exists=keep_local")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine')")
+    error = fails(p, "INSERT INTO t VALUES (1, 7, 'theirs')")
+    assert error.conflict == "insert_exists"
+    assert rows(p) == [(1, 1, "mine")]
+
+
+def test_a_rule_of_a_table_goes_before_that_of_the_subscription(make):
+    p = make(
+        "insert_exists=keep_local",
+        "public.o:insert_exists=apply_remote",
+        "public.e:insert_exists=error",
+        ddl="; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in "toe"),
+    )
+    for name in "toe":
+        p.subdb.execute(f"INSERT INTO {name} VALUES (1, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 'theirs')", "INSERT INTO o VALUES (1, 'theirs')")
+    assert (rows(p), rows(p, table="o")) == ([(1, "mine")], [(1, "theirs")])
+    assert fails(p, "INSERT INTO e VALUES (1, 'theirs')").relation == "public.e"
+
+
+def test_an_identical_row_passes_by_its_own_rule_and_another_one_does_not(make):
+    p = make("identical=keep_local")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'same'), (2, 2, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 1, 'same')")
+    [record] = p.events()
+    assert (record["conflict_type"], record["action"]) == ("multiple_unique_conflicts", "kept")
+    assert record["identical"] is True
+    assert fails(p, "INSERT INTO t VALUES (2, 2, 'theirs')").conflict == "multiple_unique_conflicts"
+
+
+def test_an_identical_row_can_stop_apply_where_others_give_way(make):
+    p = make("insert_exists=apply_remote", "identical=error", ddl="CREATE TABLE t (id int PRIMARY KEY, v text)")
+    p.subdb.execute("INSERT INTO t VALUES (1, 'same'), (2, 'mine')")
+    p.apply("INSERT INTO t VALUES (2, 'theirs')")
+    assert rows(p) == [(1, "same"), (2, "theirs")]
+    assert fails(p, "INSERT INTO t VALUES (1, 'same')").conflict == "insert_exists"
+
+
+def test_a_row_that_becomes_the_remote_one_keeps_what_only_the_target_has(make):
+    p = make("insert_exists=apply_remote", ddl=TABLE, sub="ALTER TABLE t ADD note text DEFAULT 'default'")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine', 'precious')")
+    p.apply("INSERT INTO t VALUES (1, 2, 'theirs')")
+    assert rows(p) == [(1, 2, "theirs", "precious")]
+
+
+def test_all_rows_in_the_way_give_way_to_the_remote_one(make):
+    p = make("multiple_unique_conflicts=apply_remote")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'key'), (2, 2, 'other')")
+    p.apply("INSERT INTO t VALUES (1, 2, 'theirs')")
+    assert rows(p) == [(1, 2, "theirs")]
+    [record] = p.events()
+    assert (record["conflict_type"], record["action"]) == ("multiple_unique_conflicts", "applied")
+    assert [one["row"]["v"] for one in record["local_conflicts"]] == ["key", "other"]
+
+
+def test_a_row_of_another_key_goes_where_an_insert_meets_it(make):
+    p = make("insert_exists=apply_remote")
+    p.subdb.execute("INSERT INTO t VALUES (7, 2, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 2, 'theirs')")
+    assert rows(p) == [(1, 2, "theirs")]
+
+
+@pytest.mark.parametrize("how", ["skip", "keep_local", "apply_remote", "last_update_wins"])
+def test_update_exists_by_each_rule(make, how):
+    p = make(f"update_exists={how}")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first')")
+    p.subdb.execute("INSERT INTO t VALUES (2, 2, 'mine')")
+    p.apply("UPDATE t SET u = 2, v = 'theirs' WHERE id = 1")
+    if how in ("apply_remote", "last_update_wins"):
+        assert rows(p) == [(1, 2, "theirs")]
+    else:
+        assert rows(p) == [(1, 1, "first"), (2, 2, "mine")]
+    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
+    assert conflicts(p) == [("update_exists", action)]
+    assert [one["operation"] for one in letters(p)] == (["UPDATE"] if how == "skip" else [])
+
+
+@pytest.mark.parametrize("how", ["error", "skip", "apply_remote"])
+def test_update_missing_by_each_rule(make, how):
+    p = make(f"update_missing={how}")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first'), (2, 2, 'there')")
+    p.subdb.execute("DELETE FROM t WHERE id = 1")
+    if how == "error":
+        error = fails(p, "UPDATE t SET v = 'x' WHERE id = 1")
+        assert (error.conflict, error.relation) == ("update_missing", "public.t")
+        assert error.context is not None and "in transaction" in error.context
+        p.set(on_conflict=())
+    p.apply("UPDATE t SET v = 'new'")
+    assert rows(p) == ([(1, 1, "new"), (2, 2, "new")] if how == "apply_remote" else [(2, 2, "new")])
+    action = {"skip": "skipped", "apply_remote": "applied"}.get(how, "")
+    assert conflicts(p)[-1] == ("update_missing", action)
+    assert len(letters(p)) == (1 if how == "skip" else 0)
+
+
+def test_an_update_whose_large_value_was_not_sent_is_not_inserted_by_halves(make):
+    p = make("update_missing=apply_remote", ddl="CREATE TABLE t (id int PRIMARY KEY, n int, v text)")
+    p.ddl("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
+    p.apply("INSERT INTO t VALUES (1, 1, repeat('x', 5000))")
+    p.subdb.execute("DELETE FROM t")
+    error = fails(p, "UPDATE t SET n = 2")
+    assert error.conflict == "update_missing"
+    assert "unchanged large values of v" in (error.detail or "")
+    assert rows(p) == []
+
+
+def test_an_insert_of_a_missing_row_obeys_the_rules_of_inserts(make):
+    p = make("update_missing=apply_remote", "insert_exists=keep_local")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first')")
+    p.subdb.execute("DELETE FROM t; INSERT INTO t VALUES (9, 1, 'mine')")
+    p.apply("UPDATE t SET v = 'x'")
+    assert rows(p) == [(9, 1, "mine")]
+    assert conflicts(p) == [("insert_exists", "kept"), ("update_missing", "kept")]
+
+
+@pytest.mark.parametrize("how", ["error", "skip"])
+def test_delete_missing_by_each_rule(make, how):
+    p = make(f"delete_missing={how}")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first'), (2, 2, 'there')")
+    p.subdb.execute("DELETE FROM t WHERE id = 1")
+    if how == "error":
+        assert fails(p, "DELETE FROM t").conflict == "delete_missing"
+        assert rows(p) == [(2, 2, "there")]
+    else:
+        p.apply("DELETE FROM t")
+        assert rows(p) == []
+        assert [(one["operation"], one["conflict"]) for one in letters(p)] == [("DELETE", "delete_missing")]
+
+
+@pytest.mark.parametrize("statement", ["UPDATE t SET v = 'theirs'", "DELETE FROM t"])
+@pytest.mark.parametrize("how", ["error", "skip", "keep_local", "last_update_wins"])
+def test_what_somebody_else_wrote_by_each_rule(make, how, statement):
+    verb = statement.split()[0].lower()
+    p = make(f"{verb}_origin_differs={how}")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first')")
+    p.subdb.execute("UPDATE t SET v = 'mine'")
+    if how == "error":
+        assert fails(p, statement).conflict == f"{verb}_origin_differs"
+        return
+    p.apply(statement)
+    if how == "last_update_wins":
+        p.same("t")
+    else:
+        assert rows(p) == [(1, 1, "mine")]
+    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
+    assert conflicts(p) == [(f"{verb}_origin_differs", action)]
+    assert len(letters(p)) == (1 if how == "skip" else 0)
+
+
+def test_the_newer_of_two_changes_wins_on_the_target_too(make):
+    p = make("update_origin_differs=last_update_wins", "insert_exists=last_update_wins")
+    p.apply("INSERT INTO t VALUES (1, 1, 'first'), (2, 2, 'first')")
+    p.pubdb.execute("UPDATE t SET v = 'older'")
+    p.pubdb.execute("INSERT INTO t VALUES (3, 3, 'older')")
+    p.subdb.execute("UPDATE t SET v = 'newer' WHERE id = 1; INSERT INTO t VALUES (3, 30, 'newer')")
+    p.apply()
+    assert rows(p) == [(1, 1, "newer"), (2, 2, "older"), (3, 30, "newer")]
+    assert sorted(conflicts(p)) == [("insert_exists", "kept"), ("update_origin_differs", "kept")]
+
+
+def test_rules_hold_in_a_batch_that_went_as_sets_at_first(make):
+    p = make("insert_exists=apply_remote", "delete_missing=skip", "update_missing=apply_remote")
+    p.apply("INSERT INTO t SELECT i, i, 'old' FROM generate_series(1, 600) i")
+    p.subdb.execute("DELETE FROM t WHERE id % 100 = 0; INSERT INTO t VALUES (1001, -1, 'mine')")
+    p.apply(
+        "UPDATE t SET v = 'new' WHERE id > 250",
+        "DELETE FROM t WHERE id <= 250",
+        "INSERT INTO t SELECT i, i, 'more' FROM generate_series(1000, 1400) i",
+    )
+    p.same("t")
+    assert sorted(conflicts(p)) == [
+        ("delete_missing", "skipped"),
+        ("delete_missing", "skipped"),
+        ("insert_exists", "applied"),
+        *[("update_missing", "applied")] * 4,
+    ]
+
+
+def test_a_partitioned_table_obeys_its_rules_in_its_partitions(make):
+    ddl = (
+        "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+        " CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        " CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (20)"
+    )
+    p = make(
+        "insert_exists=apply_remote",
+        "update_missing=apply_remote",
+        ddl=ddl,
+        pub="CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+    )
+    p.subdb.execute("INSERT INTO t VALUES (1, 'mine'), (11, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 'theirs'), (2, 'x')", "INSERT INTO t VALUES (11, 'theirs')")
+    p.subdb.execute("DELETE FROM t WHERE id = 2")
+    p.apply("UPDATE t SET v = 'again'")
+    p.same("t")
+    events = [(one["conflict_type"], one["relname"]) for one in p.events()]
+    assert events == [("insert_exists", "t1"), ("insert_exists", "t2"), ("update_missing", "t1")]
+
+
+def test_what_is_no_conflict_stops_apply_in_spite_of_every_rule(make):
+    p = make(
+        "insert_exists=keep_local", "multiple_unique_conflicts=keep_local", sub="ALTER TABLE t ADD CHECK (u < 100)"
+    )
+    error = fails(p, "INSERT INTO t VALUES (1, 1, 'x'), (2, 200, 'x')")
+    assert (error.conflict, error.sqlstate) == (None, "23514")
+    assert rows(p) == []
+
+
+def test_a_rule_that_needs_times_says_so_where_the_target_does_not_know_them(make, monkeypatch):
+    from pgsub.apply import start
+
+    monkeypatch.setattr(start.target, "tracks_commits", lambda connection: False)
+    p = make("update_origin_differs=last_update_wins")
+    error = fails(p, "INSERT INTO t VALUES (1, 1, 'x')")
+    assert "needs track_commit_timestamp" in error.message
+    assert rows(p) == []
