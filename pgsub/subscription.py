@@ -33,6 +33,7 @@ class Subscription:
     apply_mode: str = "batched"  #: batched, transactional
     copy_atomic: bool = False
     skip_lsn: int = 0
+    skips: tuple[str, ...] = ()  #: all that is to be skipped, as it is shown
     owner: str = ""  #: role name of the target connection
     dboid: int = 0  #: oid of the target database
     max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize at once

@@ -16,37 +16,52 @@ from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply import conflict
-from pgsub.apply.conflict import MissingRow, OtherOrigin, Place, Resolved
+from pgsub.apply.conflict import LeftOut, MissingRow, OtherOrigin, Place, Resolved
 from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
+from pgsub.target import skip as skips
 from pgsub.target.progress import Progress
-from pgsub.target.skip import Skip, clear
+from pgsub.target.skip import Skip
 
 #: What the launcher is to log: a change that was skipped, or a message.
-Record: TypeAlias = MissingRow | OtherOrigin | Resolved | EmittedMessage
+Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | Resolved | EmittedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """``subskiplsn`` is cleared (clear_subscription_skip_lsn).
+    """``subskiplsn`` is cleared (clear_subscription_skip_lsn), or the first of several.
 
+    :ivar left: of several the others.
     :ivar messages: level and text of what the log is told of it.
-    :ivar done: the transaction that was meant was skipped, or its conflicting rows.
+    :ivar done: the LSN whose transaction was skipped, or its conflicting rows; 0 for none.
     """
 
     skip: Skip
+    left: Skip | None
     messages: tuple[tuple[str, str], ...]
-    done: bool = False
+    done: int = 0
+
+    @classmethod
+    def by(cls, skip: Skip, finish_lsn: int, subname: str) -> Consumed | None:
+        """What a transaction clears that is not skipped; None for nothing.
+
+        :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
+        """
+        missed = skip.missed_at(finish_lsn)
+        left = skip.without([*missed, finish_lsn])
+        if left == skip:
+            return None
+        return cls(skip, left, tuple(skips.cleared(lsn, finish_lsn, subname) for lsn in missed))
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
-        clear(connection, subid, self.skip)
+        skips.replace(connection, subid, self.skip, self.left)
         rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
         if self.done:
-            rows.append((subid, Jsonb({"kind": "skipped", "finish_lsn": format_lsn(self.skip.lsn)})))
+            rows.append((subid, Jsonb({"kind": "skipped", "finish_lsn": format_lsn(self.done)})))
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
@@ -64,7 +79,7 @@ class LedgerCommit:
         self.recorded = False
         self._consumed: Consumed | None = None
 
-    def consume(self, consumed: Consumed) -> None:
+    def consume(self, consumed: Consumed | None) -> None:
         """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
         self._consumed = consumed
 

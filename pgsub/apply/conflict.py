@@ -92,6 +92,21 @@ class OtherOrigin(NamedTuple):
         return record
 
 
+class LeftOut(NamedTuple):
+    """A conflict whose change is left out by a skip, where it would stop apply.
+
+    :ivar letter: what names the row of ``pgsub.skipped_change``; None where nothing is lost, for an identical row.
+    """
+
+    found: ConflictRecord
+    letter: str | None
+
+    def body(self, subid: int) -> dict[str, object]:
+        """As JSON for the ledger."""
+        fields = {name: getattr(self.found, name) for name in _FIELDS}
+        return {"kind": "conflict", **fields, "action": "skipped", "letter": self.letter}
+
+
 def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     """A row that is about to be changed was last written by somebody else (apply_handle_*_internal).
 

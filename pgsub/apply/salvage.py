@@ -6,14 +6,16 @@ What changes a row that an earlier change of the transaction could not bring dep
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from pgsub.apply.admission import Filter
 from pgsub.apply.commit import LedgerCommit
-from pgsub.apply.conflict import MissingRow
+from pgsub.apply.conflict import LeftOut, MissingRow
 from pgsub.apply.dead_letter import DeadLetters, changed
 from pgsub.apply.executor import Executor
+from pgsub.apply.explain import look_closer
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError
@@ -45,6 +47,7 @@ class Salvage:
         self._together = TRIED
         self._looks: dict[int, TableLook] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
+        self._met: list[LeftOut] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction) -> None:
         """Row by row, as far as it must be."""
@@ -77,6 +80,8 @@ class Salvage:
                 end += 1
             at += self._apply(payloads[at:end])
         self._ending.record(self._executor.taken())
+        self._ending.record(self._met)
+        self._met = []
         if self._left.full:
             self._left.write()
 
@@ -95,11 +100,20 @@ class Salvage:
             self._together = max(1, len(payloads) // 4)
             if len(payloads) > 1:
                 return 0
-            if not self._identical(payloads[0], error):
-                self._leave(payloads[0], {"error": error.message, "detail": error.detail} | _told(error))
+            self._refused(payloads[0], error)
             return 1
         self._together = min(TRIED, 2 * self._together)
         return len(payloads)
+
+    def _refused(self, payload: bytes, error: ApplyError) -> None:
+        """A change that cannot be applied, which is known by itself now."""
+        identical, ref = self._identical(payload, error), None
+        look_closer(self._session.connection, error)
+        if not identical:
+            ref = uuid.uuid4().hex if error.record is not None else None
+            self._leave(payload, {"error": error.message, "detail": error.detail, "ref": ref} | _told(error))
+        if error.record is not None:
+            self._met.append(LeftOut(error.record, ref))
 
     def _on_tainted(self, payload: bytes) -> None:
         if self._depends(payload):

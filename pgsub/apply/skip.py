@@ -20,7 +20,7 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation, TypeName
-from pgsub.target.skip import WHOLE, Skip
+from pgsub.target.skip import WHOLE, Skip, cleared
 
 
 class Skipping:
@@ -36,13 +36,16 @@ class Skipping:
         self._subid = subid
 
     def part(self, skip: Skip, batch: Batch) -> Batch:
-        """The first transactions of a batch that :meth:`run` takes at once: up to one with changes, and with it."""
+        """The first transactions of a batch that :meth:`run` takes at once.
+
+        Up to one with changes, and with it; of a skip that waits for its transaction up to that, or the first behind.
+        """
         if not self._session.progress.applies:
             lsns = [one.finish_lsn for one in batch.transactions()]
-            before = lsns.index(skip.lsn) if skip.lsn in lsns else len(lsns)
+            before = next((number for number, lsn in enumerate(lsns) if lsn in skip.lsns), len(lsns))
             return batch.cut(max(before, 1))[0]
         for number, transaction in enumerate(batch.transactions()):
-            if transaction.relids():
+            if (not skip.waits or transaction.finish_lsn >= skip.lsn) and transaction.relids():
                 return batch.cut(number + 1)[0]
         return batch
 
@@ -53,10 +56,10 @@ class Skipping:
         """
         last = batch.last
         clears = self._session.progress.applies and bool(last.relids())
-        if last.finish_lsn != skip.lsn or not last.relids():
+        if last.finish_lsn not in skip.lsns or not last.relids():
             self._ending.record(self._executor.run(batch.items, admits))
             if clears:
-                self._ending.consume(Consumed(skip, (self._mismatch(skip, last),)))
+                self._ending.consume(Consumed.by(skip, last.finish_lsn, self._session.relations.subname))
             return
         before = batch.cut(len(batch) - 1)[0]
         self._ending.record(self._executor.run(before.items, admits))
@@ -69,19 +72,18 @@ class Skipping:
         left.write()
         failpoints.point("apply.skipped")
         if clears:
-            self._ending.consume(Consumed(skip, self._skipped(skip, left.count), done=True))
+            self._ending.consume(self._consumed(skip, last.finish_lsn, left.count))
 
-    def _mismatch(self, skip: Skip, transaction: RemoteTransaction) -> tuple[str, str]:
-        return (
-            "WARNING",
-            f'skip-LSN of subscription "{self._session.relations.subname}" cleared\n'
-            f"DETAIL:  Remote transaction's finish WAL location (LSN) {format_lsn(transaction.finish_lsn)}"
-            f" did not match skip-LSN {format_lsn(skip.lsn)}.",
-        )
+    def _consumed(self, skip: Skip, finish_lsn: int, count: int) -> Consumed:
+        """The transaction was skipped; of several LSNs those before it can be none of a transaction to come."""
+        missed, name = skip.missed_at(finish_lsn), self._session.relations.subname
+        messages = tuple(cleared(lsn, finish_lsn, name) for lsn in missed)
+        left = skip.without([*missed, finish_lsn])
+        return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, count)), done=finish_lsn)
 
-    def _skipped(self, skip: Skip, count: int) -> tuple[tuple[str, str], ...]:
-        lsn = format_lsn(skip.lsn)
-        what = "whole" if skip.rows == WHOLE else "its conflicting rows"
+    def _skipped(self, rows: str, finish_lsn: int, count: int) -> tuple[tuple[str, str], ...]:
+        lsn = format_lsn(finish_lsn)
+        what = "whole" if rows == WHOLE else "its conflicting rows"
         return (
             ("LOG", f"logical replication starts skipping transaction at LSN {lsn}"),
             (

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pgsub import failpoints
-from pgsub.apply.commit import LedgerCommit, Record
+from pgsub.apply.commit import Consumed, LedgerCommit, Record
 from pgsub.apply.conflict import Place, located
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.streams import TargetSession
@@ -108,6 +108,9 @@ class TwoPhase:
             self._transactions.unlist(gid)
             # messages, and most records where many rows were missing, were part of what was prepared: they show now
             self._ending.recorded = True
+        skip = self._session.progress.skip
+        if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
+            self._ending.consume(Consumed.by(skip, transaction.end_lsn, self._session.relations.subname))
         return self._ending.commit(old, transaction)
 
     def _finish(self, gid: str, found: Found, transaction: RemoteTransaction) -> None:

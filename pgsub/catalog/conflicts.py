@@ -22,8 +22,8 @@ KEEP = max(1, int(os.environ.get("PGSUB_CONFLICT_HISTORY") or 10_000))
 STOPPED, APPLIED, SKIPPED, KEPT, REPLAYED = "stopped", "applied", "skipped", "kept", "replayed"
 
 _CONFLICT = Table("pgsub_conflict", ConflictRow)
-#: what makes two stops the same one: the same change of the same transaction (its diagnosis may differ)
-_SAME_STOP = ("finish_lsn", "schemaname", "relname", "key", "worker")
+#: what makes two stops of one worker the same: the same change of the same transaction (its diagnosis may differ)
+_SAME_CHANGE = ("finish_lsn", "schemaname", "relname", "key")
 _EXCESS = (
     "DELETE FROM pgsub_conflict WHERE id IN (SELECT id FROM pgsub_conflict"
     " WHERE {} AND action <> 'stopped' ORDER BY id DESC LIMIT -1 OFFSET ?)"
@@ -164,11 +164,19 @@ class ConflictCatalog(ProgressCatalog):
         if known is not None and row.event is not None:
             return Added(known.id, new=False)  # the ledger's row was not removed in time
         at = row.at or utc_now()
+        left_out = self._stop(row, _SAME_CHANGE) if row.event is not None and _stops(row) else None
         if known is not None:
             changed = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
-            self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
-            return Added(known.id, new=False)
-        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(replace(row, at=at, last_at=at)), strict=True))
+        elif left_out is not None:  # what stopped apply is met once more, and left out
+            same = {"id": left_out.id, "attempts": left_out.attempts, "worker": left_out.worker}
+            changed = replace(row, at=left_out.at, last_at=at, **same)  # type: ignore[arg-type]
+        else:
+            return self._insert(replace(row, at=at, last_at=at))
+        self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
+        return Added(changed.id, new=False)
+
+    def _insert(self, row: ConflictRow) -> Added:
+        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
         del values["id"]
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         sql = f"INSERT INTO pgsub_conflict ({names}) VALUES ({marks})"
@@ -176,15 +184,18 @@ class ConflictCatalog(ProgressCatalog):
 
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
         """The same event, or the same stop."""
+        if row.event is None:
+            return self._stop(row, (*_SAME_CHANGE, "worker"))
+        found = self._database.rows(f"{_CONFLICT.select} AND event = ? LIMIT 1", (row.subid, row.event))
+        return _CONFLICT.decode(found[0]) if found else None
+
+    def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
+        """The stop that is the same in these columns."""
+        # few are found by an index; a transaction may have a million conflicts, all of one row
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
-        # both find few by an index; a transaction may have a million conflicts, all of one row
-        which, few = (
-            ("event = ?", [row.event]) if row.event is not None else ("event IS NULL AND action = 'stopped'", [])
-        )
-        same = " AND ".join(f'"{column}" IS ?' for column in _SAME_STOP)
-        sql = f"{_CONFLICT.select} AND {which} AND {same} ORDER BY id DESC LIMIT 1"
-        parameters = (row.subid, *few, *(values[column] for column in _SAME_STOP))
-        found = self._database.rows(sql, parameters)
+        same = " AND ".join(f'"{column}" IS ?' for column in columns)
+        sql = f"{_CONFLICT.select} AND event IS NULL AND action = 'stopped' AND {same} ORDER BY id DESC LIMIT 1"
+        found = self._database.rows(sql, (row.subid, *(values[column] for column in columns)))
         return _CONFLICT.decode(found[0]) if found else None
 
     def _bound(self, subid: int) -> None:
@@ -197,3 +208,8 @@ class ConflictCatalog(ProgressCatalog):
             )
             self._database.run(sql, subid, dropped)
         self._database.run(_EXCESS.format(_OF_DROPPED), KEEP)
+
+
+def _stops(row: ConflictRow) -> bool:
+    """Whether a conflict that was left out would stop a worker where it is not."""
+    return row.action == SKIPPED and (row.letter is not None or row.identical)

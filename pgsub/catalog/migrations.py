@@ -24,6 +24,8 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (5, schema.VERSION_5),
     (6, schema.VERSION_6),
     (7, schema.VERSION_7),
+    (8, schema.VERSION_8),
+    (9, schema.VERSION_9),
 )
 
 

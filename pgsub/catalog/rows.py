@@ -234,6 +234,8 @@ class SlotRow:
     taken_at: Time | None = None
     current_lsn: Lsn | None = None  #: where the publisher's WAL ended
     wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
+    waiting_transactions: int | None = None  #: behind the one that apply is stuck at, None where it is not
+    waiting_at_least: bool | None = None  #: there may be more of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,18 @@ ALTER TABLE pgsub_conflict ADD COLUMN letter TEXT;
 ALTER TABLE pgsub_conflict ADD COLUMN replayed_at TEXT;
 """
 
-# What is done with conflicts.
+# All that is to be skipped: subskiplsn is the next of several.
 VERSION_7 = """
+ALTER TABLE pg_subscription ADD COLUMN pgsub_skips TEXT NOT NULL DEFAULT '[]';
+"""
+
+# What waits behind a transaction that blocks, and whether there is more of it.
+VERSION_8 = """
+ALTER TABLE pgsub_slot ADD COLUMN waiting_transactions INTEGER;
+ALTER TABLE pgsub_slot ADD COLUMN waiting_at_least INTEGER;
+"""
+
+# What is done with conflicts.
+VERSION_9 = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
 """

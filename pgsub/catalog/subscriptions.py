@@ -48,10 +48,11 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "unavailable": ("pgsub_unavailable", NAMES),
     "password_enforced": ("pgsub_password_enforced", BOOL),
     "messages": ("pgsub_messages", BOOL),
+    "skips": ("pgsub_skips", NAMES),
     "on_conflict": ("pgsub_on_conflict", NAMES),
 }
 #: what maybe_reread_subscription() does not restart a worker for
-_NOT_OPTIONS = {"enabled", "skip_lsn", "two_phase"}
+_NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}
 _SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
 _INSERT = (
     f"INSERT INTO pg_subscription ({', '.join(column for column, _ in _COLUMNS.values())}, pgsub_options_changed_at)"

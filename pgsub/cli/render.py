@@ -25,6 +25,8 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
     """Subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", "errors", "last_error"]
+    if any(one.definition.skips for one in found):
+        columns.append("to_be_skipped")
     if expanded:
         columns += ["on_conflict", "unavailable"]
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
@@ -47,6 +49,11 @@ def blocked(one: SubscriptionStatus) -> str:
     shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
     for name in ("waiting", "retained"):
         shown[name] = None if shown[name] is None else size(shown[name])
+    count = found["waiting_transactions"]
+    if count is not None:
+        least = "at least " if found["waiting_at_least"] else ""
+        counted = f"{least}{count} transaction{'' if count == 1 else 's'} behind it"
+        shown["waiting"] = ", ".join(filter(None, (counted, shown["waiting"])))
     lost = found["slot_lost_in"]
     shown["slot_lost_in"] = None if lost is None else duration(lost)
     shown["blocked_since"] = found["since"]
@@ -106,6 +113,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
         "on_conflict": ", ".join(one.definition.on_conflict) or None,
+        "to_be_skipped": ", ".join(one.definition.skips) or None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 

@@ -30,8 +30,9 @@ table pgsub.skipped_change of the target, in the commit that passes the transact
 
 LSN is the finish LSN that the CONTEXT of an error names; without one it is that of the transaction apply stopped at
 last. One that is no finish LSN of a transaction still to come is refused, and the one that was meant is named. Whatever
-transaction with changes ends next clears it, with a warning if it was another one. With none for LSN nothing is skipped
-any more.
+transaction with changes ends next clears it, with a warning if it was another one. Of several LSNs each waits for its
+own transaction: those between them are applied, and only one whose transaction cannot come any more is cleared with
+that warning. What is given replaces what was to be skipped before; with none for LSN nothing is skipped any more.
 
 --preview changes nothing and may be asked for at any time, whether the subscription runs, is disabled, or is stuck. It
 reads the transaction from a temporary copy of the replication slot, compares it with the target row by row, and says
@@ -58,9 +59,12 @@ def register(app: typer.Typer) -> None:
 
 def skip_lsn(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
-    lsn: Annotated[
-        str | None,
-        typer.Argument(metavar="LSN|none", help="Finish LSN of the transaction; default: that of the recorded error."),
+    lsns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="LSN|none",
+            help="Finish LSN of the transaction, or of several; default: of the recorded error.",
+        ),
     ] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
     rows: Annotated[
@@ -70,15 +74,13 @@ def skip_lsn(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
 ) -> None:
     """Show or skip."""
-    wanted = None if lsn is not None and lsn.lower() == "none" else parse_lsn(lsn) if lsn is not None else 0
-    if lsn is not None and wanted == 0:
-        raise UsageError(f"invalid WAL location (LSN): {lsn}")
+    wanted = _wanted(lsns or [])
     if rows not in ("whole", "conflicting"):
         raise UsageError(f'"{rows}" is not one of whole, conflicting')
-    if preview and wanted is None:
-        raise UsageError("--preview needs a transaction")
+    if preview and (wanted is None or len(wanted) > 1):
+        raise UsageError("--preview needs a transaction, and looks at one of them")
     if not preview and wanted is not None and not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise _unasked(name, lsn, rows)
+        raise _unasked(name, lsns or [], rows)
     from pgsub.conninfo import take_environment
 
     take_environment()
@@ -91,13 +93,23 @@ def skip_lsn(
         _skip(options, yes, as_json)
 
 
-def _unasked(name: str, lsn: str | None, rows: str) -> UsageError:
-    words = ["pgsub", "skip-lsn", name, *([lsn] if lsn else []), "--rows", rows]
+def _wanted(words: list[str]) -> tuple[int, ...] | None:
+    if [word.lower() for word in words] == ["none"]:
+        return None
+    lsns = tuple(parse_lsn(word) for word in words)
+    if 0 in lsns:
+        raise UsageError(f"invalid WAL location (LSN): {words[lsns.index(0)]}")
+    return lsns
+
+
+def _unasked(name: str, lsns: list[str], rows: str) -> UsageError:
+    words = ["pgsub", "skip-lsn", name, *lsns, "--rows", rows]
     return UsageError(
         "skipping a transaction needs --yes",
         detail="There is no terminal to ask on.",
-        hint="To see what would be lost, and then:\n"
-        f"{shlex.join([*words, '--preview'])}\n{shlex.join([*words, '--yes'])}",
+        hint="To see what would be lost, of each by itself, and then:\n"
+        f"{shlex.join([*words[:4], *words[-2:], '--preview'] if len(lsns) > 1 else [*words, '--preview'])}\n"
+        f"{shlex.join([*words, '--yes'])}",
     )
 
 
@@ -112,6 +124,7 @@ def _skip(options: Any, yes: bool, as_json: bool) -> None:
             "preview": False,
             "subscription": done.name,
             "subskiplsn": format_lsn(done.skip.lsn if done.skip else 0),
+            "lsns": [format_lsn(lsn) for lsn in done.skip.lsns] if done.skip else [],
             "rows_mode": done.skip.rows if done.skip else None,
             "previous": format_lsn(done.previous.lsn if done.previous else 0),
         }
@@ -127,8 +140,10 @@ def _ask(name: str, skip: Skip) -> None:
     from pgsub.protocol.lsn import format_lsn
 
     what = "Nothing" if skip.rows == "whole" else "Only what can be applied"
+    which = "transactions" if skip.waits else "transaction"
+    finished = " and at ".join(map(format_lsn, skip.lsns))
     console.say(
-        f"{what} of the transaction finished at {format_lsn(skip.lsn)} will be applied by subscription"
+        f"{what} of the {which} finished at {finished} will be applied by subscription"
         f" {console.printable(name)}; the rest goes to pgsub.skipped_change on the target."
     )
     if not typer.confirm("Skip it?", default=False, err=True):

@@ -12,11 +12,8 @@ from typing import Any
 from pgsub import errors
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
+from pgsub.launcher.trouble import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn
-
-#: Starts from one position after the first from which a subscription is called blocked.
-RESTARTS = 2
-APPLY = "apply"
 
 
 def blocks(row: ErrorRow) -> bool:
@@ -48,6 +45,8 @@ def blocked(
         "position": None if row.position is None else format_lsn(row.position),
         "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
         "reason": row.message,
+        "waiting_transactions": None if slot is None else slot.waiting_transactions,
+        "waiting_at_least": slot is not None and slot.waiting_at_least is True,
         "waiting_bytes": waiting,
         "retained_bytes": None if slot is None else slot.retained_bytes,
         "slot_lost_in": slot_lost_in(slot),

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow
-from pgsub.commands.blocking import APPLY, word
-from pgsub.commands.status import SubscriptionStatus, error_class
+from pgsub.commands.blocking import word
+from pgsub.commands.status import Row, SubscriptionStatus, error_class
 from pgsub.errors import ApplyError, PermissionMissing, ReplicationBroken
+from pgsub.launcher.trouble import APPLY, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
+#: `Key (a)=(1) already exists.`, in any language
+_KEY_VALUE = re.compile(r"\S+ \((.*?)\)=\((.*)\) \S", re.DOTALL)
 _NAME = re.compile(r'"((?:[^"]|"")+)"|([^",]+?)(?:, |$)')
 
 
@@ -47,7 +50,7 @@ def _steps(one: SubscriptionStatus) -> Iterator[Step]:
     if one.state == "disabled":
         said = " once the cause is gone" if one.errors else ""
         yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
-    if not one.served and (one.errors or one.state == "stopped"):
+    if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
         yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
@@ -68,7 +71,14 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
     name, cls = word(one.definition.name), error_class(row)
-    who = "Apply" if row.worker == APPLY else f"The {row.worker}"
+    table = _synchronizing(one, row)
+    who = (
+        "Apply"
+        if row.worker == APPLY
+        else f"The copy of {table['schemaname']}.{table['relname']}"
+        if table
+        else f"The {row.worker}"
+    )
     times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
     if row.worker == APPLY and row.conflict:
         yield from _conflict(one, row, f"{who} stopped{times}")
@@ -78,6 +88,32 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         yield _hinted(row.hint)
     if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing) and row.finish_lsn:
         yield from _skip(name, row.finish_lsn)
+    if table is not None and row.sqlstate == "23505":
+        yield from _copied(one, row, table)
+
+
+def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
+    """The table whose synchronization failed."""
+    return next((table for table in one.relations if row.worker == sync_name(table["srrelid"])), None)
+
+
+def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
+    """A row of the target is in the way of the copy, which is all or nothing."""
+    names = table["schemaname"], table["relname"]
+    met = _KEY_VALUE.match(row.detail or "")
+    columns = _columns(met[1]) if met else []
+    tried = "The copy is tried again" + (
+        " once the subscription is enabled." if one.state == "disabled" else " by itself."
+    )
+    if met and len(columns) == 1:
+        yield Step(
+            f"Change or remove the row on the target, if it is wrong there. {tried}",
+            statements=(_delete(*names, {columns[0]: met[2]}),),
+        )
+    yield Step(
+        "Or empty the table on the target and copy it again.",
+        (f"pgsub refresh {word(one.definition.name)} --resync {word('.'.join(names))}",),
+    )
 
 
 def _hinted(hint: str) -> Step:
@@ -97,7 +133,8 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
     if met is not None:
         yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
         statements = tuple(_statements(met))
-        text = "Change or remove the row on the target, if it is wrong there; apply goes on by itself within 5 s."
+        text = "Change or remove the row on the target, if it is wrong there"
+        text += "." if one.state == "disabled" else "; apply goes on by itself within 5 s."
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
         yield Step(text, statements=statements)
@@ -116,7 +153,6 @@ def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
 
 def _statements(row: ConflictRow) -> Iterator[str]:
     """DELETE of each row that stands in the way, by the key that it has."""
-    table = sql.Identifier(row.schemaname or "", row.relname or "")
     named = []
     for local in row.local_conflicts or ():
         if local.get("row") in named:
@@ -126,9 +162,13 @@ def _statements(row: ConflictRow) -> Iterator[str]:
         columns = _columns(key[1]) if key is not None else []
         if not found or not columns or any(found.get(column) is None for column in columns):
             continue  # the key is of expressions, or of NULLs that are equal
-        conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Literal(found[c])) for c in columns]
-        text = sql.SQL("DELETE FROM {} WHERE {};").format(table, sql.SQL(" AND ").join(conditions))
-        yield text.as_string(None)
+        yield _delete(row.schemaname or "", row.relname or "", {column: found[column] for column in columns})
+
+
+def _delete(schema: str, name: str, key: dict[str, str]) -> str:
+    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Literal(value)) for c, value in key.items()]
+    text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
+    return text.as_string(None)
 
 
 def _columns(names: str) -> list[str]:

@@ -33,12 +33,12 @@ Confirm = Callable[[str, Skip], None]
 class SkipOptions:
     """What the command line says.
 
-    :ivar lsn: 0 for the recorded one, None to skip nothing.
+    :ivar lsns: none of them for the recorded one, None to skip nothing.
     """
 
     name: str
     state_dir: Path
-    lsn: int | None = 0
+    lsns: tuple[int, ...] | None = ()
     rows: str = WHOLE
 
 
@@ -60,12 +60,13 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
         sub = store.subscription(options.name)
         with opened(sub) as session:
             wanted = None
-            if options.lsn is not None:
+            if options.lsns is not None:
                 recorded = _recorded(store, sub)
-                wanted = Skip(_wanted(options, recorded), options.rows)
+                wanted = skip.of(_wanted(options, recorded), options.rows)
                 _check_position(session, sub, wanted)
-                if recorded is None or recorded.finish_lsn != wanted.lsn:
-                    _check_in_stream(session, sub, wanted, reporter)
+                for lsn in wanted.lsns:
+                    if recorded is None or recorded.finish_lsn != lsn:
+                        _check_in_stream(session, sub, lsn, reporter, alone=not wanted.waits)
                 confirm(sub.name, wanted)
             with membership.maintenance(session, sub.subid, sub.name):
                 previous = skip.pending(session, sub.subid)
@@ -76,16 +77,16 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
 
 
 def show(options: SkipOptions) -> Preview:
-    """What :func:`skip_lsn` would lose; nothing is changed.
+    """What :func:`skip_lsn` would lose of one transaction; nothing is changed.
 
     :raises StateForbids: as of :func:`skip_lsn`.
     """
-    assert options.lsn is not None
+    assert options.lsns is not None
     with StateStore.open(options.state_dir) as store:
         sub = store.subscription(options.name)
         recorded = _recorded(store, sub)
     with opened(sub) as session:
-        wanted = Skip(_wanted(options, recorded), options.rows)
+        wanted = skip.of(_wanted(options, recorded), options.rows)
         _check_position(session, sub, wanted)
         found = Preview(rows=wanted.rows)
         if recorded is not None and recorded.finish_lsn == wanted.lsn:
@@ -106,9 +107,9 @@ def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
     return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
 
 
-def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> int:
-    if options.lsn:
-        return options.lsn
+def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
+    if options.lsns:
+        return options.lsns
     if recorded is None or not recorded.finish_lsn:
         raise StateForbids(
             f'no failing transaction of subscription "{options.name}" is recorded',
@@ -116,7 +117,7 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> int:
             hint="Name the finish LSN of the transaction, as the CONTEXT of the error does:\n"
             f"pgsub skip-lsn {options.name} LSN",
         )
-    return recorded.finish_lsn
+    return (recorded.finish_lsn,)
 
 
 def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
@@ -128,19 +129,22 @@ def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Find
     return Finder(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
 
 
-def _check_in_stream(session: psycopg.Connection, sub: Subscription, wanted: Skip, reporter: Reporter) -> None:
+def _check_in_stream(
+    session: psycopg.Connection, sub: Subscription, lsn: int, reporter: Reporter, *, alone: bool
+) -> None:
     """A wrong LSN would be cleared by the next transaction, and nobody would know why that one still stops apply.
 
+    :param alone: it is the only one, which any other transaction clears.
     :raises StateForbids: with what was meant.
     """
-    finder = _finder(session, sub, wanted.lsn)
+    finder = _finder(session, sub, lsn)
     start = ledger.apply_position(session, sub.subid)
     with preview.read_from(session, sub, start) as reading:
         located = finder.find(reading)
     if located.transaction is None:
-        raise preview.refused(sub, wanted.lsn, located, reading.flush_lsn)
+        raise preview.refused(sub, lsn, located, reading.flush_lsn)
     first = finder.first
-    if first is not None and first.finish_lsn != wanted.lsn:
+    if alone and first is not None and first.finish_lsn != lsn:
         reporter.warning(
             f"transaction {located.transaction.xid} is not the next one to be applied",
             detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
@@ -150,10 +154,9 @@ def _check_in_stream(session: psycopg.Connection, sub: Subscription, wanted: Ski
 
 
 def _record(store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None) -> None:
-    detail = {"lsn": format_lsn(wanted.lsn) if wanted else "none", "rows": wanted.rows if wanted else None}
-    detail["previous"] = format_lsn(previous.lsn) if previous else "none"
+    detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
     with store.batch():
-        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0)
+        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skip.shown(wanted))
         store.journal("skip-lsn", sub.subid, sub.name, detail)
 
 
@@ -164,6 +167,11 @@ def _tell(sub: Subscription, wanted: Skip | None, previous: Skip | None, reporte
         return
     if not sub.enabled:
         reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {sub.name}")
+
+
+def told(wanted: Skip | None) -> str:
+    """Its LSNs in one line."""
+    return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)
 
 
 def canceled() -> PgsubError:

@@ -29,17 +29,12 @@ _BOOLEANS = {
     *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     "pgsub_messages",
-    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical"),
+    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
 }
 _JSON = frozenset(
     (
-        "subpublications",
-        "pgsub_unavailable",
-        "pgsub_on_conflict",
-        "remote_tuple",
-        "local_tuple",
-        "replica_identity",
-        "local_conflicts",
+        *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
+        *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
     )
 )
 #: columns that tell whose row it is, in the views that have no subid
@@ -79,6 +74,7 @@ class SubscriptionStatus:
     errors: list[ErrorRow]  #: unresolved ones, newest first
     blocked: Row | None  #: since when and by what, and what waits behind it
     served: bool  #: by a living launcher
+    launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
 
     def document(self) -> Row:
@@ -206,6 +202,7 @@ def _status(
         errors=problems,
         blocked=blocking.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
         served=served,
+        launched=launcher_lock(folder).holder() is not None,
         stopped_by=conflicts,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now
@@ -23,6 +24,8 @@ from pgsub.subscription import Subscription
 _POLL = 0.1
 #: an error from before the wait is given this time to be overcome by the retry that follows every 5 s
 _GRACE = 8.0
+#: how long an error that apply got past may still be shown, before nobody is going to take it away
+_CLEARED = 2.0
 _NAMED = 10
 
 #: says what is still missing, or None when there is nothing left to wait for
@@ -57,6 +60,7 @@ def wait(options: WaitOptions) -> None:
             subscription = store.subscription(options.name)
             missing = condition(store, subscription)
             if missing is None:
+                _see_cleared(options, store, subscription)
                 return
             elapsed = time.monotonic() - begin
             expired = options.timeout is not None and elapsed >= options.timeout
@@ -156,8 +160,20 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
 def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
     """Whether an error from before will not go away by itself: nobody retries, or retries have had their time."""
     subscription = store.subscription(options.name)
-    retried = subscription.enabled and serving(store, options.state_dir, subscription.subid)
-    return not retried or elapsed >= _GRACE
+    # what was enabled a moment ago is not served yet, but will be
+    served = serving(store, options.state_dir, subscription.subid) or launcher_lock(options.state_dir).holder()
+    return not (subscription.enabled and served) or elapsed >= _GRACE
+
+
+def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:
+    """Who was told that apply has got there should not read in the next moment what stopped it before."""
+    if options.condition not in ("caught-up", "lsn"):
+        return
+    deadline = time.monotonic() + _CLEARED
+    while serving(store, options.state_dir, subscription.subid) and time.monotonic() < deadline:
+        if not any(row.worker == APPLY and row.finish_lsn for row in store.errors(subscription.subid)):
+            return
+        time.sleep(_POLL)
 
 
 def _recorded(row: ErrorRow) -> Exception:

@@ -24,8 +24,8 @@ from pgsub.launcher.copies import Copies
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, two_phase
-from pgsub.target.ledger import RelationState, lsn_or_none
+from pgsub.target import ledger, skip, two_phase
+from pgsub.target.ledger import RelationState
 from pgsub.target.two_phase import Pending
 
 Log = Callable[[str, str], None]
@@ -46,7 +46,8 @@ SELECT count(*), sum(pg_catalog.hashtextextended(
  WHERE r.subid = %s
 """
 _PROGRESS = """
-SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text
+SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text, c.skip_rows,
+       c.skip_lsns::text[]
   FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) JOIN pgsub.control c USING (subid, worker)
  WHERE subid = %s AND worker = 0
 """
@@ -95,7 +96,7 @@ class Mirror:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
                 self._two_phase(row[2], prepared)
-                self._skip(lsn_or_none(row[3]) or 0)
+                self._skip(skip.decoded(*row[3:6]))
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
             self._count(pulses)
@@ -121,11 +122,13 @@ class Mirror:
             if state == two_phase.ENABLED:
                 self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
 
-    def _skip(self, lsn: int) -> None:
+    def _skip(self, pending: skip.Skip | None) -> None:
         """What the command that set it wrote may have come after it was consumed."""
-        shown = self._store.subscription_by_id(self._sub.subid)
-        if shown is not None and shown.skip_lsn != lsn:
-            self._store.alter(self._sub.subid, skip_lsn=lsn)
+        shown, lsn, skips = self._store.subscription_by_id(self._sub.subid), 0, skip.shown(pending)
+        if pending is not None:
+            lsn = pending.lsn
+        if shown is not None and (shown.skip_lsn, shown.skips) != (lsn, skips):
+            self._store.alter(self._sub.subid, skip_lsn=lsn, skips=skips)
 
     def _read_relations(self) -> None:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
@@ -211,7 +214,7 @@ class Mirror:
 
 
 def _action(body: dict[str, Any]) -> str:
-    """What a worker did with a conflict that did not stop it."""
+    """What a worker did with a conflict that did not stop it, or does not any more."""
     if body.get("action"):
         return str(body["action"])
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED

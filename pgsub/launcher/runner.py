@@ -17,6 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.errors import Directive, LockHeld, PgsubError
 from pgsub.launcher import faults
 from pgsub.launcher.apply_side import ApplySide
+from pgsub.launcher.backlog import Backlog
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.mirror import Mirror
 from pgsub.launcher.retry import Retry
@@ -31,6 +32,7 @@ from pgsub.tablesync.context import SyncContext
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema, two_phase
 from pgsub.target.connect import SessionName
+from pgsub.target.owner import must_use_password
 
 Log = Callable[[str, str], None]
 
@@ -129,8 +131,10 @@ class Runner(threading.Thread):
             try:
                 self._lock(session)
                 ledger_schema.install(session)
-                ledger.identity(session, self.sub.subid)
-                self._serve(self._serving(session))
+                known = ledger.identity(session, self.sub.subid)
+                must = must_use_password(session, self.sub)
+                backlog = Backlog(self.sub, self._store, known, must_use_password=must)
+                self._serve(self._serving(session), backlog)
             except psycopg.Error as error:
                 raise target.translate(error, "read the ledger") from None
 
@@ -166,8 +170,8 @@ class Runner(threading.Thread):
         mirror = Mirror(session, self._store, sub, pulses, self._log)
         return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble), stopping)
 
-    def _serve(self, serving: _Serving) -> None:
-        watch = SlotWatch(self.sub, self._store)
+    def _serve(self, serving: _Serving, backlog: Backlog) -> None:
+        watch = SlotWatch(self.sub, self._store, backlog)
         self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
         try:
             while not self._stop_event.is_set() and self.outcome is None:
@@ -240,5 +244,10 @@ class Runner(threading.Thread):
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = ("disable_on_error", "skip_lsn", "two_phase")  # the last changes while nobody serves, and by the mirror
+    fields = (
+        "disable_on_error",
+        "skip_lsn",
+        "skips",
+        "two_phase",
+    )  # the last changes while nobody serves, and by the mirror
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

@@ -10,6 +10,7 @@ from pgsub.catalog.rows import SlotRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now
 from pgsub.errors import PgsubError
+from pgsub.launcher.backlog import Backlog, Waiting
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
@@ -22,9 +23,10 @@ WINDOW, SHORTEST = 300.0, 20.0
 class SlotWatch:
     """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up."""
 
-    def __init__(self, sub: Subscription, store: StateStore) -> None:
+    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog) -> None:
         self._sub = sub
         self._store = store
+        self._backlog = backlog
         self._next = 0.0
         self._thread: threading.Thread | None = None
         self._growth: deque[tuple[float, int]] = deque()
@@ -44,9 +46,10 @@ class SlotWatch:
             connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
             try:
                 state = slots.slot_state(connection, self._sub.slot_name)
+                waiting = self._backlog.waiting(connection) if state is not None else None
             finally:
                 connection.close()
-            self._store.put_slot(self._sub.subid, self._row(state) if state is not None else None)
+            self._store.put_slot(self._sub.subid, self._row(state, waiting) if state is not None else None)
         except PgsubError:
             return  # the apply worker meets the same problem and reports it
 
@@ -66,7 +69,7 @@ class SlotWatch:
         seconds = now - growth[0][0]
         return int((current_lsn - growth[0][1]) / seconds) if seconds >= SHORTEST else None
 
-    def _row(self, state: slots.SlotState) -> SlotRow:
+    def _row(self, state: slots.SlotState, waiting: Waiting | None) -> SlotRow:
         return SlotRow(
             state.name,
             plugin=state.plugin,
@@ -85,4 +88,6 @@ class SlotWatch:
             taken_at=utc_now(),
             current_lsn=state.current_lsn,
             wal_bytes_per_second=self._rate(state.current_lsn),
+            waiting_transactions=None if waiting is None else waiting.transactions,
+            waiting_at_least=None if waiting is None else not waiting.complete,
         )

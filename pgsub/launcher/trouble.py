@@ -15,6 +15,8 @@ from pgsub.subscription import Subscription
 Log = Callable[[str, str], None]
 
 APPLY = "apply"  #: the apply worker in the record of errors
+#: Starts from one position after the first from which a subscription is called blocked.
+RESTARTS = 2
 
 
 class Trouble:

@@ -106,12 +106,10 @@ class Decoder:
 
     :param parallel_streaming: streaming = parallel was negotiated (protocol version 4).
     :ivar stream_xid: top transaction of the open stream block, else None.
-    :ivar last_xid: inside a stream block, whose (sub)transaction the last message belongs to; else None.
     """
 
     def __init__(self, parallel_streaming: bool = False) -> None:
         self.stream_xid: int | None = None
-        self.last_xid: int | None = None
         self._parallel_streaming = parallel_streaming
         self._open: Begin | BeginPrepare | None = None
         self._changed = False
@@ -136,8 +134,6 @@ class Decoder:
                 raise ProtocolViolation(f"message of {len(payload)} bytes is too long")
             message = decode_change(payload, self.stream_xid is not None, self._parallel_streaming)
             _CHECKS[type(message)](self, message)
-            if self.stream_xid is not None:
-                self.last_xid = self.stream_xid if payload[0] in _IN_STREAM_CONTROL else message_xid(payload)
             return message
         except ProtocolViolation as violation:
             self._refused = violation.message
@@ -268,7 +264,7 @@ class Decoder:
     def _stream_stop(self, _message: StreamStop) -> None:
         if self.stream_xid is None:
             raise ProtocolViolation("STREAM STOP message without STREAM START")
-        self.stream_xid = self.last_xid = None
+        self.stream_xid = None
 
     def _end_stream(self, what: str, xid: int) -> None:
         self._check_outside(what)

@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 5
+VERSION = 6
 
 
 def _granted_as_older(table: str) -> str:
@@ -180,7 +180,12 @@ CREATE TABLE pgsub.held_change (
     + _granted_as_older("held_change")
 )
 
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5}
+# several of them, the next one first; NULL where there is only one, which any transaction clears
+_V6 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 

@@ -14,11 +14,11 @@ import psycopg
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import APPLY, Claim, RelationState, lsn_or_none
-from pgsub.target.skip import Skip
+from pgsub.target.skip import Skip, decoded
 
 _COLUMNS = (
     "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("
-    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows] FROM pgsub.control c"
+    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' ')] FROM pgsub.control c"
     " WHERE c.subid = progress.subid AND c.worker = 0 AND c.skip_lsn IS NOT NULL)"
 )
 _KEY = "subid = %s AND worker = %s"
@@ -101,7 +101,7 @@ class Progress:
             raise Fenced("the subscription was removed from the ledger")
         self._ctid = row[0]
         self.remote_lsn, self.reported_lsn, self.states_version = parse_lsn(row[1]), parse_lsn(row[2]), row[3]
-        self.skip = None if row[4] is None else Skip(parse_lsn(row[4][0]), row[4][1])
+        self.skip = None if row[4] is None else _skip(*row[4])
 
     def lock(self, expected: int) -> None:
         """Lock the row in the caller's transaction, before anything is decided about table states.
@@ -187,6 +187,10 @@ class Progress:
             "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s", (self._claim.subid,)
         ).fetchone()
         return None if row is None or row[0] is None else (row[0], row[1])
+
+
+def _skip(lsn: str, rows: str, several: str | None) -> Skip | None:
+    return decoded(lsn, rows, None if several is None else several.split())
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:

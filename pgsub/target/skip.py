@@ -1,11 +1,13 @@
-"""``subskiplsn`` in the ledger: which remote transaction is not to be applied, or not all of it.
+"""``subskiplsn`` in the ledger: which remote transactions are not to be applied, or not all of them.
 
 Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). It is a flag of
-apply's control row: setting it waits for no transaction, however large.
+apply's control row: setting it waits for no transaction, however large. Several LSNs are pgsub's own: each waits for
+its transaction, so those between them are applied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -16,18 +18,78 @@ from pgsub.target import ledger
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
+#: Of the control row, as :func:`decoded` takes them.
+COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
     """What is set.
 
-    :ivar lsn: the finish LSN of the transaction.
+    :ivar lsn: the finish LSN of the transaction, of several the next one's.
     :ivar rows: ``whole``, or ``conflicting``: only the rows that cannot be applied.
+    :ivar later: of several the others, rising.
+    :ivar waits: it was one of several: it is not cleared by a transaction that comes before its own.
     """
 
     lsn: int
     rows: str = WHOLE
+    later: tuple[int, ...] = ()
+    waits: bool = False
+
+    @property
+    def lsns(self) -> tuple[int, ...]:
+        """All of them, rising."""
+        return (self.lsn, *self.later)
+
+    def without(self, lsns: Sequence[int]) -> Skip | None:
+        """What is left once these were met, or missed."""
+        left = [lsn for lsn in self.lsns if lsn not in lsns]
+        return Skip(left[0], self.rows, tuple(left[1:]), self.waits) if left else None
+
+    def missed_at(self, finish_lsn: int) -> tuple[int, ...]:
+        """LSNs that a transaction clears that is not theirs (clear_subscription_skip_lsn): transactions come in order.
+
+        :param finish_lsn: of a transaction with changes, or the end of a prepared one.
+        """
+        if self.waits:
+            return tuple(lsn for lsn in self.lsns if lsn < finish_lsn)
+        return () if self.lsn == finish_lsn else self.lsns
+
+
+def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
+    """One LSN as the server has it; or several."""
+    first, *later = sorted(set(lsns))
+    return Skip(first, rows, tuple(later), waits=bool(later))
+
+
+def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, str]:
+    """Level and text of what the log is told of one that was missed, in the server's words."""
+    return (
+        "WARNING",
+        f'skip-LSN of subscription "{subname}" cleared\n'
+        f"DETAIL:  Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)}"
+        f" did not match skip-LSN {format_lsn(lsn)}.",
+    )
+
+
+def shown(skip: Skip | None) -> tuple[str, ...]:
+    """What is to be skipped, for people: one a transaction."""
+    return () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
+
+
+def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
+    """From :data:`COLUMNS`."""
+    if lsn is None or rows is None:
+        return None
+    later = tuple(parse_lsn(one) for one in (several or ())[1:])
+    return Skip(parse_lsn(lsn), rows, later, waits=several is not None)
+
+
+def _encoded(skip: Skip | None) -> tuple[str | None, str | None, list[str] | None]:
+    if skip is None:
+        return None, None, None
+    return format_lsn(skip.lsn), skip.rows, [format_lsn(lsn) for lsn in skip.lsns] if skip.waits else None
 
 
 def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
@@ -35,16 +97,14 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
 
     :raises StateForbids: the ledger does not know the subscription.
     """
-    row = connection.execute(
-        f"SELECT skip_lsn::text, skip_rows FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)
-    ).fetchone()
+    row = connection.execute(f"SELECT {COLUMNS} FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
     if row is None:
         raise ledger.unknown(subid)
-    return None if row[0] is None else Skip(parse_lsn(row[0]), row[1])
+    return decoded(*row)
 
 
 def check(skip: Skip, remote_lsn: int) -> None:
-    """:raises StateForbids: the LSN lies behind what was applied, in the server's words."""
+    """:raises StateForbids: an LSN lies behind what was applied, in the server's words."""
     if skip.lsn < remote_lsn:
         raise StateForbids(
             f"skip WAL location (LSN {format_lsn(skip.lsn)}) must be greater than origin LSN {format_lsn(remote_lsn)}",
@@ -61,21 +121,22 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
     with ledger.durable(connection):
         if skip is not None:
             check(skip, ledger.apply_position(connection, subid))
-        lsn, rows = (None, None) if skip is None else (format_lsn(skip.lsn), skip.rows)
         connection.execute(
-            f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s WHERE {_APPLY}".encode(), (lsn, rows, subid)
+            f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),
+            (*_encoded(skip), subid),
         )
 
 
-def clear(connection: psycopg.Connection, subid: int, skip: Skip) -> None:
-    """Inside the transaction that consumes it.
+def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip | None) -> None:
+    """Inside the transaction that consumes it, or the first of several.
 
     :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
     """
     row = connection.execute(
-        "UPDATE pgsub.control SET skip_lsn = NULL, skip_rows = NULL"
-        f" WHERE {_APPLY} AND skip_lsn = %s AND skip_rows = %s RETURNING true".encode(),
-        (subid, format_lsn(skip.lsn), skip.rows),
+        "UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[]"
+        f" WHERE {_APPLY} AND skip_lsn = %s AND skip_rows = %s AND skip_lsns IS NOT DISTINCT FROM %s::pg_lsn[]"
+        " RETURNING true".encode(),
+        (*_encoded(left), subid, *_encoded(skip)),
     ).fetchone()
     if row is None:
         raise StreamsMustRestart("what is to be skipped was changed meanwhile")

@@ -10,7 +10,9 @@ from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
 from pgsub.errors import ApplyError, PgsubError
-from pgsub.protocol.lsn import parse_lsn
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.protocol.messages import Commit
 from pgsub.target import skip
 from pgsub.target.skip import CONFLICTING, WHOLE, Skip
 
@@ -56,6 +58,15 @@ def transaction(kind: str, *statements: str) -> str:
 def skips(p: Pair, lsn: str | int | None, rows: str = WHOLE) -> None:
     wanted = None if lsn is None else Skip(parse_lsn(lsn) if isinstance(lsn, str) else lsn, rows)
     skip.set_pending(p.session, p.subid, wanted)
+
+
+def finish_lsn(p: Pair, statement: str) -> int:
+    """Run a transaction on the publisher; where its Commit message says that it finished."""
+    p.pubdb.execute(statement)
+    query = "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
+    query += " 'publication_names', 'p') WHERE get_byte(data, 0) = ascii('C')"
+    commits = [decode_change(bytes(data), False) for (data,) in p.pubdb.rows(query, p.sub.slot_name)]
+    return max(message.commit_lsn for message in commits if isinstance(message, Commit))
 
 
 def letters(p: Pair) -> list[tuple[str, dict[str, Any]]]:
@@ -239,3 +250,45 @@ def test_a_sync_worker_obeys_a_skip_and_leaves_it_to_apply_to_clear_it(pair, mon
     assert p.subdb.rows("SELECT * FROM t ORDER BY id") == [(8, "before"), (9, "mine")]
     assert [(name, body["new"]["v"]) for name, body in letters(p)] == [("t", "theirs")]
     assert skip.pending(p.session, p.subid) == Skip(parse_lsn(error.finish_lsn))
+
+
+def test_each_of_several_lsns_waits_for_its_transaction_and_those_between_are_applied(make):
+    p = make(ddl="CREATE TABLE t (id int PRIMARY KEY)")
+    lsns = [finish_lsn(p, f"INSERT INTO t VALUES ({number})") for number in range(6)]
+    wanted = skip.of([lsns[4], lsns[1], lsns[2]])
+    skip.set_pending(p.session, p.subid, wanted)
+    p.catch_up()
+    assert p.subdb.rows("SELECT id FROM t ORDER BY id") == [(0,), (3,), (5,)]
+    assert [body["new"]["id"] for _, body in letters(p)] == ["1", "2", "4"]
+    assert skip.pending(p.session, p.subid) is None
+    assert [body["finish_lsn"] for body in p.events() if body["kind"] == "skipped"] == [
+        format_lsn(lsn) for lsn in (lsns[1], lsns[2], lsns[4])
+    ]
+    assert not any(text.startswith("WARNING") for text in logged(p))
+
+
+def test_one_of_several_lsns_that_is_missed_is_cleared_with_a_warning_and_the_others_stay(make):
+    p = make(ddl="CREATE TABLE t (id int PRIMARY KEY)")
+    lsns = [finish_lsn(p, f"INSERT INTO t VALUES ({number})") for number in range(4)]
+    wrong, far = lsns[1] - 1, lsns[3] + 10_000_000
+    skip.set_pending(p.session, p.subid, skip.of([wrong, lsns[2], far]))
+    p.catch_up()
+    assert p.subdb.rows("SELECT id FROM t ORDER BY id") == [(0,), (1,), (3,)]
+    [warning] = [text for text in logged(p) if text.startswith("WARNING")]
+    assert f"did not match skip-LSN {format_lsn(wrong)}." in warning
+    left = skip.pending(p.session, p.subid)
+    assert left is not None and left.lsns == (far,)  # still waits, other than one that was set alone
+    p.apply("INSERT INTO t VALUES (7)")
+    assert skip.pending(p.session, p.subid) == left
+
+
+def test_the_end_of_a_prepared_transaction_clears_a_skip_as_on_the_server(make):
+    p = make("prepared", ddl="CREATE TABLE t (id int PRIMARY KEY)")
+    p.apply("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'x'")
+    wrong = p.published() + 10_000_000
+    skips(p, wrong)
+    p.apply("COMMIT PREPARED 'x'")
+    assert skip.pending(p.session, p.subid) is None
+    [said] = logged(p)
+    assert f"did not match skip-LSN {format_lsn(wrong)}." in said
+    p.same("t")

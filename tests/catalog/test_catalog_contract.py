@@ -19,7 +19,7 @@ COLUMNS = {
     "subretentionactive subserver subconflictlogrelid subconflictlogdest subconninfo subslotname subsynccommit "
     "subwalrcvtimeout subpublications suborigin pgsub_target pgsub_apply_mode pgsub_copy_atomic "
     "pgsub_max_sync_workers pgsub_copy_workers pgsub_owner_name pgsub_unavailable pgsub_options_changed_at "
-    "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_on_conflict",
+    "pgsub_password_enforced pgsub_max_parallel_apply_workers pgsub_messages pgsub_skips pgsub_on_conflict",
     "pg_subscription_rel": "srsubid srrelid srsubstate srsublsn schemaname relname",
     "pg_replication_origin_status": "local_id external_id remote_lsn local_lsn",
     "pg_stat_subscription": "subid subname worker_type pid leader_pid relid received_lsn last_msg_send_time "
@@ -33,7 +33,7 @@ COLUMNS = {
     "started_at bytes_per_second",
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
     "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical "
-    "last_at context replica_identity local_conflicts worker event",
+    "last_at context replica_identity local_conflicts worker event letter replayed_at",
     "pgsub_journal": "id at subid subname action actor detail",
     "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
 }
@@ -89,6 +89,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_max_parallel_apply_workers": 2,
         "pgsub_messages": 0,
         "pgsub_on_conflict": "[]",
+        "pgsub_skips": "[]",
     }
 
 

@@ -86,6 +86,7 @@ def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, faile
     since = store.errors(5)[0].first_at
     assert found == {
         **{"since": since, "restarts": 2, "position": "0/14C0000", "finish_lsn": "0/14C0378", "reason": MESSAGE},
+        **{"waiting_transactions": None, "waiting_at_least": False},
         **{"waiting_bytes": 2 << 20, "retained_bytes": 3 << 20, "slot_lost_in": None},
         "next": f"pgsub conflicts show orders {conflict}",
     }
@@ -97,10 +98,20 @@ def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, faile
     store.put_slot(5, SlotRow("orders", safe_wal_size=-1, wal_bytes_per_second=2))
     assert (orders()["blocked"]["slot_lost_in"], orders()["blocked"]["waiting_bytes"]) == (0, None)
     store.put_slot(5, SlotRow("orders", safe_wal_size=7200, wal_bytes_per_second=2, retained_bytes=3 << 20))
-    shown = dict(line.split(" | ", 1) for line in pgsub("status", "orders").stdout.splitlines() if " | " in line)
-    shown = {name.strip(): text for name, text in shown.items()}
+    shown = _shown(pgsub)
     assert (shown["retained"], shown["slot_lost_in"], shown["reason"]) == ("3072 kB", "1 h 0 min", MESSAGE)
     assert pgsub("status", "orders", "--check").returncode == 6
+    for more, said in (
+        (False, "7 transactions behind it, 2048 kB"),
+        (True, "at least 7 transactions behind it, 2048 kB"),
+    ):
+        store.put_slot(5, replace(slot, waiting_transactions=7, waiting_at_least=more))
+        assert (_shown(pgsub)["waiting"], orders()["blocked"]["waiting_at_least"]) == (said, more)
+
+
+def _shown(pgsub):
+    shown = dict(line.split(" | ", 1) for line in pgsub("status", "orders").stdout.splitlines() if " | " in line)
+    return {name.strip(): text for name, text in shown.items()}
 
 
 def _steps(pgsub, valid):

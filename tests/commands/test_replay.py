@@ -180,3 +180,27 @@ def test_on_a_terminal_it_asks(stuck: MakeStuck) -> None:
         terminal.close()
         assert terminal.exitstatus == code
         assert it.subdb.value(_LEFT) == code
+
+
+def test_rows_that_a_skip_leaves_out_are_conflicts_of_the_record_and_each_can_be_replayed(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0), (3, 3)")
+    error = skipped(
+        it,
+        "conflicting",
+        "BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); INSERT INTO b VALUES (3, 3), (4, 4); COMMIT",
+    )
+    same, second, first = conflicts(it)
+    for one, key in ((first, "(id)=(1)"), (second, "(id)=(2)"), (same, "(id)=(3)")):
+        assert (one["conflict_type"], one["action"], one["key"]) == ("insert_exists", "skipped", key)
+        assert (one["finish_lsn"], one["remote_xid"]) == (error.finish_lsn, error.xid)
+        assert one["local_conflicts"][0]["row"]["n"] == ("3" if one is same else "0")
+    assert [one["identical"] for one in (first, second, same)] == [False, False, True]
+    assert [one["worker"] for one in (first, second)] == ["apply", None]
+    stats = "SELECT confl_insert_exists FROM pg_stat_subscription_stats"
+    assert it.cli.sql(stats) == [(3,)]  # the first of them when it stopped apply
+    one_error(it.run("conflicts", "replay", "s", str(same["id"]), "--yes"), 3, "nothing is kept of conflict")
+    it.subdb.execute("DELETE FROM b WHERE id = 2")
+    replayed(it, str(second["id"]))
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 3), (4, 4)]
+    assert [one["action"] for one in conflicts(it)] == ["skipped", "replayed", "skipped"]

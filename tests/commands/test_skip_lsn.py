@@ -99,3 +99,28 @@ def test_on_a_terminal_it_asks(stuck: MakeStuck, answer: str, code: int) -> None
     assert terminal.exitstatus == code
     assert it.cli.sql(_STORED) == [(error.finish_lsn if code == 0 else "0/0",)]
     assert len(it.journal("skip-lsn")) == 1 - code
+
+
+def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (3, 0)")
+    error = it.apply("INSERT INTO b VALUES (1, 1)", "INSERT INTO b VALUES (2, 2)", "INSERT INTO b VALUES (3, 3)")
+    assert error is not None and error.finish_lsn is not None
+    third = _lsn_of_the_third(it)
+    one_error(it.run("skip-lsn", "s", error.finish_lsn, "0/10", "--yes"), 3, "finishes at 0/10", "--preview")
+    assert it.subdb.rows(_PENDING) == [(None, None)]
+    one_error(it.run("skip-lsn", "s", error.finish_lsn, third, "--preview"), 2, "one of them", hint=False)
+    one_error(it.run("skip-lsn", "s", "none", third, "--yes"), 2)
+    done = valid("skip-lsn", it.ok("skip-lsn", "s", third, error.finish_lsn, "--yes", "--json").stdout)
+    assert (done["subskiplsn"], done["lsns"]) == (error.finish_lsn, [error.finish_lsn, third])
+    shown = valid("status", it.ok("status", "s", "--json").stdout)["subscriptions"][0]
+    assert (shown["subskiplsn"], shown["pgsub_skips"]) == (
+        error.finish_lsn,
+        [f"{error.finish_lsn} whole", f"{third} whole"],
+    )
+    assert f"{third} whole" in it.ok("status", "s").stdout
+    it.ok("skip-lsn", "s", "none")
+    assert it.subdb.rows("SELECT skip_lsn, skip_lsns FROM pgsub.control WHERE worker = 0") == [(None, None)]
+    it.ok("skip-lsn", "s", third, error.finish_lsn, "--yes")
+    assert it.apply() is None
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 0)]

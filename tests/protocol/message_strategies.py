@@ -139,7 +139,6 @@ class Step(NamedTuple):
     message: Message
     payload: bytes
     stream_xid: int | None
-    last_xid: int | None
 
 
 class _Publisher:
@@ -156,8 +155,7 @@ class _Publisher:
     def say(self, message: Message, xid: int | None = None) -> None:
         if isinstance(message, Relation):
             self.widths[message.relid] = len(message.columns)
-        last_xid = None if self.stream_xid is None else xid or self.stream_xid
-        self.steps.append(Step(message, encode(message, xid), self.stream_xid, last_xid))
+        self.steps.append(Step(message, encode(message, xid), self.stream_xid))
 
     def lsns(self) -> tuple[int, int]:
         finish = self.lsn + self.draw(st.integers(0, 1000))

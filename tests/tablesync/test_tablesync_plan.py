@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pgsub.publisher.tables import Leaf, RemoteColumn, RemoteTable
 from pgsub.subscription import Subscription
-from pgsub.tablesync import machine, plan
+from pgsub.tablesync import plan
 from pgsub.target.relation import TargetColumn, TargetRelation
 
 SUB = Subscription(1, "s", "", "", ("p",), "s")
@@ -130,20 +130,3 @@ def test_a_binary_copy_needs_the_same_built_in_types(
     sub = Subscription(1, "s", "", "", ("p",), "s", binary=binary)
     target = _target(TargetColumn("a", ours, "x", False, "", None))
     assert plan.binary_copy(sub, _remote((), _column("a", theirs)), target, version) == wanted
-
-
-def test_states_follow_each_other_as_in_the_server() -> None:
-    allowed = {(a, b) for a in machine.STORED for b in machine.STORED if machine.may_follow(a, b)}
-    assert allowed == {("i", "d"), ("d", "d"), ("d", "f"), ("f", "s"), ("s", "r")}
-    for never_stored in "wc":
-        with pytest.raises(KeyError):
-            machine.may_follow(never_stored, "r")
-
-
-def test_syncwait_and_catchup_are_shown_of_a_living_worker_only() -> None:
-    assert machine.live("f", claimed=False, streaming=False) == "w"
-    assert machine.live("f", claimed=True, streaming=False) == "c"
-    assert machine.live("f", claimed=False, streaming=True) == "c"
-    for stored in "idsr":
-        assert machine.live(stored, claimed=True, streaming=True) == stored
-    assert set(machine.WORDS) == set("idfwcsr")
