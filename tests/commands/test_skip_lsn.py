@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-import pexpect
 import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck
@@ -81,24 +78,6 @@ def _lsn_of_the_third(it) -> str:
     """A finish LSN behind the failing one, as the refusal of a wrong LSN names it."""
     said = it.run("skip-lsn", "s", str(it.pubdb.value("SELECT (pg_current_wal_flush_lsn() - 1)::text")), "--yes").stderr
     return str(said.split("finished at ")[1].split()[0].rstrip("?."))
-
-
-@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_it_asks(stuck: MakeStuck, answer: str, code: int) -> None:
-    it = stuck()
-    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
-    error = it.apply("INSERT INTO b VALUES (1, 1)")
-    assert error is not None
-    words = ["-m", "pgsub", "skip-lsn", "s"]
-    terminal = pexpect.spawn(sys.executable, words, env=it.cli.environment, encoding="utf-8", timeout=30)
-    terminal.expect_exact(f"finished at {error.finish_lsn} will be applied")
-    terminal.expect_exact("Skip it?")
-    terminal.sendline(answer)
-    terminal.expect(pexpect.EOF)
-    terminal.close()
-    assert terminal.exitstatus == code
-    assert it.cli.sql(_STORED) == [(error.finish_lsn if code == 0 else "0/0",)]
-    assert len(it.journal("skip-lsn")) == 1 - code
 
 
 def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> None:
