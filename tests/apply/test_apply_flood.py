@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.errors import ApplyError
+from pgsub import failpoints
+from pgsub.errors import ApplyError, PgsubError
 from pgsub.target import skip
 from pgsub.target.skip import Flood
 
@@ -84,6 +85,25 @@ def test_changes_of_missing_rows_are_kept_and_the_log_is_told_once(pair: MakePai
     assert kept[0]["new"] == {"id": "1", "v": "newer"} and kept[50]["old"]["v"] is None
     assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'newest'") == 50
     assert [text.split(" ")[0] for text in logged(p)] == ["50", "100"]
+
+
+@pytest.mark.parametrize("point", ["apply.before_target_commit", "apply.after_target_commit"])
+def test_a_crash_uses_the_rule_and_keeps_the_changes_or_neither(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    p = pair(TABLE)
+    p.subdb.execute("INSERT INTO t VALUES (1, 'mine'), (2, 'mine')")
+    rule(p, "insert_exists", 5)
+    monkeypatch.setenv("PGSUB_FAILPOINTS", f"{point}=error")
+    failpoints._counts.clear()
+    with pytest.raises(PgsubError, match="failpoint"):
+        p.apply("INSERT INTO t VALUES (1, 'theirs'), (2, 'theirs'), (3, 'x')")
+    monkeypatch.setenv("PGSUB_FAILPOINTS", "")
+    done = point == "apply.after_target_commit"
+    assert (left(p), len(letters(p))) == (({"insert_exists": 3}, 2) if done else ({"insert_exists": 5}, 0))
+    p.apply()
+    assert (left(p), len(letters(p))) == ({"insert_exists": 3}, 2)
+    assert p.subdb.rows("SELECT id, v FROM t ORDER BY id") == [(1, "mine"), (2, "mine"), (3, "x")]
 
 
 def test_what_a_prepared_transaction_leaves_out_uses_the_rule_once(pair: MakePair) -> None:

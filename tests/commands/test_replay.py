@@ -64,6 +64,7 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     error = skipped(it, "whole", "BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
     [conflict] = conflicts(it)
     number = str(conflict["id"])
+    assert it.ok("conflicts", "show", "s", number).stdout.endswith(f"\npgsub conflicts replay s {number}\n")
     assert conflict["action"] == "skipped" and conflict["replayed_at"] is None
     one_error(it.cli("conflicts", "replay", "s", number), 2, "needs --yes", "--dry-run")
 
