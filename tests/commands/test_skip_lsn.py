@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck
 
