@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
@@ -120,6 +121,7 @@ class Reader(threading.Thread):
             self.seen.append(state)
             if last:
                 return
+            time.sleep(0.002)  # the worker is a thread of this process too
 
 
 def _writers(p: Pair, stack: ExitStack, states: dict[int, str], transactions: int) -> list[Writer]:

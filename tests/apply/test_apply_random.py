@@ -13,7 +13,7 @@ import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
-from pgsub.apply import set_writer
+from pgsub.apply import set_writer, start
 from pgsub.apply.set_writer import Outcome, SetWriter
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def sets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 
     monkeypatch.setattr(SetWriter, "apply", counted)
     yield lambda pays_from: monkeypatch.setattr(set_writer, "PAYS_FROM", pays_from)
-    assert applied > 0
+    assert applied > 0 or not start.SET_BASED
 
 
 def _contents(database: Database, table: str) -> list[object]:
