@@ -189,8 +189,10 @@ class Subscriber:
             try:
                 ledger.ask_to_stop(self.session, self.subid)
                 for task in self.tasks:
-                    task._thread.join(10)
-                ledger.take_over(self.session, self.subid, ledger.APPLY)
+                    task.ends_within(1)
+                ledger.take_over(self.session, self.subid, ledger.APPLY)  # of who did not hear it the session is ended
+                for task in self.tasks:
+                    task.ends_within(10)
             except psycopg.Error:
                 pass  # the test took the target away
             self.session.close()
