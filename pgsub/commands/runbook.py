@@ -88,6 +88,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         yield _hinted(row.hint)
     if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing) and row.finish_lsn:
         yield from _skip(name, row.finish_lsn)
+        yield from _hold(name, row)
     if table is not None and row.sqlstate == "23505":
         yield from _copied(one, row, table)
 
@@ -140,6 +141,7 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
         yield Step(text, statements=statements)
     if row.finish_lsn:
         yield from _skip(name, row.finish_lsn)
+    yield from _hold(name, row)
 
 
 def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
@@ -149,6 +151,15 @@ def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
         "Leave out only the rows of it that conflict, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
+
+
+def _hold(name: str, row: ErrorRow) -> Iterator[Step]:
+    if row.relation is not None:
+        yield Step(
+            "Or let the other tables go on meanwhile: the changes of this one are kept on the target until it is"
+            " released.",
+            (f"pgsub alter {name} --hold {word(row.relation)}",),
+        )
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:
