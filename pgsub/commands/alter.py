@@ -75,13 +75,24 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         asks = options.connection is not None or options.target is not None or options.refreshes
         asks = asks or alteration.asks_two_phase(options, sub)
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
-        named = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
-        for warned in preflight.tables_of_rules(fields.get("on_conflict", ()) if named else (), named):
-            reporter.warning(warned.message, warned.detail, warned.hint)
+        _check_tables(options, store, sub, fields, reporter)
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             _store(store, sub, fields)
             return
         _alter_with_servers(options, store, sub, fields, reporter, deadline)
+
+
+def _check_tables(
+    options: AlterOptions, store: StateStore, sub: Subscription, fields: Mapping[str, Any], reporter: Reporter
+) -> None:
+    """Tables that rules name for the first time should be there; without a refresh so far nobody knows any."""
+    known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
+    rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
+    warnings = preflight.tables_of_rules(rules, known)
+    if options.strict:
+        preflight.enforce(warnings)
+    for warned in warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
 
 
 def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:

@@ -1,0 +1,87 @@
+"""``--on-conflict``: what is a rule and what is none, where rules are shown, and who heeds them, from when on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fix_program import one_error
+
+from pgsub.conflict_rules import ALLOWED, RESOLUTIONS, merged, of_table, parse
+from pgsub.errors import UsageError
+
+
+@pytest.mark.parametrize("conflict", ALLOWED)
+@pytest.mark.parametrize("resolution", RESOLUTIONS)
+def test_a_rule_is_taken_or_refused_with_the_reason_and_what_there_is(conflict, resolution):
+    text = f"{conflict}={resolution}"
+    if resolution in ALLOWED[conflict]:
+        assert str(parse(text)) == text
+        return
+    with pytest.raises(UsageError) as met:
+        parse(text)
+    assert met.value.detail and ", ".join(ALLOWED[conflict]) in (met.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("insert_exists", "invalid conflict rule"),
+        ("t:insert_exists=skip", "invalid conflict rule"),
+        (":insert_exists=skip", "invalid conflict rule"),
+        ("=skip", "invalid conflict rule"),
+        ("insert_exist=skip", 'unknown conflict type "insert_exist"'),
+        ("insert_exists=ignore", 'unknown resolution "ignore"'),
+        ("update_deleted=skip", 'conflict type "update_deleted" cannot be resolved'),
+    ],
+)
+def test_what_is_no_rule_is_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse(text)
+
+
+def test_a_rule_replaces_the_one_of_its_type_and_table_and_default_takes_it_back():
+    rules = merged((), ["insert_exists=skip", 'a:b.c=d"e:insert_exists=error', "public.t:identical=keep_local"])
+    assert of_table(rules, "public", "t") == (("insert_exists", "skip"), ("identical", "keep_local"))
+    assert of_table(rules, "a:b", 'c=d"e') == ()  # error is what the server does
+    changed = merged(rules, ["insert_exists=default", "public.t:insert_exists=apply_remote"])
+    assert of_table(changed, "public", "o") == ()
+    assert dict(of_table(changed, "public", "t")) == {"insert_exists": "apply_remote", "identical": "keep_local"}
+    with pytest.raises(UsageError, match="more than once"):
+        merged((), ["insert_exists=skip", "insert_exists=error"])
+
+
+def test_rules_are_stored_shown_and_altered_and_what_has_no_sense_changes_nothing(cli, make_cli, tables):
+    given = ("--on-conflict", "insert_exists=keep_local", "--on-conflict", "public.nowhere:update_missing=skip")
+    one_error(cli.create("s", "--no-wait", "--on-conflict", "delete_missing=apply_remote"), 2, "cannot be resolved by")
+    ended = cli.create("s", "--no-wait", "--no-copy-data", *given)
+    assert ended.returncode == 0, ended.stderr
+    assert 'conflict rules name table "public.nowhere", which is not part of the subscription' in ended.stderr
+    assert cli.status("s")["pgsub_on_conflict"] == ["insert_exists=keep_local", "public.nowhere:update_missing=skip"]
+    ended = cli("alter", "s", "--on-conflict", "insert_exists=default", "--on-conflict", "public.a:insert_exists=error")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    taken_back = cli("alter", "s", "--on-conflict", "public.nowhere:update_missing=default")
+    assert (taken_back.returncode, taken_back.stderr) == (0, "")
+    one_error(cli("alter", "s", "--on-conflict", "identical=last_update_wins"), 2, "cannot be resolved by")
+    assert cli.status("s")["pgsub_on_conflict"] == ["public.a:insert_exists=error"]
+    assert "public.a:insert_exists=error" in cli("status", "s", "-x").stdout
+    [detail] = cli.sql("SELECT detail FROM pgsub_journal ORDER BY id DESC LIMIT 1")[0]
+    assert json.loads(detail) == {"on_conflict": ["public.a:insert_exists=error"]}
+    timed = ("--on-conflict", "update_origin_differs=last_update_wins")
+    assert cli("alter", "s", *timed).returncode == 0
+    # the other server does not track commit times
+    other = make_cli(tables[1].conninfo, tables[0].conninfo)
+    one_error(other.create("o", "--no-wait", *timed), 3, "needs track_commit_timestamp on the target")
+
+
+def test_a_rule_lets_a_running_subscription_pass_what_stops_it(served, tables):
+    cli, name = served
+    pubdb, subdb = tables
+    subdb.execute("INSERT INTO b VALUES (1, 10)")
+    pubdb.execute("INSERT INTO b VALUES (1, 11)")
+    assert cli("wait", name, "--for", "error", "--timeout", "1m").returncode == 0
+    assert cli("alter", name, "--on-conflict", "public.b:insert_exists=apply_remote").returncode == 0
+    subdb.wait("SELECT n::int FROM b", value=11)
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "1m").returncode == 0
+    listed = json.loads(cli("conflicts", "list", name, "--json").stdout)["conflicts"]
+    assert [(one["conflict_type"], one["action"]) for one in listed] == [("insert_exists", "applied")] * len(listed)
