@@ -26,6 +26,7 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (7, schema.VERSION_7),
     (8, schema.VERSION_8),
     (9, schema.VERSION_9),
+    (10, schema.VERSION_10),
 )
 
 

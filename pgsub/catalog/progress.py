@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pgsub.catalog.codec import Table
-from pgsub.catalog.rows import CopyRow, OriginRow, PreparedRow, RelationRow, ServerRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, HeldRow, OriginRow, PreparedRow, RelationRow, ServerRow, SlotRow, WorkerRow
 from pgsub.catalog.subscriptions import SubscriptionCatalog
 from pgsub.catalog.times import utc_now
 
@@ -20,6 +20,7 @@ Row = TypeVar("Row")
 _RELATION = Table("pg_subscription_rel", RelationRow, "srsubid")
 _ORIGIN = Table("pgsub_origin", OriginRow, "subid")
 _PREPARED = Table("pgsub_prepared_pending", PreparedRow, "subid")
+_HELD = Table("pgsub_held_table", HeldRow, "subid")
 _WORKER = Table("pgsub_worker", WorkerRow, "subid")
 _COPY = Table("pg_stat_progress_copy", CopyRow, "subid")
 _SLOT = Table("pgsub_slot", SlotRow, "subid")
@@ -59,6 +60,14 @@ class ProgressCatalog(SubscriptionCatalog):
     def prepared(self, subid: int) -> list[PreparedRow]:
         """What is prepared on the target and not decided, oldest first."""
         return sorted(self._get(_PREPARED, subid), key=lambda row: (row.prepared_at, row.gid))
+
+    def put_held(self, subid: int, rows: Sequence[HeldRow]) -> None:
+        """Make pgsub_held_table of a subscription hold exactly these rows."""
+        self._put(_HELD, subid, rows)
+
+    def held(self, subid: int) -> list[HeldRow]:
+        """Tables whose changes are kept, by schema and name."""
+        return sorted(self._get(_HELD, subid), key=lambda row: (row.schemaname, row.relname))
 
     def put_workers(self, subid: int, rows: Sequence[WorkerRow]) -> None:
         """Make pg_stat_subscription show exactly these workers; without any it shows one row of NULLs."""

@@ -50,6 +50,19 @@ class PreparedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRow:
+    """pgsub_held_table: a table whose changes are kept, and how much is kept as was seen last."""
+
+    srrelid: int
+    schemaname: str
+    relname: str
+    held_at: Time
+    releasing: bool  #: what is kept is being applied
+    kept_changes: int
+    kept_bytes: int  #: of their messages
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """pg_stat_subscription without subid and subname: one worker that runs now."""
 

@@ -324,7 +324,22 @@ ALTER TABLE pgsub_slot ADD COLUMN waiting_transactions INTEGER;
 ALTER TABLE pgsub_slot ADD COLUMN waiting_at_least INTEGER;
 """
 
-# What is done with conflicts.
+# Tables whose changes are kept.
 VERSION_9 = """
+CREATE TABLE pgsub_held_table (
+    subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    srrelid INTEGER NOT NULL,
+    schemaname TEXT NOT NULL,
+    relname TEXT NOT NULL,
+    held_at TEXT NOT NULL,
+    releasing INTEGER NOT NULL CHECK (releasing IN (0, 1)),
+    kept_changes INTEGER NOT NULL,
+    kept_bytes INTEGER NOT NULL,
+    PRIMARY KEY (subid, srrelid)
+);
+"""
+
+# What is done with conflicts.
+VERSION_10 = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
 """

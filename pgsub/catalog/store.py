@@ -33,6 +33,7 @@ VIEWS = (
     "pgsub_error",
     "pgsub_slot",
     "pgsub_prepared_pending",
+    "pgsub_held_table",
     "pgsub_server",
 )
 

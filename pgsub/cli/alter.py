@@ -23,11 +23,19 @@ new --target to the same database. The replication slot is not renamed with the 
 With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To take it
 back nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
 
+With --hold a table stands still while the others go on: its changes are kept on the target, in the order in which they
+came, and applied when it is released with --release, before any newer change of it. So a table that stops apply need
+not stop the rest. Transactions that change it and other tables are not applied as a whole meanwhile, and what is kept
+grows in schema pgsub of the target: pgsub status shows how much. A conflict of a kept change is one as ever: it stops
+apply, names the transaction that the change came with, and ends when the row is mended, the transaction is skipped, or
+the table is held again. A running worker heeds both from its next transaction on.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 looked at here.
 """,
     examples=(
         ("Subscribe to another publication and copy its tables.", "pgsub alter sales --add-publication returns"),
+        ("Let the rest go on while a table is mended.", "pgsub alter sales --hold public.orders"),
         ("Follow the publisher to another host.", 'pgsub alter sales --connection "host=db3 dbname=shop user=repl"'),
     ),
 )
@@ -67,6 +75,8 @@ def alter(
     refresh: options.Refresh = None,
     copy_data: options.CopyData = None,
     slot_name: options.SlotName = None,
+    hold: options.Hold = None,
+    release: options.Release = None,
     binary: given.Binary[bool | None] = None,
     streaming: given.Streaming[given.StreamingValue | None] = None,
     synchronous_commit: given.SynchronousCommit[given.SynchronousCommitValue | None] = None,
@@ -105,6 +115,8 @@ def alter(
         "set_publication": tuple(set_publication or ()),
         "add_publication": tuple(add_publication or ()),
         "drop_publication": tuple(drop_publication or ()),
+        "hold": tuple(hold or ()),
+        "release": tuple(release or ()),
         "settings": {option: told[option] for option in _SETTINGS if told[option] is not None},
         "on_conflict": tuple(on_conflict or ()),
         "conf": parse_settings(conf),

@@ -54,6 +54,18 @@ CopyData = Annotated[
     ),
 ]
 SlotName = Annotated[str | None, typer.Option("--slot-name", metavar="NAME|none", help="Replication slot to use.")]
+Hold = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hold",
+        metavar="SCHEMA.TABLE",
+        help="Keep the changes of this table and let the others go on; may be repeated.",
+    ),
+]
+Release = Annotated[
+    list[str] | None,
+    typer.Option("--release", metavar="SCHEMA.TABLE", help="Apply what was kept of a held table; may be repeated."),
+]
 TwoPhase = Annotated[
     bool | None,
     typer.Option(

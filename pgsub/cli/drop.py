@@ -66,9 +66,12 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool) -> None:
 
     with StateStore.open(current.state_dir) as store:
         found = next((one for one in store.subscriptions() if one.name == name), None)
+        kept = sum(row.kept_changes for row in store.held(found.subid)) if found is not None else 0
     if found is None:
         return  # the command says so
     fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
     console.say(f"This drops subscription {console.printable(name)}; its replication slot on the publisher {fate}.")
+    if kept:
+        console.say(f"{kept} kept changes of held tables were never applied and go with it.")
     if typer.prompt("Type the name of the subscription to go on", err=True) != name:
         raise PgsubError("canceled", detail="Nothing was dropped.")

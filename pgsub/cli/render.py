@@ -6,6 +6,7 @@ Mirrors ``src/fe_utils/print.c``: ``print_aligned_text``, ``print_aligned_vertic
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import unicodedata
 from collections import Counter
@@ -24,7 +25,7 @@ _ORDER = "idfsr"
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
     """Subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
-    columns += ["prepared", "errors", "last_error"]
+    columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors", "last_error"]
     if any(one.definition.skips for one in found):
         columns.append("to_be_skipped")
     if expanded:
@@ -41,6 +42,25 @@ def copies(one: SubscriptionStatus) -> str:
     """The tables of one subscription that are being copied, one a row."""
     columns = ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
     return rows(columns, [_copy_row(row) for row in one.copies])
+
+
+def held(one: SubscriptionStatus) -> str:
+    """The tables of one subscription whose changes are kept, one a row."""
+    shown = [
+        {
+            "held": f"{row['schemaname']}.{row['relname']}",
+            "since": row["held_at"],
+            "kept_changes": row["kept_changes"],
+            "kept": size(row["kept_bytes"]),
+            "next": "being applied" if row["releasing"] else _release(one, row),
+        }
+        for row in one.held
+    ]
+    return rows(["held", "since", "kept_changes", "kept", "next"], shown)
+
+
+def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
+    return shlex.join(["pgsub", "alter", one.definition.name, "--release", f"{row['schemaname']}.{row['relname']}"])
 
 
 def blocked(one: SubscriptionStatus) -> str:
@@ -104,6 +124,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "subscription": one.definition.name,
         "state": one.state,
         "tables": ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state]) or "none",
+        "held": ", ".join(f"{row['schemaname']}.{row['relname']}" for row in one.held) or None,
         "received_lsn": apply.get("received_lsn"),
         "applied_lsn": (one.origin or {}).get("remote_lsn"),
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
@@ -112,8 +133,8 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "sets": _sets(stats),
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
-        "on_conflict": ", ".join(one.definition.on_conflict) or None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
+        "on_conflict": ", ".join(one.definition.on_conflict) or None,
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
 

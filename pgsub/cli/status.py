@@ -32,6 +32,8 @@ and estimated in all, chunks, rate over the last seconds, time left.
 With two_phase the column prepared counts the transactions that are prepared on the target and wait for the publisher's
 decision; the view pgsub_prepared_pending names them.
 
+Tables that are held are shown with how much is kept of them on the target; a subscription is healthy with them.
+
 A subscription is blocked when apply was restarted twice or more from one position with nothing applied: since when, by
 what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
 limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
@@ -158,6 +160,8 @@ def _print(look: Look, found: list[Any]) -> None:
         emit("\n" + render.relations(found[0]))
         if found[0].blocked:
             emit("\n" + render.blocked(found[0]))
+        if found[0].held:
+            emit("\n" + render.held(found[0]))
         if found[0].copies:
             emit("\n" + render.copies(found[0]))
 

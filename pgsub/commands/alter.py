@@ -32,6 +32,7 @@ from pgsub.commands import (
 )
 from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
+from pgsub.commands.hold import hold
 from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
@@ -66,6 +67,9 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     with StateStore.open(options.state_dir) as store:
         sub = store.subscription(options.name)
         fields = alteration.resolve(options, sub)
+        if options.holds:
+            hold(options, store, sub, reporter)
+            return
         if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes

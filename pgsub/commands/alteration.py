@@ -33,6 +33,8 @@ class AlterOptions:
     refresh: bool | None = None
     copy_data: bool | None = None
     slot_name: str | None = None  #: ``none`` for no slot
+    hold: tuple[str, ...] = ()  #: qualified names of tables
+    release: tuple[str, ...] = ()
     two_phase: bool | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
@@ -47,6 +49,11 @@ class AlterOptions:
     def publications(self) -> bool:
         """Whether the list of publications is changed."""
         return bool(self.set_publication or self.add_publication or self.drop_publication)
+
+    @property
+    def holds(self) -> bool:
+        """Whether tables are to be held or released."""
+        return bool(self.hold or self.release)
 
     @property
     def refreshes(self) -> bool:
@@ -113,7 +120,14 @@ def _check_words(options: AlterOptions) -> None:
                     hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
                 )
     single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
-    if not given and not (options.settings or options.on_conflict) and all(value is None for value in single):
+    nothing = not given and not (options.settings or options.on_conflict) and all(value is None for value in single)
+    if options.holds:
+        if not nothing:
+            raise UsageError(
+                "--hold and --release cannot be used together with other changes", hint="Alter the subscription twice."
+            )
+        return
+    if nothing:
         raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
 
 

@@ -16,11 +16,12 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.launcher import held
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, membership, origins, two_phase
+from pgsub.target import holding, ledger, ledger_schema, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import RelationState
 from pgsub.target.two_phase import Prepared
@@ -112,6 +113,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions
     if known:
         ledger_schema.install(session)  # one that an older pgsub made names fewer slots
         tables = ledger.relations(session, sub.subid)
+        _warn_of_kept(session, sub, tables, reporter)
         ledger.evict_all(session, sub.subid)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
@@ -123,6 +125,17 @@ def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions
     if known:
         ledger.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
+
+
+def _warn_of_kept(
+    session: psycopg.Connection, sub: Subscription, tables: Sequence[RelationState], reporter: Reporter
+) -> None:
+    for row in held.rows(tables, holding.overview(session, sub.subid)):
+        if row.kept_changes:
+            reporter.warning(
+                f'{row.kept_changes} changes of held table "{row.schemaname}.{row.relname}" were never applied and go'
+                " with the subscription"
+            )
 
 
 def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:

@@ -18,7 +18,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import emptying, ledger, origins, two_phase
+from pgsub.target import emptying, holding, ledger, origins, two_phase
 from pgsub.target.emptying import Emptied
 from pgsub.target.ledger import RelationState
 from pgsub.target.membership import Renamed
@@ -98,6 +98,7 @@ def plan(
     state = "i" if copy_data else "r"
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
+    _refuse_kept(session, sub, drop)
     again = _again(session, resync, present, drop)
     found.two_phase = two_phase.state(session, sub.subid)
     return Plan(
@@ -112,6 +113,22 @@ def plan(
         again,
         tuple(_emptied(session, sub, again)),
     )
+
+
+def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[RelationState]) -> None:
+    """:raises StateForbids: a table would leave the subscription, and changes of it with it that were never made."""
+    kept = {one.srrelid: one.changes for one in holding.overview(session, sub.subid)}
+    for one in drop:
+        if kept.get(one.srrelid):
+            table = f"{one.schemaname}.{one.relname}"
+            raise StateForbids(
+                f'table "{table}" cannot be removed from the subscription while changes of it are kept',
+                detail=f"It is held, and {kept[one.srrelid]} of its changes are not applied yet.",
+                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {table}\nTo give them"
+                f" up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
+                f" AND srrelid = {one.srrelid};",
+                sqlstate="55000",
+            )
 
 
 def _recorded(one: RelationState) -> tuple[str, str]:
@@ -134,7 +151,7 @@ def _again(
 ) -> tuple[RelationState, ...]:
     chosen = {}
     for name in names:
-        relation = _named(session, name, list(present.values()))
+        relation = named(session, name, list(present.values()))
         if relation in drop:
             raise StateForbids(
                 f'table "{name}" is not published any more',
@@ -144,7 +161,7 @@ def _again(
     return tuple(chosen[oid] for oid in sorted(chosen))
 
 
-def _named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
+def named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
     """The table of that name: as it is written, else as SQL reads it."""
     matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
     if not matching:

@@ -22,7 +22,7 @@ from pgsub.errors import PgsubError, StateForbids
 from pgsub.launcher.trouble import APPLY
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, membership, skip, two_phase
+from pgsub.target import holding, ledger, membership, skip, two_phase
 from pgsub.target.skip import WHOLE, Skip
 
 #: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
@@ -65,7 +65,8 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                 wanted = skip.of(_wanted(options, recorded), options.rows)
                 _check_position(session, sub, wanted)
                 for lsn in wanted.lsns:
-                    if recorded is None or recorded.finish_lsn != lsn:
+                    known = recorded is not None and recorded.finish_lsn == lsn
+                    if not known and not _kept(session, sub, lsn, alone=not wanted.waits):
                         _check_in_stream(session, sub, lsn, reporter, alone=not wanted.waits)
                 confirm(sub.name, wanted)
             with membership.maintenance(session, sub.subid, sub.name):
@@ -102,6 +103,22 @@ def show(options: SkipOptions) -> Preview:
         return found
 
 
+def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:
+    """Whether a transaction is one of those that a held table waits for.
+
+    :raises StateForbids: and it was named together with others.
+    """
+    kept = holding.keeps(session, sub.subid, lsn)
+    if kept and not alone:
+        raise StateForbids(
+            f"transaction at LSN {format_lsn(lsn)} cannot be skipped together with others",
+            detail="Changes of it are kept for a held table, and are applied when that is released.",
+            hint=f"Skip it by itself:\npgsub skip-lsn {sub.name} {format_lsn(lsn)}",
+            sqlstate="55000",
+        )
+    return kept
+
+
 def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
     """The error that apply stopped with last."""
     return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
@@ -121,7 +138,8 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
 
 
 def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
-    skip.check(wanted, ledger.apply_position(session, sub.subid))
+    if not holding.keeps(session, sub.subid, wanted.lsn):
+        skip.check(wanted, ledger.apply_position(session, sub.subid))
 
 
 def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Finder:

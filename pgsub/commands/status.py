@@ -30,6 +30,7 @@ _BOOLEANS = {
     *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
     "pgsub_messages",
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
+    "releasing",
 }
 _JSON = frozenset(
     (
@@ -70,6 +71,7 @@ class SubscriptionStatus:
     stats: Row | None
     slot: Row | None
     prepared: list[Row]  #: pgsub_prepared_pending, oldest first
+    held: list[Row]  #: pgsub_held_table
     copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
     blocked: Row | None  #: since when and by what, and what waits behind it
@@ -87,6 +89,7 @@ class SubscriptionStatus:
             "stats": self.stats,
             "slot": self.slot,
             "prepared": self.prepared,
+            "held": self.held,
             "copies": self.copies,
             "state": self.state,
             "last_error": _error_object(self.errors[0]) if self.errors else None,
@@ -174,13 +177,14 @@ _PARTS = (
     "pg_stat_subscription_stats",
     "pgsub_slot",
     "pgsub_prepared_pending",
+    "pgsub_held_table",
 )
 
 
 def _status(
     store: StateStore, folder: Path, subscription: Subscription, views: dict[str, list[Row]]
 ) -> SubscriptionStatus:
-    columns, relations, origin, workers, stats, slot, prepared = (
+    columns, relations, origin, workers, stats, slot, prepared, held = (
         _owned(view, views[view], subscription.subid) for view in _PARTS
     )
     problems = store.errors(subscription.subid)
@@ -198,6 +202,7 @@ def _status(
         stats=_first(stats),
         slot=_first(_own(slot)),
         prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
+        held=sorted(_own(held), key=lambda row: (row["schemaname"], row["relname"])),
         copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
         blocked=blocking.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),

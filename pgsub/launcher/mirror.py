@@ -21,6 +21,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
 from pgsub.launcher import faults
 from pgsub.launcher.copies import Copies
+from pgsub.launcher.held import HeldTables
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.pulse import Pulse, PulseReceiver
 from pgsub.subscription import Subscription
@@ -69,6 +70,7 @@ class Mirror:
         self._pulses = pulses
         self._log = log
         self._copies = Copies()
+        self._held = HeldTables(session, sub.subid)
         self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
@@ -89,6 +91,7 @@ class Mirror:
         prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
         pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
         copies = self._copying(pulses, syncing)
+        held = self._held.read(self.relations)
         failpoints.point("mirror.before_state_db")
         with self._store.batch():
             self._write_relations()
@@ -99,6 +102,7 @@ class Mirror:
                 self._skip(skip.decoded(*row[3:6]))
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
+            self._store.put_held(subid, held)
             self._count(pulses)
 
     def _count(self, pulses: list[Pulse]) -> None:

@@ -9,7 +9,6 @@ is applied before any newer change of the table is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 import psycopg
@@ -27,12 +26,13 @@ _LOOKED_AT = 5000
 class Held(NamedTuple):
     """A held table, and what can be seen of its kept changes.
 
+    :ivar held_at: as RFC 3339 text.
     :ivar releasing: they are being applied.
     :ivar bytes: of their messages.
     """
 
     srrelid: int
-    held_at: datetime
+    held_at: str
     releasing: bool
     changes: int
     bytes: int
@@ -67,7 +67,9 @@ def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
 def overview(connection: psycopg.Connection, subid: int) -> list[Held]:
     """All held tables with how much is kept."""
     rows = connection.execute(
-        "SELECT t.srrelid::bigint, t.held_at, t.releasing, coalesce(k.changes, 0)::bigint, coalesce(k.bytes, 0)::bigint"
+        "SELECT t.srrelid::bigint,"
+        " pg_catalog.to_char(t.held_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),"
+        " t.releasing, coalesce(k.changes, 0)::bigint, coalesce(k.bytes, 0)::bigint"
         " FROM pgsub.held_table t LEFT JOIN LATERAL (SELECT sum(changes) AS changes, sum(bytes) AS bytes"
         " FROM pgsub.held_change c WHERE c.subid = t.subid AND c.srrelid = t.srrelid) AS k ON true"
         " WHERE t.subid = %s ORDER BY t.srrelid",
@@ -132,6 +134,16 @@ def waiting(connection: psycopg.Connection, subid: int, relids: Collection[int])
         (list(relids), subid),
     )
     return {relid for (relid,) in rows}
+
+
+def keeps(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
+    """Whether changes of the transaction with this finish LSN are kept; in such a case it is applied but for them."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)"
+        " WHERE t.subid = %s AND c.finish_lsn = %s)",
+        (subid, format_lsn(finish_lsn)),
+    ).fetchone()
+    return row == (True,)
 
 
 def first(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[Stretch]:

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.errors import Fenced, LockHeld
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target import ledger, states, two_phase
+from pgsub.target import holding, ledger, states, two_phase
 from pgsub.target.ledger import APPLY, Claim, RelationState
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
@@ -113,6 +113,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
         raise Fenced("the subscription's tables changed meanwhile")
     if any(slot is not None and relid in wanted.drop for relid, slot in rows):
         raise Fenced("a table that is removed still has a slot")
+    holding.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy has what was kept
     _forget(connection, subid, wanted.drop)
     _rename(connection, subid, wanted.rename)
     _again(connection, subid, wanted.again)

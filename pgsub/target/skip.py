@@ -14,7 +14,7 @@ import psycopg
 
 from pgsub.errors import StateForbids, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target import ledger
+from pgsub.target import holding, ledger
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
@@ -119,7 +119,7 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
     :raises StateForbids: see :func:`check`.
     """
     with ledger.durable(connection):
-        if skip is not None:
+        if skip is not None and not holding.keeps(connection, subid, skip.lsn):
             check(skip, ledger.apply_position(connection, subid))
         connection.execute(
             f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),

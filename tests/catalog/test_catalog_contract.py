@@ -88,8 +88,8 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "pgsub_password_enforced": 0,
         "pgsub_max_parallel_apply_workers": 2,
         "pgsub_messages": 0,
-        "pgsub_on_conflict": "[]",
         "pgsub_skips": "[]",
+        "pgsub_on_conflict": "[]",
     }
 
 

@@ -1,4 +1,4 @@
-"""``--on-conflict``: what is a rule and what is none, where rules are shown, and that a subscription follows at once."""
+"""``--on-conflict``: what is a rule and what is none, where rules are shown, and that a running worker follows."""
 
 from __future__ import annotations
 
