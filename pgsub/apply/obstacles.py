@@ -21,6 +21,9 @@ from pgsub.target.pipeline import StatementFailed
 from pgsub.target.relation import describe
 from pgsub.target.statements import Statement
 
+#: Shapes of rows whose statements are remembered.
+SHAPES = 200
+
 _UNIQUE = "23505"
 _BINARY, _UNCHANGED = b"bu"
 
@@ -38,10 +41,12 @@ class Obstacles:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
         self._searches: dict[tuple[str, str], TableSearch] = {}
+        self._changes: dict[tuple[int, bytes, bytes | None, bool], tuple[RelationMap, Statement]] = {}
 
     def begin(self) -> None:
         """A target transaction was opened: tables may have other indexes now."""
         self._searches.clear()
+        self._changes.clear()
 
     def search(self, place: Place, where: tuple[str, str]) -> Search | None:
         """What is in the way of the row in a table, of a partitioned one in a partition.
@@ -59,13 +64,24 @@ class Obstacles:
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
         inserts = place.message_type == "INSERT"
-        change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
+        change = self._resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
         tuples = [new if source == "n" or old is None else old for source, _ in change.takes]
         values = [row.values[i] for row, (_, i) in zip(tuples, change.takes, strict=True)]
         formats = [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(tuples, change.takes, strict=True)]
         sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != _UNCHANGED]
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
             return known.search(change, values, formats, sent=sent, inserts=inserts)
+
+    def _resulting(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
+        """The same object for the same shape, by which :class:`TableSearch` knows it."""
+        shape = id(relation), kinds, old_kinds, inserts
+        known = self._changes.get(shape)
+        if known is None:
+            if len(self._changes) >= SHAPES:
+                self.begin()
+            made = statements.resulting(relation, kinds, old_kinds, inserts=inserts)
+            known = self._changes[shape] = relation, made  # holding the relation keeps its id unique
+        return known[1]
 
     def cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:
         """Remove what is in the way; True where a row of it became the one that was to be inserted.
