@@ -134,7 +134,7 @@ _pgsub() {
             names=1
             ;;
         drop)
-            options="--if-exists --keep-slot --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--if-exists --keep-slot --keep-target --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             ;;
         demo)

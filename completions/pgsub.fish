@@ -258,6 +258,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l help -s h -
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'
+complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-target -d 'Leave the target alone, which is gone for good.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l yes -s y -d 'Do not ask.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l color -x -a 'auto always never' -d 'Colours on standard error.'
