@@ -77,6 +77,7 @@ def test_a_kept_transaction_is_skipped_and_a_dropped_subscription_tells_what_goe
     it.ok("alter", "s", "--release", "public.b")
     again = it.apply()
     assert again is not None and again.finish_lsn == error.finish_lsn
+    one_error(it.run("skip-lsn", "s", "--preview"), 3, "only kept changes of it are left")
     it.ok("skip-lsn", "s", "--rows", "conflicting", "--yes")
     assert it.apply("INSERT INTO a VALUES (102, 'y')") is None
     assert it.subdb.rows("SELECT id FROM b") == []
