@@ -157,6 +157,11 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
         yield Step(text, statements=tuple(_statements(met)))
+        if met.identical:
+            rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
+            yield Step(
+                "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
+            )
     if row.finish_lsn:
         yield from _skip(one, row.finish_lsn, "conflict")
     yield from _hold(one, row)
