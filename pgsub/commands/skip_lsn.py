@@ -90,6 +90,13 @@ def show(options: SkipOptions) -> Preview:
     with opened(sub) as session:
         wanted = skip.of(_wanted(options, recorded), options.rows)
         _check_position(session, sub, wanted)
+        if skip.of_kept(session, sub.subid, wanted):
+            raise StateForbids(
+                f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
+                detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
+                hint=f"See the row that is in the way:\npgsub conflicts list {sub.name}",
+                sqlstate="55000",
+            )
         found = Preview(rows=wanted.rows)
         if recorded is not None and recorded.finish_lsn == wanted.lsn:
             found.error = recorded
