@@ -197,6 +197,8 @@ def _import_program() -> None:
     for module in pkgutil.walk_packages(pgsub.__path__, "pgsub."):
         if not module.name.startswith(_NOT_IMPORTED):
             __import__(module.name)
+    with contextlib.suppress(ImportError):
+        __import__("typer._adapters")  # typer itself does at the first option that it reads
 
 
 def _serve(requests: socket.socket) -> None:
