@@ -7,30 +7,27 @@ failed, until it is alone. Goes beyond the server, whose conflict.c only reports
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import psycopg
-from psycopg import pq
 
 from pgsub import conflict_rules as rules
-from pgsub.apply import conflict, resolution, wording
+from pgsub.apply import conflict, obstacles, resolution
 from pgsub.apply.conflict import ConflictRecord, MissingRow, OtherOrigin, Place, Resolved
 from pgsub.apply.deviation import Deviation
+from pgsub.apply.obstacles import Moved, Obstacles
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.resolution import Verdict
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Update
-from pgsub.target import ledger, roles, statements
-from pgsub.target.hits import Hit, Search, TableSearch
+from pgsub.target import ledger
+from pgsub.target.hits import Hit, Search
 from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
-from pgsub.target.relation import describe
-from pgsub.target.statements import Statement
 
 #: Rows that are tried together at most.
 TOGETHER = 256
@@ -46,10 +43,6 @@ _BINARY, _UNCHANGED = b"bu"
 Change = tuple[RemoteTransaction, bytes]
 #: Where a change goes; None: it is left out.
 Target = Callable[[RemoteTransaction, str, int], RelationMap | None]
-
-
-class _Moved(Exception):
-    """A row in the way was changed by others between the look and the lock."""
 
 
 class Resolver:
@@ -75,11 +68,13 @@ class Resolver:
         self._plain = plain
         self._target = target
         self._together = TOGETHER
-        self._searches: dict[tuple[str, str], TableSearch] = {}
+        self._obstacles = Obstacles(connection)
+        self._limits: dict[tuple[str, str], int] = {}  #: of rules for floods, what is left in this target transaction
 
     def begin(self) -> None:
         """A target transaction was opened: tables may have other indexes now."""
-        self._searches.clear()
+        self._obstacles.begin()
+        self._limits = {one.place: one.limit for one in self._relations.floods}
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
         """Apply row messages in their order.
@@ -152,7 +147,7 @@ class Resolver:
 
     def _differing(self, change: _Change, differs: OtherOrigin) -> bool:
         """Whether the change is to be made."""
-        how = change.rule(f"{change.place.message_type.lower()}_origin_differs")
+        how = self._rule(change, f"{change.place.message_type.lower()}_origin_differs")
         record = differs.record(self._subid)
         verdict = self._decide(how or rules.APPLY_REMOTE, change, [differs.local])
         self._note(change, record, how, verdict)
@@ -160,7 +155,7 @@ class Resolver:
 
     def _missing(self, change: _Change) -> None:
         place = change.place
-        how = change.rule(f"{place.message_type.lower()}_missing")
+        how = self._rule(change, f"{place.message_type.lower()}_missing")
         missing = conflict.missing_row(place)
         if how is None:
             change.met = True
@@ -200,66 +195,55 @@ class Resolver:
         place = change.place
         relation = place.relation
         assert relation is not None
-        where = None if relation.target.relkind == "p" else (relation.target.schema, relation.target.name)
+        own = relation.target.schema, relation.target.name
+        where = None if relation.target.relkind == "p" else own
         looks = place.message_type != "DELETE" and any(kind in _EXISTING for kind, _ in relation.rules)
         failure: StatementFailed | None = None
         for _ in range(TRIES):
-            found = self._search(place, where) if looks and where is not None else None
+            change.pending = None
+            found = self._obstacles.search(place, where) if looks and where is not None else None
+            if failure is not None and found is not None and not obstacles.indexed(failure, found):
+                break
             verdict = Verdict.APPLY
             if found is not None and found.hits:
-                verdict = self._met(change, found, where or ("", ""))
+                verdict = self._met(change, found, where or own)
             if verdict in (Verdict.KEEP, Verdict.SKIP):
                 return
             try:
                 with self._rows.undoing():
                     self._make(change, found if verdict is Verdict.APPLY else None, where)
                 return
-            except _Moved:
+            except Moved:
                 continue
             except StatementFailed as error:
                 if error.error.sqlstate not in RESOLVABLE:
                     raise
                 failure = error
-                if error.error.sqlstate == _UNIQUE and (not looks or verdict is Verdict.STOP):
-                    raise
-                where = error.error.diag.schema_name or "", error.error.diag.table_name or ""
-        assert failure is not None
+                if error.error.sqlstate == _DEALLOCATED:
+                    continue
+                at = error.error.diag.schema_name or "", error.error.diag.table_name or ""
+                if not looks or verdict is Verdict.STOP or (where is not None and at != where):
+                    raise  # no rule is asked, or it is a row of another table, which a trigger wrote
+                where = at
+        if failure is None:
+            raise TargetUnavailable(f'rows of "{place.name()}" are changed by others again and again', sqlstate="40001")
         raise failure
-
-    def _search(self, place: Place, where: tuple[str, str]) -> Search | None:
-        """What is in the way of the row in a table, of a partitioned one in a partition."""
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
-        known = self._searches.get(where)
-        if known is None:
-            table = describe(self._connection, *where)
-            if table is None:
-                return None
-            known = self._searches[where] = TableSearch(self._connection, table)
-        inserts = place.message_type == "INSERT"
-        change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
-        tuples = [new if source == "n" or old is None else old for source, _ in change.takes]
-        values = [row.values[i] for row, (_, i) in zip(tuples, change.takes, strict=True)]
-        formats = [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(tuples, change.takes, strict=True)]
-        sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != _UNCHANGED]
-        with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
-            return known.search(change, values, formats, sent=sent, inserts=inserts)
 
     def _met(self, change: _Change, found: Search, where: tuple[str, str]) -> Verdict:
         place = change.place
         kind = "update_exists" if place.message_type == "UPDATE" and not found.moved else "insert_exists"
         if len(found.hits) > 1:
             kind = "multiple_unique_conflicts"
-        how = change.rule(kind)
+        how = self._rule(change, kind)
         same = len({hit.ctid for hit in found.hits}) == 1 and all(hit.identical for hit in found.hits)
         if same and place.message_type == "INSERT" and change.rule(rules.IDENTICAL) is not None:
-            how = f"{rules.IDENTICAL}={change.rule(rules.IDENTICAL)}"
+            how, change.flood = f"{rules.IDENTICAL}={change.rule(rules.IDENTICAL)}", None
         if how is None:
             return Verdict.STOP
         verdict = self._decide(how.rpartition("=")[2], change, found.hits)
         if verdict is Verdict.STOP:
             return verdict
-        record = _existing(place, kind, found, where)
+        record = obstacles.recorded(place, kind, found, where)
         record.context = conflict.context(self._subid, place)
         change.pending = self._resolved(change, record, how, verdict)
         if verdict is not Verdict.APPLY:
@@ -270,8 +254,10 @@ class Resolver:
     def _make(self, change: _Change, found: Search | None, where: tuple[str, str] | None) -> None:
         """Make room, and the change."""
         place = change.place
-        became = found is not None and where is not None and self._cleared(place, found, where)
-        if not became:
+        became = found is not None and where is not None and self._obstacles.cleared(place, found, where)
+        if became:
+            self._rows.changes += 1
+        else:
             if place.message_type == "INSERT":
                 self._rows.insert_row(place)
             elif place.message_type == "UPDATE":
@@ -283,41 +269,19 @@ class Resolver:
         if pending is not None:
             self._record(change, pending)
 
-    def _cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:
-        """What is in the way is gone; True where a row became the one that was to be inserted.
-
-        :raises _Moved: somebody else was faster.
-        """
-        relation, table = place.relation, self._searches[where].table
-        assert relation is not None
-        same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
-        became = None
-        with _placed(place), roles.acting(self._connection, relation.target.acts_as):
-            for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
-                if not self._connection.execute(statements.locked(table), (ctid, str(hit.xid))).rowcount:
-                    raise _Moved
-                if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
-                    became = ctid
-                else:
-                    self._connection.execute(statements.deleted_at(table), (ctid,))
-            if became is not None:
-                self._become(place, table.oid, became)
-        if became is not None:
-            self._rows.changes += 1
-        return became is not None
-
-    def _become(self, place: Place, table: int, ctid: str) -> None:
-        assert place.relation is not None and place.new is not None
-        statement, new = statements.became(place.relation, place.new.kinds), place.new
-        values: list[bytes | None] = [new.values[i] for _, i in statement.takes]
-        formats = [int(new.kinds[i] == _BINARY) for _, i in statement.takes]
-        values += [str(table).encode(), ctid.encode()]
-        text = statement.text.as_bytes(self._connection)
-        result = self._connection.pgconn.exec_params(text, values, statement.types, [*formats, 0, 0])
-        if result.status != pq.ExecStatus.COMMAND_OK:
-            raise StatementFailed(place, psycopg.errors.error_from_result(result), statement)
-
     # what is decided, and told
+
+    def _rule(self, change: _Change, kind: str) -> str | None:
+        """How a type of conflict is resolved: by a rule for a flood as long as that lasts."""
+        relation = change.place.relation
+        assert relation is not None
+        schema, name = relation.target.schema, relation.target.name
+        place = f"{schema}.{name}", kind
+        left = self._limits.get(place)
+        change.flood = place if left else None
+        if left is None:
+            return change.rule(kind)
+        return rules.SKIP if left else self._relations.lasting_rule(schema, name, kind)
 
     def _decide(self, how: str, change: _Change, local: Sequence[Hit]) -> Verdict:
         return resolution.decide(how, change.place.transaction.commit_ts, local, self._subid, self._tie)
@@ -347,6 +311,7 @@ class Resolver:
             rule = how if "=" in how else f"{record.conflict_type}={how}"
             record.action = verdict.value
             record.detail += f"\n{_TOLD[verdict]} by the rule {rule}."
+            record.quiet = change.flood is not None
         if verdict is Verdict.SKIP:
             assert change.place.relation is not None
             record.letter = secrets.token_hex(8)
@@ -358,10 +323,12 @@ class Resolver:
                 "sqlstate": None,
             }
             letter = change.place.relation.remote, change.message, {**reason, "conflict": record.conflict_type}
-        return Resolved(change.place.transaction, record, letter)
+        return Resolved(change.place.transaction, record, letter, change.flood)
 
     def _record(self, change: _Change, resolved: Resolved) -> None:
         change.met = True
+        if resolved.flood is not None:
+            self._limits[resolved.flood] -= 1
         self._rows.records.append((self._rows.depth, resolved))
 
 
@@ -379,6 +346,7 @@ class _Change:
     :ivar met: it met a conflict that did not stop it.
     :ivar left: it was not made because of rows in its way.
     :ivar pending: is recorded once the change is made.
+    :ivar flood: the place of the rule for a flood that decides.
     """
 
     def __init__(self, place: Place, message: Message) -> None:
@@ -386,53 +354,9 @@ class _Change:
         self.message = message
         self.met = self.left = False
         self.pending: Resolved | None = None
+        self.flood: tuple[str, str] | None = None
 
     def rule(self, kind: str) -> str | None:
         """How a type of conflict is resolved on its relation."""
         assert self.place.relation is not None
         return self.place.relation.rule(kind)
-
-
-@contextlib.contextmanager
-def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
-    """Errors of statements that are not the pipeline's, with the change that they are about."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if error.sqlstate is None:
-            raise  # the connection was lost
-        raise StatementFailed(place, error, statement) from None
-
-
-def _same_key(relation: RelationMap, hit: Hit, found: Search) -> bool:
-    """Whether a row in the way has the key of the remote one, and so can become it."""
-    if not relation.by_identity or hit.row is None or found.remote is None:
-        return False
-    names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}
-    return all(hit.row.get(name) == found.remote.get(name) for name in names)
-
-
-def _existing(place: Place, kind: str, found: Search, where: tuple[str, str]) -> ConflictRecord:
-    """As :func:`pgsub.apply.explain` records the conflict that stops apply."""
-    relation, new = place.relation, place.new
-    assert relation is not None and new is not None
-    searched = place.old or new
-    updates = place.message_type == "UPDATE" and not found.moved
-    record = conflict.existing(place, kind, *where)
-    record.detail = wording.unique(
-        relation.target.server_version,
-        found.hits,
-        found.remote or wording.remote_row(relation, new),
-        wording.identity(relation, searched) if updates else None,
-    )
-    record.key, record.remote_tuple = wording.identity_key(relation, searched), wording.sent_row(relation, new)
-    if place.message_type == "UPDATE":
-        record.replica_identity = conflict.searched_by(relation, searched)
-    record.index_name = ", ".join(hit.index for hit in found.hits)
-    record.local_conflicts = [replace(hit, row=_kept(hit)).told() for hit in found.hits]
-    record.identical = any(hit.identical for hit in found.hits)
-    return record
-
-
-def _kept(hit: Hit) -> dict[str, str | None] | None:
-    return None if hit.row is None else {name: wording.kept(value) for name, value in hit.row.items()}

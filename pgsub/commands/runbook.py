@@ -94,6 +94,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
             yield Step(f"Remove on the target what makes it fail: a row, a constraint, a trigger{_goes_on(one)}")
         if row.finish_lsn:
             yield from _skip(one, row.finish_lsn, "cannot be applied")
+        yield from _hold(one, row)
 
 
 def _who(row: ErrorRow, table: Row | None) -> str:
@@ -156,8 +157,14 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
         yield Step(text, statements=tuple(_statements(met)))
+        if met.identical:
+            rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
+            yield Step(
+                "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
+            )
     if row.finish_lsn:
         yield from _skip(one, row.finish_lsn, "conflict")
+    yield from _hold(one, row)
 
 
 def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
@@ -167,6 +174,15 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
         f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
+
+
+def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    if row.relation is not None:
+        yield Step(
+            "Or let the other tables go on meanwhile: the changes of this one are kept on the target until it is"
+            " released.",
+            (f"pgsub alter {word(one.definition.name)} --hold {word(row.relation)}",),
+        )
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:

@@ -153,6 +153,9 @@ class TableSearch:
         self.table = table
         self._indexes = [_Index(*row) for row in connection.execute(_INDEXES.encode(), (table.oid,))]
         self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
+        tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
+        self._tracked = tracked == (True,)
+        self._looks: dict[int, _Look] = {}
 
     def search(
         self,
@@ -163,23 +166,31 @@ class TableSearch:
         sent: Sequence[str],
         inserts: bool,
     ) -> Search:
-        """What stands in the way of a row. Parameters as of :func:`search`."""
-        generated = {name: text for name, is_generated, text in self._expressions if is_generated}
-        # whose value an insert takes from a default: nobody knows it
-        unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
-        remote_row = _result(self.table, change.text, generated)
-        rows = _Rows(self._connection, self.table, remote_row, change.types, values, formats)
-        names, found = tuple(index.name for index in self._indexes), rows.remote()
+        """What stands in the way of a row. Parameters as of :func:`search`; ``change`` says what the others are."""
+        look = self._looks.get(id(change))
+        if look is None:  # which keeps the statement, so that its id stays its own
+            look = self._looks[id(change)] = self._look(change, sent, inserts=inserts)
+        names, found = tuple(index.name for index in self._indexes), look.remote(values, formats)
         if found is None:
             return Search([], None, moved=False, indexes=names)
         remote, tableoid = found
-        hits = [
-            hit
-            for index in self._indexes
-            if not unknown.intersection(index.columns) and (hit := rows.hit(index, sent)) is not None
-        ]
-        hits = [_written(self._connection, hit) for hit in hits]
+        hits = [self._written(hit) for hit in look.hits(values, formats)]
         return Search(hits, remote, moved=tableoid not in (None, self.table.oid), indexes=names)
+
+    def _look(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> _Look:
+        generated = {name: text for name, is_generated, text in self._expressions if is_generated}
+        # whose value an insert takes from a default: nobody knows it
+        unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
+        indexes = [index for index in self._indexes if not unknown.intersection(index.columns)]
+        remote = _result(self.table, change.text, generated)
+        return _Look(self._connection, self.table, change, _Texts(self.table, remote, sent), indexes)
+
+    def _written(self, hit: Hit) -> Hit:
+        """With time and origin of the transaction that wrote it, where the target tracks them."""
+        if hit.xid is None or not self._tracked:
+            return hit
+        row = self._connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
+        return hit if row is None else replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
 
 
 @contextlib.contextmanager
@@ -208,48 +219,28 @@ def _column(table: TargetRelation, name: str) -> TargetColumn:
     return column
 
 
-def _written(connection: psycopg.Connection, hit: Hit) -> Hit:
-    """With time and origin of the transaction that wrote it, where the target tracks them."""
-    tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
-    if hit.xid is None or tracked != (True,):
-        return hit
-    row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
-    if row is None:
-        return hit
-    return replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
+class _Texts:
+    """SQL that reads rows as the server's output functions write them, the change's values being parameters.
 
+    :param remote: gives the row as it would be.
+    :param sent: columns that came from the publisher.
+    """
 
-class _Rows:
-    """Reads rows as the server's output functions write them, the change's values being parameters."""
-
-    def __init__(
-        self,
-        connection: psycopg.Connection,
-        table: TargetRelation,
-        remote: sql.Composed,
-        types: Sequence[int],
-        values: Sequence[bytes | None],
-        formats: Sequence[int],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, table: TargetRelation, remote: sql.Composed, sent: Sequence[str]) -> None:
         self._table = table
         self._remote = remote
-        self._parameters = (list(values), list(types), list(formats))
+        self._sent = sent
         self._columns = [column for column in table.columns if not column.virtual]
 
-    def remote(self) -> tuple[dict[str, str | None], int | None] | None:
-        """The row as it would be, and the oid of the table that it is in now; None where there is none."""
-        text = sql.SQL("SELECT pgsub_tableoid, {} FROM ({}) AS pgsub_remote").format(
-            self._values("pgsub_remote"), self._remote
+    def remote(self) -> sql.Composed:
+        """The row as it would be, and the table that it is in."""
+        return sql.SQL("SELECT pgsub_tableoid, {} FROM ({}) AS pgsub_remote").format(
+            shown(self._columns, "pgsub_remote"), self._remote
         )
-        found = self._one(text)
-        if found is None:
-            return None
-        return self._row(found[1]), None if found[0] is None else int(found[0])
 
-    def hit(self, index: _Index, sent: Sequence[str]) -> Hit | None:
+    def hit(self, index: _Index) -> sql.Composed:
         """The row that has the key of an index already."""
-        text = sql.SQL(
+        return sql.SQL(
             "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}, pgsub_local.pgsub_ctid"
             " FROM (SELECT {alias}.*, {expressions}, ({predicate}) AS pgsub_in FROM ({remote}) AS {alias})"
             " AS pgsub_remote CROSS JOIN LATERAL ("
@@ -258,9 +249,9 @@ class _Rows:
             " AND (tableoid, ctid) IS DISTINCT FROM (pgsub_remote.pgsub_tableoid, pgsub_remote.pgsub_ctid)"
             " LIMIT 1) AS pgsub_local WHERE pgsub_remote.pgsub_in"
         ).format(
-            same=self._same(sent),
+            same=self._same(),
             keys=_listed(sql.Identifier("pgsub_local", f"pgsub_key{n}") for n in range(len(index.keys))),
-            values=self._values("pgsub_local"),
+            values=shown(self._columns, "pgsub_local"),
             alias=sql.Identifier(self._table.name),
             expressions=_listed(
                 sql.SQL("{} AS {}").format(sql.SQL(text), sql.Identifier(f"pgsub_key{n}"))
@@ -271,36 +262,66 @@ class _Rows:
             table=sql.Identifier(self._table.schema, self._table.name),
             condition=sql.SQL(" AND ").join(_equal(index, n) for n in range(len(index.keys))),
         )
-        found = self._one(text)
+
+    def _same(self) -> sql.Composed:
+        parts = [
+            sql.SQL("{}::text IS NOT DISTINCT FROM {}::text").format(
+                sql.Identifier("pgsub_local", name), sql.Identifier("pgsub_remote", name)
+            )
+            for name in self._sent
+        ]
+        return sql.Composed([sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")])
+
+
+class _Look:
+    """Runs them for rows of one shape: to compose them takes longer than that."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        table: TargetRelation,
+        change: Statement,
+        texts: _Texts,
+        indexes: Sequence[_Index],
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._change = change
+        self._names = [c.name for c in table.columns if not c.virtual]
+        self._remote = texts.remote().as_bytes(connection)
+        self._indexes = [(index, texts.hit(index).as_bytes(connection)) for index in indexes]
+
+    def remote(
+        self, values: Sequence[bytes | None], formats: Sequence[int]
+    ) -> tuple[dict[str, str | None], int | None] | None:
+        """The row as it would be, and the oid of the table that it is in now; None where there is none."""
+        found = self._one(self._remote, values, formats)
         if found is None:
             return None
+        return self._row(found[1]), None if found[0] is None else int(found[0])
+
+    def hits(self, values: Sequence[bytes | None], formats: Sequence[int]) -> Iterator[Hit]:
+        """The rows that have the keys of indexes already."""
+        for index, text in self._indexes:
+            found = self._one(text, values, formats)
+            if found is not None:
+                yield self._hit(index, found)
+
+    def _hit(self, index: _Index, found: Sequence[str | None]) -> Hit:
         width = len(index.keys)
         key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
         key = f"({', '.join(index.keys)})=({key_values})"
         row, ctid = self._row(found[2 + width]), found[3 + width]
         return Hit(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
 
-    def _values(self, alias: str) -> sql.Composed:
-        return shown(self._columns, alias)
-
     def _row(self, values: str | None) -> dict[str, str | None]:
-        read = dict(zip((c.name for c in self._columns), json.loads(values or "[]"), strict=True))
+        read = dict(zip(self._names, json.loads(values or "[]"), strict=True))
         # of a virtual column the server's word
         return {c.name: "virtual" if c.virtual else read[c.name] for c in self._table.columns}
 
-    def _same(self, sent: Sequence[str]) -> sql.Composed:
-        parts = [
-            sql.SQL("{}::text IS NOT DISTINCT FROM {}::text").format(
-                sql.Identifier("pgsub_local", name), sql.Identifier("pgsub_remote", name)
-            )
-            for name in sent
-        ]
-        return sql.Composed([sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")])
-
-    def _one(self, text: sql.Composed) -> list[str | None] | None:
+    def _one(self, text: bytes, values: Sequence[bytes | None], formats: Sequence[int]) -> list[str | None] | None:
         """The first row as text."""
-        values, types, formats = self._parameters
-        result = self._connection.pgconn.exec_params(text.as_bytes(self._connection), values, types, formats)
+        result = self._connection.pgconn.exec_params(text, values, self._change.types, formats)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(result)
         if not result.ntuples:

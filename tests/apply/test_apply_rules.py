@@ -313,3 +313,69 @@ def test_a_rule_that_needs_times_says_so_where_the_target_does_not_know_them(mak
     error = fails(p, "INSERT INTO t VALUES (1, 1, 'x')")
     assert "needs track_commit_timestamp" in error.message
     assert rows(p) == []
+
+
+def test_a_tie_is_decided_by_what_the_databases_are_called(make, monkeypatch):
+    from pgsub.apply import resolution
+
+    asked: list[tuple[tuple[str, str], tuple[str, str]]] = []
+
+    def same_time(how: str, at: int, local: Any, subid: int, tie: Callable[[], resolution.Verdict]) -> Any:
+        return tie()
+
+    def tied(remote: tuple[str, str], local: tuple[str, str]) -> resolution.Verdict:
+        asked.append((remote, local))
+        return resolution.Verdict.KEEP
+
+    monkeypatch.setattr(resolution, "decide", same_time)
+    monkeypatch.setattr(resolution, "tied", tied)
+    p = make("insert_exists=last_update_wins")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
+    system = "SELECT system_identifier::text, current_database()::text FROM pg_control_system()"
+    assert asked == [(p.pubdb.rows(system)[0], p.subdb.rows(system)[0])]
+    assert rows(p) == [(1, 10, "mine")]
+
+
+def test_an_exclusion_constraint_which_is_no_conflict_of_the_servers_stops_apply_in_spite_of_rules(make):
+    ddl = "CREATE TABLE t (id int PRIMARY KEY, u int, v text)"
+    p = make("insert_exists=apply_remote", ddl=ddl, sub="ALTER TABLE t ADD EXCLUDE USING btree (u WITH =)")
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine')")
+    error = fails(p, "INSERT INTO t VALUES (2, 1, 'theirs')")
+    assert (error.conflict, error.sqlstate) == (None, "23P01")
+    assert rows(p) == [(1, 1, "mine")]
+
+
+def test_a_row_that_a_trigger_writes_elsewhere_is_no_conflict_of_the_table_with_the_rule(make):
+    p = make(
+        "public.t:insert_exists=apply_remote",
+        sub="CREATE TABLE log (id int PRIMARY KEY); INSERT INTO log VALUES (1);"
+        " CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO public.log VALUES (NEW.id); RETURN NEW; END';"
+        " CREATE TRIGGER g AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE t ENABLE ALWAYS TRIGGER g",
+        pub="CREATE PUBLICATION p FOR TABLE t",
+    )
+    error = fails(p, "INSERT INTO t VALUES (1, 1, 'theirs')")
+    assert error.sqlstate == "23505"
+    assert p.subdb.rows("SELECT * FROM log") == [(1,)]
+
+
+def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
+    from pgsub.apply.replay import Order, replay
+    from pgsub.target import letters as kept_letters
+
+    p = make("insert_exists=skip")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
+    p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
+    [record] = p.events()
+    lsn = p.subdb.value("SELECT finish_lsn - '0/0'::pg_lsn FROM pgsub.skipped_change")
+    ids = kept_letters.by_ref(p.session, p.subid, int(lsn), record["letter"])
+    kept = kept_letters.kept(p.session, p.subid, int(lsn), ids=ids)
+    assert kept is not None and kept.ids == ids
+    order = Order(int(lsn), kept, {})
+    with pytest.raises(ApplyError):
+        replay(p.sub, order)  # a rule would skip it again, and nobody would know
+    assert len(letters(p)) == 1
+    p.subdb.execute("DELETE FROM t")
+    replay(p.sub, order)
+    p.same("t")
