@@ -11,6 +11,7 @@ one.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pkgutil
@@ -196,6 +197,8 @@ def _import_program() -> None:
     for module in pkgutil.walk_packages(pgsub.__path__, "pgsub."):
         if not module.name.startswith(_NOT_IMPORTED):
             __import__(module.name)
+    with contextlib.suppress(ImportError):
+        __import__("typer._adapters")  # typer itself does at the first option that it reads
 
 
 def _serve(requests: socket.socket) -> None:
@@ -254,5 +257,6 @@ def _become(request: bytes, numbers: Sequence[int]) -> None:
 if __name__ == "__main__":
     sys.path[0] = os.getcwd()
     _import_program()
+    gc.freeze()  # or every process would copy all there is when it ends
     _serve(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module("pgsub", run_name="__main__", alter_sys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_a_session_that_is_ended_in_the_middle_never_disables(watched: Watched) 
             " WHERE wait_event_type = 'Lock' AND application_name LIKE %s"
         )
         while not session.execute(query, (f"pgsub {it.subid} apply %",)).fetchall():
-            pass
+            time.sleep(0.01)
     it.subdb.execute("ROLLBACK")
     with pytest.raises(PgsubError) as caught:
         task.result()
