@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 2)))')
 ARGS ?=
 
-.PHONY: venv demo test lint tests thorough bench soak sabotage docs clean
+.PHONY: venv demo test lint tests thorough serial bench soak sabotage docs clean
 
 venv: $(STAMP)
 
@@ -41,6 +41,11 @@ tests: $(STAMP)
 # With further variants of what takes long.
 thorough: export PGSUB_TEST_THOROUGH = 1
 thorough: tests
+
+# Every change by a statement of its own; what says how sets are made is left out.
+serial: export PGSUB_SET_BASED = off
+serial: override ARGS := tests/apply tests/tablesync tests/faults $(ARGS)
+serial: tests
 
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[1]
 _GID = f"writer {os.getpid()}"  #: of a writer that prepares
-_INHERITED = ("PATH", "HOME", "LANG", "JAVA_HOME", "XDG_CACHE_HOME", "TMPDIR")
+_INHERITED = ("PATH", "HOME", "LANG", "JAVA_HOME", "XDG_CACHE_HOME", "TMPDIR", "PGSUB_SET_BASED")
 
 
 class Writer(threading.Thread):

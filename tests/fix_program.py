@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _REMOVED = ("PGSUB_", "PG", "SPARK_", "NO_COLOR", "CLICOLOR", "FORCE_COLOR", "CI", "PYTEST_")
+_KEPT = ("PGSUB_SET_BASED",)  #: of make serial
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int PRIMARY KEY, n numeric);"
 
 
@@ -36,7 +37,7 @@ class Cli:
         self.state = state
         self.connection = connection
         self.target = target
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_REMOVED)}
+        kept = {key: value for key, value in os.environ.items() if key in _KEPT or not key.startswith(_REMOVED)}
         self.environment = {**kept, "PYTHONPATH": str(ROOT), "PGSUB_STATE_DIR": str(state), "HOME": str(home)}
         self._running: list[Started] = []
 

@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from spare import keep, take
 
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
@@ -33,18 +34,22 @@ class Database:
     :param server: where it is made.
     :param name: its name; unique in the cluster.
     :param encoding: of the server.
+    :param spare: it may be one that was used before, and may be used again (:mod:`spare`).
     """
 
-    def __init__(self, server: Server, name: str, encoding: str = "UTF8") -> None:
+    def __init__(self, server: Server, name: str, encoding: str = "UTF8", *, spare: bool = False) -> None:
         self.server = server
         self.name = name
         self.conninfo = server.conninfo(name)
         self._connection: psycopg.Connection | None = None
         self._postmaster = server.pid
         self._dropped = False
+        self._spare = spare
+        taken = spare and take(server, name)
         with server.connect() as connection:
-            create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
-            connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
+            if not taken:
+                create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
+                connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
             self._origins = _origins(connection)
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
@@ -97,7 +102,10 @@ class Database:
             _roll_back_prepared(connection)
         with self.server.connect() as connection:
             _drop_slots(connection, self.name)
-            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
+            if self._spare:
+                keep(self.server, self.name)
+            else:
+                connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
             for origin in _origins(connection) - self._origins:
                 connection.execute("SELECT pg_replication_origin_drop(%s)", (origin,))
 
@@ -219,7 +227,7 @@ def target(shared_servers: Servers) -> Server:
 @pytest.fixture
 def pubdb(publisher: Server) -> Iterator[Database]:
     """A fresh database on the shared publisher."""
-    database = Database(publisher, f"pub_{os.getpid()}_{next(_numbers)}")
+    database = Database(publisher, f"pub_{os.getpid()}_{next(_numbers)}", spare=True)
     yield database
     database.drop()
 
@@ -227,7 +235,7 @@ def pubdb(publisher: Server) -> Iterator[Database]:
 @pytest.fixture
 def subdb(target: Server) -> Iterator[Database]:
     """A fresh database on the shared target."""
-    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}")
+    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}", spare=True)
     yield database
     database.drop()
 

@@ -11,6 +11,7 @@ import psycopg
 
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol import kept
+from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
 from pgsub.target import holding
 from pgsub.target.holding import Stretch
@@ -68,7 +69,7 @@ class Keeping:
         self, transaction: RemoteTransaction, relation: Relation, srrelid: int, message: Truncate
     ) -> None:
         """TRUNCATE of the held table, and perhaps of others."""
-        self._add(transaction, relation, srrelid, kept.truncate(message, relation.relid))
+        self._add(transaction, relation, srrelid, encode(message._replace(relids=(relation.relid,))))
 
     def _add(self, transaction: RemoteTransaction, relation: Relation, srrelid: int, payload: bytes) -> None:
         now = self._open

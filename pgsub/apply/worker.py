@@ -117,7 +117,7 @@ class ApplyRole:
         self._keeps = self._held.keys() - set(released)
         if released:
             self._keeps |= holding.waiting(connection, self._subid, released)
-        if progress.skip is not None and progress.skip.lsn < progress.remote_lsn:
+        if progress.skip is not None and not progress.skip.waits and progress.skip.lsn < progress.remote_lsn:
             progress.skip = None  # one of the kept transactions is meant
 
     def holds(self) -> bool:

@@ -137,6 +137,15 @@ class ConflictCatalog(ProgressCatalog):
             )
             self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
 
+    def conflicts_left_out(self, subid: int, start: int, position: int) -> None:
+        """Apply's position was moved behind what stopped it, whatever it was taken for: it may be heard of late."""
+        with self._database.transaction():
+            found = [row for row in self.find_conflicts(ConflictFilter(subid)) if row.action in (STOPPED, APPLIED)]
+            sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
+            lsns = [(row.id, row.finish_lsn) for row in found if row.worker is not None and row.event is None]
+            left = [number for number, lsn in lsns if lsn is not None and start <= lsn and covered(lsn, position)]
+            self._database.run_many(sql, [(SKIPPED, number) for number in left])
+
     def conflicts_replayed(
         self, subid: int, finish_lsn: int, conflict_id: int | None = None, table: str | None = None
     ) -> None:

@@ -54,7 +54,8 @@ def _invoke(args: Sequence[str]) -> int:
     except typer.TyperException as error:
         raise _usage(error) from None
     except typer.Abort:
-        raise PgsubError("canceled") from None
+        console.say("")  # the prompt's line is not ended yet
+        raise PgsubError("canceled", detail="Nothing was changed.") from None
     return code if isinstance(code, int) else 0
 
 

@@ -105,8 +105,9 @@ def _print(found: dict[str, Any]) -> None:
 
 def _sentences(found: dict[str, Any]) -> list[str]:
     said = [
-        f"Between {found['from']} and {found['to']} lie {found['transactions']} transactions with {found['changes']}"
-        f" changes ({size(found['bytes'])} of {size(found['wal_bytes'])} of WAL); none of them will be applied."
+        f"Between {found['from']} and {found['to']} lie {_counted(found['transactions'], 'transaction')} with"
+        f" {_counted(found['changes'], 'change')} ({size(found['bytes'])} of"
+        f" {size(found['wal_bytes'])} of WAL); none of them will be applied."
     ]
     if found["last"] is not None:
         said.append(
@@ -116,3 +117,7 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         tables = ", ".join(found["synchronizing"])
         said.append(f"These tables still synchronize and get their part of it from their sync workers: {tables}.")
     return said
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -23,13 +23,14 @@ from pgsub.commands import preview, two_phase_change
 from pgsub.commands.preview_document import transaction
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import StateForbids
+from pgsub.errors import PgsubError, StateForbids
 from pgsub.launcher.trouble import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from pgsub.subscription import Subscription
 from pgsub.target import advance, ledger, membership, origins, two_phase
 from pgsub.target.advance import Position
+from pgsub.target.ledger import Claim
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -99,20 +100,36 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
         with opened(sub) as session:
             found = survey(session, sub, options.lsn)
             _explain(found, reporter)
-            if options.preview or found.to == found.old.furthest:
+            if options.preview:
+                return found
+            if found.to == found.old.furthest:
+                _complete(store, sub, found)
                 return found
             confirm(found)
             with (
                 membership.maintenance(session, sub.subid, sub.name),
                 two_phase_change.alone(session, sub, options.state_dir, "advance the replication origin") as claim,
             ):
-                failpoints.point("advance.before_ledger")
-                advance.advance(session, claim, found.old, found.to)
-                failpoints.point("advance.after_ledger")
-                origins.advance(session, sub.subid, found.to)
-                _record(store, sub, found)
+                _advance(session, store, sub, found, claim)
         reporter.notice(f"apply goes on from {format_lsn(found.to)} once the subscription is enabled")
     return found
+
+
+def _advance(session: psycopg.Connection, store: StateStore, sub: Subscription, found: Survey, claim: Claim) -> None:
+    """Both positions are in the journal before anything moves: a crash leaves a row that was begun."""
+    number = store.journal("origin-advance", sub.subid, sub.name, {**_entry(found), "outcome": "begun"})
+    failpoints.point("advance.before_ledger")
+    try:
+        advance.advance(session, claim, found.old, found.to)
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        raise
+    failpoints.point("advance.after_ledger")
+    origins.advance(session, sub.subid, found.to)
+    failpoints.point("advance.after_origin")
+    with store.batch():
+        _record(store, sub, found)
+        store.amend_journal(number, outcome="done")
 
 
 def survey(session: psycopg.Connection, sub: Subscription, to: int) -> Survey:
@@ -214,21 +231,34 @@ def _explain(found: Survey, reporter: Reporter) -> None:
         reporter.notice(f"{to} is the finish LSN of transaction {last.xid} plus one: it is the last that is left out")
 
 
-def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
-    detail = {
+def _complete(store: StateStore, sub: Subscription, found: Survey) -> None:
+    """The position is there already: by an earlier command that was killed before it could say so, perhaps."""
+    to = format_lsn(found.to)
+    for row in store.journal_rows(sub.subid):
+        if (row.action, row.detail.get("outcome"), row.detail.get("to")) == ("origin-advance", "begun", to):
+            with store.batch():
+                _record(store, sub, found)
+                store.amend_journal(row.id, outcome="done")
+
+
+def _entry(found: Survey) -> dict[str, Any]:
+    return {
         "from": format_lsn(found.old.furthest),
         "remote_lsn": format_lsn(found.old.remote_lsn),
         "to": format_lsn(found.to),
         "transactions": found.transactions,
         "changes": found.changes,
     }
+
+
+def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
+    """What the ledger says, in the state store; again does nothing. Its event says so to the launcher, too."""
     with store.batch():
         store.put_origin(sub.subid, found.to, None)
         for error in store.errors(sub.subid):
             if error.worker == APPLY and error.finish_lsn and covered(error.finish_lsn, found.to):
                 store.clear_error(sub.subid, APPLY)
         store.conflicts_passed(sub.subid, APPLY, found.to, SKIPPED)
-        store.journal("origin-advance", sub.subid, sub.name, detail)
 
 
 def document(found: Survey) -> dict[str, Any]:

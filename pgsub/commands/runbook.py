@@ -45,15 +45,22 @@ def _steps(one: SubscriptionStatus) -> Iterator[Step]:
     if broken is not None or (one.slot or {}).get("wal_status") == "lost":
         yield from _broken(one, broken)
         return
-    for row in one.errors:
-        yield from _error(one, row)
+    steps = [step for row in one.errors for step in _error(one, row)]
+    later = [step for step in steps if one.state == "disabled" and _refreshes(step)]
+    yield from (step for step in steps if step not in later)
     if one.state == "disabled":
         said = " once the cause is gone" if one.errors else ""
         yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
+    yield from later
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
         yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
+
+
+def _refreshes(step: Step) -> bool:
+    """Whether it is refused for a disabled subscription."""
+    return any(command.startswith("pgsub refresh ") for command in step.commands)
 
 
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
@@ -61,35 +68,42 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     said = row.message if row is not None else "the slot has lost WAL that was not received yet"
     yield Step(f"Nothing that is tried again mends this: {said}.")
     if row is not None and row.hint:
-        yield _hinted(row.hint)
-    yield Step(
-        "Where the slot is gone, changes are missing: drop the subscription, empty its tables on the target, and create"
-        " it again with the words that made it.",
-        (f"pgsub drop {name}",),
-    )
+        yield from _hinted(row.hint)
+    yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
+    names = [sql.Identifier(table["schemaname"], table["relname"]) for table in one.relations]
+    if names:
+        statement = sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)).as_string(None)
+        yield Step("Empty its tables on the target, unless others write there too.", statements=(statement,))
+    yield Step("Create it again with the words that made it.")
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
-    name, cls = word(one.definition.name), error_class(row)
-    table = _synchronizing(one, row)
-    who = (
-        "Apply"
-        if row.worker == APPLY
-        else f"The copy of {table['schemaname']}.{table['relname']}"
-        if table
-        else f"The {row.worker}"
-    )
+    cls, table = error_class(row), _synchronizing(one, row)
     times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
+    said = f"{_who(row, table)} stopped{times}: {row.message}."
     if row.worker == APPLY and row.conflict:
-        yield from _conflict(one, row, f"{who} stopped{times}")
+        yield from _conflict(one, row, said)
         return
-    yield Step(f"{who} stopped{times}: {row.message}.")
+    yield Step(f"{said} {row.detail}" if row.detail else said)
     if row.hint:
-        yield _hinted(row.hint)
-    if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing) and row.finish_lsn:
-        yield from _skip(name, row.finish_lsn)
+        yield from _hinted(row.hint)
     if table is not None and row.sqlstate == "23505":
         yield from _copied(one, row, table)
+    if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing):
+        if not row.hint:
+            yield Step(f"Remove on the target what makes it fail: a row, a constraint, a trigger{_goes_on(one)}")
+        if row.finish_lsn:
+            yield from _skip(one, row.finish_lsn, "cannot be applied")
+
+
+def _who(row: ErrorRow, table: Row | None) -> str:
+    if row.worker == APPLY:
+        return "Apply"
+    return f"The copy of {table['schemaname']}.{table['relname']}" if table is not None else f"The {row.worker}"
+
+
+def _goes_on(one: SubscriptionStatus) -> str:
+    return "." if one.state == "disabled" else "; apply goes on by itself within 5 s."
 
 
 def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
@@ -102,12 +116,10 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
     names = table["schemaname"], table["relname"]
     met = _KEY_VALUE.match(row.detail or "")
     columns = _columns(met[1]) if met else []
-    tried = "The copy is tried again" + (
-        " once the subscription is enabled." if one.state == "disabled" else " by itself."
-    )
+    when = "once the subscription is enabled" if one.state == "disabled" else "by itself"
     if met and len(columns) == 1:
         yield Step(
-            f"Change or remove the row on the target, if it is wrong there. {tried}",
+            f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}.",
             statements=(_delete(*names, {columns[0]: met[2]}),),
         )
     yield Step(
@@ -116,42 +128,48 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
     )
 
 
-def _hinted(hint: str) -> Step:
-    """The hint of an error: its last line is to be pasted, here or on the target."""
-    text, _, last = hint.rpartition("\n")
-    if not text:
-        return Step(hint)
-    if last.startswith("pgsub "):
-        return Step(text, (last,))
-    return Step(text, statements=(last,))
+def _hinted(hint: str) -> Iterator[Step]:
+    """The hint of an error: what is to be done, and below it lines to be pasted, on the target or here."""
+    text, *lines = hint.split("\n")
+    while lines and not _pasted(lines[0]):
+        text += f" {lines.pop(0)}"
+    statements = tuple(line for line in lines if not line.startswith("pgsub "))
+    commands = tuple(line for line in lines if line.startswith("pgsub "))
+    if not (statements and commands):
+        yield Step(text, commands, statements)
+        return
+    yield Step(text, statements=statements)
+    yield Step("After that:", commands)
+
+
+def _pasted(line: str) -> bool:
+    return line.startswith("pgsub ") or line.endswith(";")
 
 
 def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Step]:
     name = word(one.definition.name)
-    yield Step(f"{said}: {row.message}.")
+    yield Step(said)
     met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
     if met is not None:
         yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
-        statements = tuple(_statements(met))
-        text = "Change or remove the row on the target, if it is wrong there"
-        text += "." if one.state == "disabled" else "; apply goes on by itself within 5 s."
+        text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
-        yield Step(text, statements=statements)
+        yield Step(text, statements=tuple(_statements(met)))
     if met is not None and met.identical:
         rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
         yield Step(
             "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
         )
     if row.finish_lsn:
-        yield from _skip(name, row.finish_lsn)
+        yield from _skip(one, row.finish_lsn, "conflict")
 
 
-def _skip(name: str, finish_lsn: int) -> Iterator[Step]:
-    lsn = format_lsn(finish_lsn)
+def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
+    name, lsn = word(one.definition.name), format_lsn(finish_lsn)
     yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
     yield Step(
-        "Leave out only the rows of it that conflict, or all of it. What is left out is kept on the target.",
+        f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub import failpoints
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview
@@ -71,8 +72,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                 confirm(sub.name, wanted)
             with membership.maintenance(session, sub.subid, sub.name):
                 previous = skip.pending(session, sub.subid)
-                skip.set_pending(session, sub.subid, wanted)
-            _record(store, sub, wanted, previous)
+                _set(session, store, sub, wanted, previous)
     _tell(sub, wanted, previous, reporter)
     return SkipResult(sub.name, wanted, previous)
 
@@ -171,11 +171,22 @@ def _check_in_stream(
         )
 
 
-def _record(store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None) -> None:
+def _set(
+    session: psycopg.Connection, store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None
+) -> None:
+    """In the journal before it holds: whoever is killed in between has said what may hold now."""
     detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
+    number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
+    failpoints.point("skip.before_ledger")
+    try:
+        skip.set_pending(session, sub.subid, wanted)
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        raise
+    failpoints.point("skip.after_ledger")
     with store.batch():
         store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skip.shown(wanted))
-        store.journal("skip-lsn", sub.subid, sub.name, detail)
+        store.amend_journal(number, outcome="done")
 
 
 def _tell(sub: Subscription, wanted: Skip | None, previous: Skip | None, reporter: Reporter) -> None:

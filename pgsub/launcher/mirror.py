@@ -186,6 +186,8 @@ class Mirror:
                 elif body["kind"] == "replayed":
                     place = (parse_lsn(body["finish_lsn"]), body.get("conflict"), body.get("table"))
                     self._store.conflicts_replayed(self._sub.subid, *place)
+                elif body["kind"] == "advanced":
+                    self._store.conflicts_left_out(self._sub.subid, parse_lsn(body["from"]), parse_lsn(body["to"]))
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
 
     def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:

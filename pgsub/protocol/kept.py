@@ -1,7 +1,7 @@
 """Messages of pgoutput that are put away for later: written as they would come outside of stream blocks.
 
-Protocol section "Logical Replication Message Formats": Relation and Truncate; row messages are kept as they came, but
-for the xid that they carry inside of a stream block.
+Protocol section "Logical Replication Message Formats": row messages are kept as they came, but for the xid that they
+carry inside of a stream block; Relation messages are made again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import struct
 from collections.abc import Iterable
 
 from pgsub.errors import ProtocolViolation
-from pgsub.protocol.messages import Relation, Truncate
+from pgsub.protocol.messages import Relation
 
 _LENGTH = struct.Struct(">I")
-_CASCADE, _RESTART_IDENTITY = 1, 2
 
 
 def relation(message: Relation) -> bytes:
@@ -24,12 +23,6 @@ def relation(message: Relation) -> bytes:
         parts.append(bytes([column.flags]) + _string(column.name))
         parts.append(struct.pack(">Ii", column.type_oid, column.typmod))
     return b"".join(parts)
-
-
-def truncate(message: Truncate, relid: int) -> bytes:
-    """What a Truncate message says of one of its relations."""
-    flags = (_CASCADE if message.cascade else 0) | (_RESTART_IDENTITY if message.restart_identity else 0)
-    return b"T" + struct.pack(">IBI", 1, flags, relid)
 
 
 def row(payload: bytes, *, in_stream: bool) -> bytes:

@@ -63,7 +63,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
             {"to": format_lsn(to), "subid": claim.subid},
         )
         text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"
-        connection.execute(
-            "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)",
-            (claim.subid, Jsonb({"kind": "log", "level": "LOG", "text": text})),
-        )
+        moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
+        with connection.cursor() as cursor:
+            rows = [(claim.subid, Jsonb(body)) for body in ({"kind": "log", "level": "LOG", "text": text}, moved)]
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

@@ -113,13 +113,18 @@ def check(skip: Skip, remote_lsn: int) -> None:
         )
 
 
+def of_kept(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
+    """Whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
+    return not skip.waits and holding.keeps(connection, subid, skip.lsn)
+
+
 def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -> None:
     """Set it durably, or clear it with None.
 
     :raises StateForbids: see :func:`check`.
     """
     with ledger.durable(connection):
-        if skip is not None and not holding.keeps(connection, subid, skip.lsn):
+        if skip is not None and not of_kept(connection, subid, skip):
             check(skip, ledger.apply_position(connection, subid))
         connection.execute(
             f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),

@@ -45,6 +45,8 @@ OTHER = Subscription(
     max_sync_workers=5,
     copy_workers=7,
     unavailable=("replication origins",),
+    skips=("FFFFFFFF/FFFFFFFF whole",),
+    on_conflict=("insert_exists=skip",),
 )
 
 

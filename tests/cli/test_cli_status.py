@@ -41,7 +41,19 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
     found = orders()
     with sqlite3.connect(folder / "state.db") as connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(pg_subscription)")]
-    parts = ["relations", "origin", "workers", "stats", "slot", "prepared", "copies", "state", "last_error", "blocked"]
+    parts = [
+        "relations",
+        "origin",
+        "workers",
+        "stats",
+        "slot",
+        "prepared",
+        "held",
+        "copies",
+        "state",
+        "last_error",
+        "blocked",
+    ]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
     assert [(row["relname"], row["srsubstate"], row["srsublsn"]) for row in found["relations"]] == [

@@ -33,10 +33,10 @@ def test_the_commands_are_those_that_the_program_promises():
 
 
 @pytest.mark.parametrize("command", describe(program()).commands, ids=lambda command: command.name)
-def test_every_command_has_a_line_a_description_and_two_examples_that_start_with_pgsub(command):
+def test_every_command_has_a_line_a_description_and_examples_that_start_with_pgsub(command):
     assert command.page.summary and not command.page.summary.endswith(".")
     assert command.page.paragraphs()
-    assert len(command.page.examples) == 2
+    assert len(command.page.examples) >= 2
     assert all(example.startswith(("pgsub ", "source <(pgsub ")) for _, example in command.page.examples)
     assert all(option.help.endswith(".") for option in command.options)
 

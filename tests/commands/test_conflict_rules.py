@@ -1,4 +1,4 @@
-"""``--on-conflict``: what is a rule and what is none, where rules are shown, and that a running worker follows."""
+"""``--on-conflict``: what is a rule and what is none, where rules are shown, and who heeds them, from when on."""
 
 from __future__ import annotations
 

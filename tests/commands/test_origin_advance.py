@@ -110,7 +110,7 @@ def test_a_table_that_still_synchronizes_is_named_and_freed_from_its_claim(stuck
     assert rows == [("f", None)]
 
 
-@pytest.mark.parametrize("point", ["advance.before_ledger", "advance.after_ledger"])
+@pytest.mark.parametrize("point", ["advance.before_ledger", "advance.after_ledger", "advance.after_origin"])
 def test_a_crash_leaves_the_old_position_or_the_new_one(stuck: MakeStuck, point: str) -> None:
     it = stuck()
     finish, before = blocked(it), it.position()
@@ -123,7 +123,11 @@ def test_a_crash_leaves_the_old_position_or_the_new_one(stuck: MakeStuck, point:
     else:
         [(body,)] = it.subdb.rows("SELECT body FROM pgsub.event WHERE body ->> 'kind' = 'log'")
         assert json.loads(json.dumps(body))["text"] == f"replication origin advanced from {before} to {lsn(finish + 1)}"
+    [begun] = it.journal("origin-advance")  # before anything moves, so that a crash cannot lose the old position
+    assert (begun["from"], begun["to"], begun["outcome"]) == (before, lsn(finish + 1), "begun")
     done = it.ok("origin-advance", "s", lsn(finish + 1), "--yes")
-    assert ("already" in done.stderr) is (point == "advance.after_ledger")
+    assert ("already" in done.stderr) is (point != "advance.before_ledger")
+    assert it.cli.sql("SELECT finish_lsn FROM pgsub_error") == []
+    assert it.journal("origin-advance")[-1]["outcome"] == "done"
     assert it.apply() is None
     assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), (3,)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-import pexpect
 import pytest
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck
@@ -83,24 +80,6 @@ def _lsn_of_the_third(it) -> str:
     return str(said.split("finished at ")[1].split()[0].rstrip("?."))
 
 
-@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_it_asks(stuck: MakeStuck, answer: str, code: int) -> None:
-    it = stuck()
-    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
-    error = it.apply("INSERT INTO b VALUES (1, 1)")
-    assert error is not None
-    words = ["-m", "pgsub", "skip-lsn", "s"]
-    terminal = pexpect.spawn(sys.executable, words, env=it.cli.environment, encoding="utf-8", timeout=30)
-    terminal.expect_exact(f"finished at {error.finish_lsn} will be applied")
-    terminal.expect_exact("Skip it?")
-    terminal.sendline(answer)
-    terminal.expect(pexpect.EOF)
-    terminal.close()
-    assert terminal.exitstatus == code
-    assert it.cli.sql(_STORED) == [(error.finish_lsn if code == 0 else "0/0",)]
-    assert len(it.journal("skip-lsn")) == 1 - code
-
-
 def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0), (3, 0)")
@@ -124,3 +103,21 @@ def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> No
     it.ok("skip-lsn", "s", third, error.finish_lsn, "--yes")
     assert it.apply() is None
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 0)]
+
+
+@pytest.mark.parametrize("rows", ["whole", "conflicting"])
+def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(stuck: MakeStuck, rows: str) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = it.apply("BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
+    assert error is not None and error.finish_lsn is not None
+    words = ("skip-lsn", "s", "--rows", rows, "--yes")
+    for point, pending in (("before", (None, None)), ("after", (error.finish_lsn, rows))):
+        assert it.cli(*words, env={"PGSUB_FAILPOINTS": f"skip.{point}_ledger=kill"}).returncode == -9
+        assert it.subdb.rows(_PENDING) == [pending]
+        begun = it.journal("skip-lsn")[-1]
+        assert (begun["lsn"], begun["rows"], begun["outcome"]) == (error.finish_lsn, rows, "begun")
+    it.ok(*words)
+    assert it.journal("skip-lsn")[-1]["outcome"] == "done" and it.cli.sql(_STORED) == [(error.finish_lsn,)]
+    assert it.apply() is None
+    assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), *([(2,)] if rows == "conflicting" else [])]
