@@ -152,7 +152,9 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
     met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
     if met is not None:
         yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
-        text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
+        does = "Insert the row on" if met.conflict_type.endswith("_missing") else "Change or remove the row on"
+        wrong = "if it should be there" if met.conflict_type.endswith("_missing") else "if it is wrong there"
+        text = f"{does} the target, {wrong}{_goes_on(one)}"
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
         yield Step(text, statements=tuple(_statements(met)))
