@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--rows)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--rows|--conflict)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -119,9 +119,10 @@ _pgsub() {
             esac
             ;;
         skip-lsn)
-            options="--preview --rows --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--preview --rows --conflict --table --limit --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --rows) _pgsub_words "whole conflicting" "$cur"; return ;;
+                --conflict|--table|--limit) return ;;
             esac
             case $place in
                 0) names=1 ;;
@@ -133,7 +134,7 @@ _pgsub() {
             names=1
             ;;
         drop)
-            options="--if-exists --keep-slot --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--if-exists --keep-slot --keep-target --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             ;;
         demo)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from pgsub.apply import loop, worker
+from pgsub.apply import loop, start, worker
 from pgsub.apply.start import WorkerSpec
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import PgsubError
@@ -81,6 +81,7 @@ class Subscriber:
         self.sub = Subscription(self.subid, f"s{self.subid}", pubdb.conninfo, subdb.conninfo, **options)
         self.session = target.connect(subdb.conninfo, f"pgsub {self.subid} launcher 0")
         self.tasks: list[Task] = []
+        self.set_based = start.SET_BASED
         ledger_schema.install(self.session)
 
     def register(self, *tables: str, state: str = "r") -> Subscriber:
@@ -126,7 +127,7 @@ class Subscriber:
     def spec(self, claim: Claim, **more: Any) -> WorkerSpec:
         """What an apply task is given."""
         assert self.sub.slot_name is not None
-        return WorkerSpec(self.sub, claim, self.sub.slot_name, self.sub.name, **more)
+        return WorkerSpec(self.sub, claim, self.sub.slot_name, self.sub.name, set_based=self.set_based, **more)
 
     def start(self, **more: Any) -> Task:
         """An apply worker under a new epoch."""
@@ -189,8 +190,10 @@ class Subscriber:
             try:
                 ledger.ask_to_stop(self.session, self.subid)
                 for task in self.tasks:
-                    task._thread.join(10)
-                ledger.take_over(self.session, self.subid, ledger.APPLY)
+                    task.ends_within(1)
+                ledger.take_over(self.session, self.subid, ledger.APPLY)  # of who did not hear it the session is ended
+                for task in self.tasks:
+                    task.ends_within(10)
             except psycopg.Error:
                 pass  # the test took the target away
             self.session.close()

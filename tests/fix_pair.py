@@ -5,6 +5,7 @@ Tasks run in threads (:mod:`fix_engine`); the subscription is registered as ``pg
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -109,8 +110,11 @@ class Pair(Subscriber):
 
     def until(self, query: str, *params: Any, value: Any = True, task: Task | None = None) -> None:
         """Poll the target until a query's value is the wanted one; a worker's error ends the wait."""
-        assert task is None or task.error is None, task.error
-        self.subdb.wait(query, *params, value=value, seconds=20)
+        deadline = time.monotonic() + 60
+        while (seen := self.subdb.value(query, *params)) != value:
+            assert task is None or task.error is None, task.error
+            assert time.monotonic() < deadline, f"{query}: still {seen!r}, not {value!r}"
+            time.sleep(0.02)
 
 
 MakePair = Callable[..., Pair]

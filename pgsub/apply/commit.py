@@ -6,6 +6,7 @@ same for the session that applies whole transactions and for those that apply th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -78,6 +79,7 @@ class LedgerCommit:
         self._subid = subid
         self.recorded = False
         self._consumed: Consumed | None = None
+        self._flooded: Counter[tuple[str, str]] = Counter()
 
     def consume(self, consumed: Consumed | None) -> None:
         """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
@@ -108,6 +110,7 @@ class LedgerCommit:
         self.recorded = True
         if keep:
             self.keep(records)
+        self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
         if self._connection.info.parameter_status("server_encoding") != "UTF8":  # a message must not stop apply
             records = [one.escaped() if isinstance(one, EmittedMessage) else one for one in records]
         missing = [one for one in records if isinstance(one, MissingRow)]
@@ -128,11 +131,27 @@ class LedgerCommit:
         if self._consumed is not None:
             self._consumed.record(self._connection, self._subid)
             self._consumed, self.recorded = None, True
+        self._use_floods()
         self._progress.advance(old, new, last.commit_ts)
         failpoints.point("apply.before_target_commit")
         self.end(last, sql.SQL("COMMIT"))
         failpoints.point("apply.commit_reply_lost")
         return new
+
+    def _use_floods(self) -> None:
+        """What rules for floods have left out, and that it was."""
+        if not self._flooded:
+            return
+        rules, used, self._flooded = self._progress.floods, self._flooded, Counter()
+        left = {one.place: one.limit for one in skips.use(self._connection, self._subid, rules, used)}
+        for (table, kind), count in used.items():
+            more = left.get((table, kind), 0)
+            then = f"{more} more will be." if more else "Its rule is used up."
+            text = f'{count} changes of relation "{table}" were skipped: conflict={kind}'
+            detail = f"DETAIL:  They are in pgsub.skipped_change. {then}"
+            body = {"kind": "log", "level": "LOG", "text": f"{text}\n{detail}"}
+            query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
+            self._connection.execute(query, (self._subid, Jsonb(body)))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
         """Run the statement that ends a transaction: COMMIT, or one of those of two-phase commit.
@@ -149,7 +168,7 @@ class LedgerCommit:
 
     def rolled_back(self) -> bool:
         """Whether the session is there and out of its transaction; if not, what broke it is known already."""
-        self._consumed = None
+        self._consumed, self._flooded = None, Counter()
         try:
             self._connection.execute("ROLLBACK")
         except psycopg.Error:

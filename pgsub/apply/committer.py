@@ -28,6 +28,7 @@ from pgsub.apply.two_phase import TwoPhase
 from pgsub.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import LogicalMessage, Relation
+from pgsub.target.skip import Skip
 
 _log = logging.getLogger(__name__)
 
@@ -212,13 +213,19 @@ class Committer:
 
     def _run(self, batch: Batch) -> Batch:
         """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
-        skip = self._session.progress.skip
+        skip = self._skips()
         if skip is None:
             self._ending.record(self._executor.run(batch.items, self._role.admits))
             return batch
         part = self._skipping.part(skip, batch)
         self._skipping.run(skip, part, self._role.admits)
         return part
+
+    def _skips(self) -> Skip | None:
+        """What is not to be applied, as the ledger says now; a sync worker leaves the rules for floods alone."""
+        progress = self._session.progress
+        self._session.relations.floods = progress.floods if progress.applies else ()
+        return progress.skip
 
     def _moved(self, remote_lsn: int) -> int:
         self.remote_lsn = remote_lsn
@@ -237,7 +244,7 @@ class Committer:
         try:
             session.progress.lock(self.remote_lsn)
             changed = session.progress.states_version != applier.version
-            if changed or session.progress.skip is not None:
+            if changed or session.progress.skips:
                 why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
                 _log.debug("transaction %s is replayed: %s", transaction.xid, why)
                 ending.rolled_back()  # its locks would stand in the way
@@ -290,9 +297,10 @@ class Committer:
         if not self._role.admit(Batch([transaction])):
             return None
         self._session.connection.execute("BEGIN")
-        if progress.skip is None:
+        skip = self._skips()
+        if skip is None:
             return self._session, self._executor.run([transaction], self._role.admits)
-        self._skipping.run(progress.skip, Batch([transaction]), self._role.admits)
+        self._skipping.run(skip, Batch([transaction]), self._role.admits)
         return self._session, ()
 
     def _applied(
@@ -305,7 +313,7 @@ class Committer:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
             return None
         self._session.progress.read()
-        if self._session.progress.states_version != applier.version or self._session.progress.skip is not None:
+        if self._session.progress.states_version != applier.version or self._session.progress.skips:
             LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
             return None
         self._done_in_parallel(transaction, applier, recorded=False)

@@ -177,6 +177,7 @@ class ConflictRecord:
     identical: bool = False  #: what is there is what was to be written
     action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
     letter: str | None = None  #: names what is kept of the change, where it was skipped
+    quiet: bool = False  #: the log is told of many of them at once
 
 
 _FIELDS = tuple(one.name for one in fields(ConflictRecord))
@@ -195,6 +196,7 @@ class Resolved(NamedTuple):
     transaction: RemoteTransaction
     record: ConflictRecord
     letter: tuple[Relation, Message, dict[str, Any]] | None = None
+    flood: tuple[str, str] | None = None  #: the rule's place, if it was one for a flood
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger."""

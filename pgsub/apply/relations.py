@@ -19,6 +19,7 @@ from pgsub.subscription import Subscription
 from pgsub.target import definitions, remedy, roles
 from pgsub.target.mapping import RelationMap, map_relation, missing
 from pgsub.target.relation import describe, find_oids, name_of, renamed
+from pgsub.target.skip import Flood
 from pgsub.target.statements import Statement
 
 Name = tuple[str, str]
@@ -51,6 +52,7 @@ class RelationCache:
         self._types: dict[int, TypeName] = {}
         self._prints: dict[int, definitions.Print] = {}  #: of the tables mapped, from before they were read
         self._looked_at = 0.0
+        self._floods: tuple[Flood, ...] = ()
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     @property
@@ -71,7 +73,23 @@ class RelationCache:
     @property
     def resolves(self) -> bool:
         """Whether there is any rule for conflicts."""
-        return bool(self._sub.on_conflict)
+        return bool(self._sub.on_conflict or self._floods)
+
+    @property
+    def floods(self) -> tuple[Flood, ...]:
+        """Rules that end by themselves; they go before the subscription's."""
+        return self._floods
+
+    @floods.setter
+    def floods(self, rules: tuple[Flood, ...]) -> None:
+        if {one.place for one in rules} != {one.place for one in self._floods}:
+            self._maps.clear()
+        self._floods = rules
+
+    def lasting_rule(self, schema: str, name: str, kind: str) -> str | None:
+        """What the subscription's own rules say of a type of conflict on a table."""
+        rules = dict(conflict_rules.of_table(self._sub.on_conflict, schema, name))
+        return rules.get(kind)
 
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""
@@ -184,8 +202,10 @@ class RelationCache:
             raise self._replaced(schema, name, target_oid, target.oid)
         target = replace(roles.decided(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = remedy.column_types(self._connection, remote.columns, self._types)
-        rules = conflict_rules.of_table(self._sub.on_conflict, schema, name)
-        self._check_rules(rules)
+        lasting = self._sub.on_conflict
+        self._check_rules(conflict_rules.of_table(lasting, schema, name))
+        ending = [f"{one.table}:{one.conflict}={conflict_rules.SKIP}" for one in self._floods]
+        rules = conflict_rules.of_table((*lasting, *ending), schema, name)
         made = self._maps[relid] = replace(map_relation(remote, target, types), rules=rules)
         return made
 

@@ -192,7 +192,8 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     with connection.cursor() as cursor:
         rows = [(sub.subid, Jsonb(body)) for body in bodies]
         cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
-    session.progress.tag(transaction.finish_lsn, transaction.commit_ts)
+    if transaction.commit_ts:  # what a copy left out has none
+        session.progress.tag(transaction.finish_lsn, transaction.commit_ts)
     failpoints.point("replay.before_commit")
     connection.execute("COMMIT")
     failpoints.point("replay.committed")

@@ -69,10 +69,12 @@ class Resolver:
         self._target = target
         self._together = TOGETHER
         self._obstacles = Obstacles(connection)
+        self._limits: dict[tuple[str, str], int] = {}  #: of rules for floods, what is left in this target transaction
 
     def begin(self) -> None:
         """A target transaction was opened: tables may have other indexes now."""
         self._obstacles.begin()
+        self._limits = {one.place: one.limit for one in self._relations.floods}
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
         """Apply row messages in their order.
@@ -146,7 +148,7 @@ class Resolver:
 
     def _differing(self, change: _Change, differs: OtherOrigin) -> bool:
         """Whether the change is to be made."""
-        how = change.rule(f"{change.place.message_type.lower()}_origin_differs")
+        how = self._rule(change, f"{change.place.message_type.lower()}_origin_differs")
         record = differs.record(self._subid)
         verdict = self._decide(how or rules.APPLY_REMOTE, change, [differs.local])
         self._note(change, record, how, verdict)
@@ -154,7 +156,7 @@ class Resolver:
 
     def _missing(self, change: _Change) -> None:
         place = change.place
-        how = change.rule(f"{place.message_type.lower()}_missing")
+        how = self._rule(change, f"{place.message_type.lower()}_missing")
         missing = conflict.missing_row(place)
         if how is None:
             change.met = True
@@ -233,10 +235,10 @@ class Resolver:
         kind = "update_exists" if place.message_type == "UPDATE" and not found.moved else "insert_exists"
         if len(found.hits) > 1:
             kind = "multiple_unique_conflicts"
-        how = change.rule(kind)
+        how = self._rule(change, kind)
         same = len({hit.ctid for hit in found.hits}) == 1 and all(hit.identical for hit in found.hits)
         if same and place.message_type == "INSERT" and change.rule(rules.IDENTICAL) is not None:
-            how = f"{rules.IDENTICAL}={change.rule(rules.IDENTICAL)}"
+            how, change.flood = f"{rules.IDENTICAL}={change.rule(rules.IDENTICAL)}", None
         if how is None:
             return Verdict.STOP
         verdict = self._decide(how.rpartition("=")[2], change, found.hits)
@@ -270,6 +272,18 @@ class Resolver:
 
     # what is decided, and told
 
+    def _rule(self, change: _Change, kind: str) -> str | None:
+        """How a type of conflict is resolved: by a rule for a flood as long as that lasts."""
+        relation = change.place.relation
+        assert relation is not None
+        schema, name = relation.target.schema, relation.target.name
+        place = f"{schema}.{name}", kind
+        left = self._limits.get(place)
+        change.flood = place if left else None
+        if left is None:
+            return change.rule(kind)
+        return rules.SKIP if left else self._relations.lasting_rule(schema, name, kind)
+
     def _decide(self, how: str, change: _Change, local: Sequence[Hit]) -> Verdict:
         return resolution.decide(how, change.place.transaction.commit_ts, local, self._subid, self._tie)
 
@@ -298,6 +312,7 @@ class Resolver:
             rule = how if "=" in how else f"{record.conflict_type}={how}"
             record.action = verdict.value
             record.detail += f"\n{_TOLD[verdict]} by the rule {rule}."
+            record.quiet = change.flood is not None
         if verdict is Verdict.SKIP:
             assert change.place.relation is not None
             record.letter = secrets.token_hex(8)
@@ -309,10 +324,12 @@ class Resolver:
                 "sqlstate": None,
             }
             letter = change.place.relation.remote, change.message, {**reason, "conflict": record.conflict_type}
-        return Resolved(change.place.transaction, record, letter)
+        return Resolved(change.place.transaction, record, letter, change.flood)
 
     def _record(self, change: _Change, resolved: Resolved) -> None:
         change.met = True
+        if resolved.flood is not None:
+            self._limits[resolved.flood] -= 1
         self._rows.records.append((self._rows.depth, resolved))
 
 
@@ -330,6 +347,7 @@ class _Change:
     :ivar met: it met a conflict that did not stop it.
     :ivar left: it was not made because of rows in its way.
     :ivar pending: is recorded once the change is made.
+    :ivar flood: the place of the rule for a flood that decides.
     """
 
     def __init__(self, place: Place, message: Message) -> None:
@@ -337,6 +355,7 @@ class _Change:
         self.message = message
         self.met = self.left = False
         self.pending: Resolved | None = None
+        self.flood: tuple[str, str] | None = None
 
     def rule(self, kind: str) -> str | None:
         """How a type of conflict is resolved on its relation."""

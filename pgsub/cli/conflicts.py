@@ -150,6 +150,8 @@ def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
         emit("")
         _versions(row, local)
     emit("\n" + "\n".join(_told(row)))
+    if row.action == "skipped" and (row.letter is not None or row.worker is not None) and not row.identical:
+        emit(f"HINT:  To apply the change after all:\npgsub conflicts replay {console.printable(name)} {row.id}")
 
 
 def _versions(row: ConflictRow, local: dict[str, Any]) -> None:

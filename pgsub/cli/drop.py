@@ -20,11 +20,14 @@ Ends its workers, drops the slots on the publisher, removes its progress from th
 tables and their rows stay.
 
 Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not asked for anything:
-whoever takes over the slot must use or drop it, because it keeps WAL.
+whoever takes over the slot must use or drop it, because it keeps WAL. With --keep-target the target is not asked for
+anything: that is for one that is gone for good. Where it is not, its schema pgsub keeps the subscription's rows, and
+transactions that are prepared there keep their locks.
 """,
     examples=(
         ("Drop, from a script.", "pgsub drop sales --yes"),
         ("Drop although the publisher is gone for good.", "pgsub drop sales --keep-slot --yes"),
+        ("Drop although the target is gone for good.", "pgsub drop sales --keep-target --yes"),
     ),
 )
 
@@ -38,11 +41,14 @@ def drop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
     keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
+    keep_target: Annotated[
+        bool, typer.Option("--keep-target", help="Leave the target alone, which is gone for good.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Ask, then drop."""
     if not yes:
-        _confirm(name, if_exists, keep_slot)
+        _confirm(name, if_exists, keep_slot, keep_target)
     from pgsub.conninfo import take_environment
 
     take_environment()
@@ -50,13 +56,14 @@ def drop(
     from pgsub.commands.drop import DropOptions
     from pgsub.commands.drop import drop as drop_subscription
 
-    options = DropOptions(name=name, state_dir=current.state_dir, if_exists=if_exists, keep_slot=keep_slot)
+    options = DropOptions(name, current.state_dir, if_exists, keep_slot, keep_target)
     drop_subscription(options, reporter=ConsoleReporter())
 
 
-def _confirm(name: str, if_exists: bool, keep_slot: bool) -> None:
+def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> None:
     if sys.stdin is None or not sys.stdin.isatty():
-        words = ["pgsub drop", name, *(["--if-exists"] * if_exists), *(["--keep-slot"] * keep_slot), "--yes"]
+        given = {"--if-exists": if_exists, "--keep-slot": keep_slot, "--keep-target": keep_target}
+        words = ["pgsub drop", name, *(option for option, on in given.items() if on), "--yes"]
         raise UsageError(
             f'dropping subscription "{name}" needs --yes',
             detail="There is no terminal to ask on.",

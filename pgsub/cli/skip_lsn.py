@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgsub.cli import console, render
+from pgsub.cli import console, render, skip_flood
 from pgsub.cli.command import command
 from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.pages import Page
@@ -34,6 +34,13 @@ transaction with changes ends next clears it, with a warning if it was another o
 own transaction: those between them are applied, and only one whose transaction cannot come any more is cleared with
 that warning. What is given replaces what was to be skipped before; with none for LSN nothing is skipped any more.
 
+--conflict, --table and --limit together are a rule for a flood: the next N rows of that table that meet this conflict
+are not applied and kept in pgsub.skipped_change, the rest of their transactions is applied, and then the rule is used
+up and everything as before. That goes for conflicts that stop apply, and for those that do not: of missing rows the
+change is then kept, and the log is told once a commit how many there were instead of a message for each. All of them
+are in the record and counted, and pgsub conflicts replay applies them later. For rules that last see pgsub alter
+--on-conflict.
+
 --preview changes nothing and may be asked for at any time, whether the subscription runs, is disabled, or is stuck. It
 reads the transaction from a temporary copy of the replication slot, compares it with the target row by row, and says
 what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
@@ -48,6 +55,10 @@ Asks on a terminal; elsewhere --yes is needed.
     examples=(
         ("See what skipping the transaction that apply stopped at would lose.", "pgsub skip-lsn sales --preview"),
         ("Apply all of it but the rows that conflict.", "pgsub skip-lsn sales --rows conflicting --yes"),
+        (
+            "Put aside the next thousand rows that are not there to be deleted.",
+            "pgsub skip-lsn sales --conflict delete_missing --table public.t --limit 1000 --yes",
+        ),
     ),
 )
 
@@ -70,10 +81,25 @@ def skip_lsn(
     rows: Annotated[
         str, typer.Option("--rows", metavar="whole|conflicting", help="Which rows of the transaction are skipped.")
     ] = "whole",
+    conflict: Annotated[
+        str | None,
+        typer.Option("--conflict", metavar="TYPE", help="Skip rows that meet this conflict, whatever the transaction."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With --conflict: rows of this table.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="With --conflict: the next N of them.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
 ) -> None:
     """Show or skip."""
+    if (conflict, table, limit) != (None, None, None):
+        if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
+            raise UsageError("a rule for a flood is --conflict, --table and --limit together, without anything else")
+        skip_flood.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
+        return
     wanted = _wanted(lsns or [])
     if rows not in ("whole", "conflicting"):
         raise UsageError(f'"{rows}" is not one of whole, conflicting')

@@ -171,21 +171,23 @@ def _runbook(look: Look) -> None:
     from pgsub.commands import status as states
     from pgsub.commands.runbook import runbook
 
-    _refuse(look.name is None, "--runbook needs the name of a subscription")
-    (found,) = states.status(current.state_dir, look.name)
+    every = states.status(current.state_dir, look.name)
+    _refuse(len(every) != 1, "--runbook needs the name of a subscription")
+    [found] = every
+    name = found.definition.name
     steps = []
     for step in runbook(found):
         commands = [line for line in step.commands if line.split()[1] in PAGES]
         if commands or not step.commands:
             steps.append({"text": step.text, "commands": commands, "statements": list(step.statements)})
     if look.as_json:
-        emit_document("status", {"subscription": look.name, "runbook": steps})
+        emit_document("status", {"subscription": name, "runbook": steps})
         return
     for number, one in enumerate(steps, 1):
         lines = [f"{number}. {one['text']}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
         emit("\n".join(map(console.printable, lines)))
     if not steps:
-        emit(f'Nothing is to be done: subscription "{look.name}" is {found.state}.')
+        emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')
 
 
 def _check(look: Look, max_lag: float | None) -> None:

@@ -38,6 +38,7 @@ class DropOptions:
     state_dir: Path
     if_exists: bool = False
     keep_slot: bool = False
+    keep_target: bool = False
 
 
 def drop(options: DropOptions, *, reporter: Reporter) -> None:
@@ -58,14 +59,14 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
                 raise
             reporter.notice(f"{error.message}, skipping")
             return
-        with _alone(store, options.state_dir, sub) as lock, contextlib.closing(_target(sub)) as session:
-            try:
-                with membership.maintenance(session, sub.subid, sub.name):
-                    _remove(session, sub, options, reporter)
-            except psycopg.Error as error:
-                raise target.translate(error, "remove the subscription from the ledger") from None
+        with _alone(store, options.state_dir, sub) as lock:
+            if options.keep_target:
+                _leave(sub, options, reporter)
+            else:
+                _forget(sub, options, reporter)
             store.remove_subscription(sub.subid)
-            store.journal("drop", sub.subid, sub.name, {"keep_slot": options.keep_slot})
+            kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
+            store.journal("drop", sub.subid, sub.name, kept)
             remove_passfiles(options.state_dir, sub.subid)
             lock.release(unlink=True)
 
@@ -98,11 +99,34 @@ def _wait_for(lock: Lock, sub: Subscription) -> None:
         time.sleep(0.1)
 
 
+def _forget(sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
+    """Remove it from both servers."""
+    with contextlib.closing(_target(sub)) as session:
+        try:
+            with membership.maintenance(session, sub.subid, sub.name):
+                _remove(session, sub, options, reporter)
+        except psycopg.Error as error:
+            raise target.translate(error, "remove the subscription from the ledger") from None
+
+
+def _leave(sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
+    """The target is gone: which slots its tables have is asked of the publisher, by the names that they get."""
+    if not options.keep_slot:
+        _drop_slots(sub, None, reporter)
+    reporter.notice(
+        f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its schema'
+        " pgsub, and what is prepared there keeps its locks"
+    )
+
+
 def _target(sub: Subscription) -> psycopg.Connection:
     try:
         return target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False)
     except TargetUnavailable as error:
-        error.hint = "The progress of the subscription is kept on the target; drop it when the target is back."
+        error.hint = (
+            "The progress of the subscription is kept on the target; drop it when the target is back,"
+            f" or if that is gone for good:\npgsub drop {sub.name} --keep-target --yes"
+        )
         raise
 
 
@@ -145,22 +169,23 @@ def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], report
         reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
 
 
-def _drop_slots(sub: Subscription, tables: list[RelationState], reporter: Reporter) -> None:
-    leftover = sorted({slot for t in tables for slot in (t.sync_slot, t.spare_slot) if slot is not None})
-    if sub.slot_name is None and not leftover:
+def _drop_slots(sub: Subscription, tables: Sequence[RelationState] | None, reporter: Reporter) -> None:
+    """:param tables: None where nobody knows; their slots are then found by their names."""
+    leftover = sorted({slot for t in tables or () for slot in (t.sync_slot, t.spare_slot) if slot is not None})
+    if sub.slot_name is None and tables is not None and not leftover:
         return
+    first = sub.slot_name or next(iter(leftover), "pgsub_*")
     try:
         connection = publisher.connect(sub.connection, application_name=sub.name)
     except PublisherUnavailable as error:
         raise PublisherUnavailable(
-            f'could not connect to publisher when attempting to drop replication slot "{sub.slot_name or leftover[0]}":'
-            f" {error.message}",
+            f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
             detail=error.detail,
             hint=f"To drop the subscription without its slot:\npgsub drop {sub.name} --keep-slot --yes",
             sqlstate=error.sqlstate,
         ) from None
     with contextlib.closing(connection):
-        for slot in leftover:
+        for slot in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_slot(connection, slot)
         if sub.slot_name is not None:
             _drop_main(connection, sub.slot_name, reporter)

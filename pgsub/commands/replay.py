@@ -211,7 +211,7 @@ def _replay(store: StateStore, sub: Subscription, found: Replay, options: Replay
         others = replay(sub, order)
     except PgsubError as error:
         store.amend_journal(number, outcome="failed", error=error.message)
-        if isinstance(error, ApplyError):
+        if isinstance(error, ApplyError) and (error.conflict is not None or error.hint is None):
             error.hint = _hint(options, found)
         raise
     with store.batch():

@@ -94,6 +94,7 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
             yield Step(f"Remove on the target what makes it fail: a row, a constraint, a trigger{_goes_on(one)}")
         if row.finish_lsn:
             yield from _skip(one, row.finish_lsn, "cannot be applied")
+        yield from _hold(one, row)
 
 
 def _who(row: ErrorRow, table: Row | None) -> str:
@@ -152,19 +153,18 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
     met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
     if met is not None:
         yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
-        does = "Insert the row on" if met.conflict_type.endswith("_missing") else "Change or remove the row on"
-        wrong = "if it should be there" if met.conflict_type.endswith("_missing") else "if it is wrong there"
-        text = f"{does} the target, {wrong}{_goes_on(one)}"
+        text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
         if met.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
         yield Step(text, statements=tuple(_statements(met)))
-    if met is not None and met.identical:
-        rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
-        yield Step(
-            "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
-        )
+        if met.identical:
+            rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
+            yield Step(
+                "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
+            )
     if row.finish_lsn:
         yield from _skip(one, row.finish_lsn, "conflict")
+    yield from _hold(one, row)
 
 
 def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
@@ -174,6 +174,15 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
         f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
+
+
+def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    if row.relation is not None:
+        yield Step(
+            "Or let the other tables go on meanwhile: the changes of this one are kept on the target until it is"
+            " released.",
+            (f"pgsub alter {word(one.definition.name)} --hold {word(row.relation)}",),
+        )
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:

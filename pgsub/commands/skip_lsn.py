@@ -71,9 +71,9 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                         _check_in_stream(session, sub, lsn, reporter, alone=not wanted.waits)
                 confirm(sub.name, wanted)
             with membership.maintenance(session, sub.subid, sub.name):
-                previous = skip.pending(session, sub.subid)
+                previous, rules = skip.pending(session, sub.subid), skip.pending_floods(session, sub.subid)
                 _set(session, store, sub, wanted, previous)
-    _tell(sub, wanted, previous, reporter)
+    _tell(sub, wanted, anything=bool(previous or rules), reporter=reporter)
     return SkipResult(sub.name, wanted, previous)
 
 
@@ -179,19 +179,23 @@ def _set(
     number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
     failpoints.point("skip.before_ledger")
     try:
-        skip.set_pending(session, sub.subid, wanted)
+        with ledger.durable(session):
+            skip.set_pending(session, sub.subid, wanted)
+            if wanted is None:
+                skip.set_floods(session, sub.subid, ())
     except PgsubError as error:
         store.amend_journal(number, outcome="failed", error=error.message)
         raise
     failpoints.point("skip.after_ledger")
     with store.batch():
-        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skip.shown(wanted))
+        skips = skip.shown(wanted, skip.pending_floods(session, sub.subid))
+        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skips)
         store.amend_journal(number, outcome="done")
 
 
-def _tell(sub: Subscription, wanted: Skip | None, previous: Skip | None, reporter: Reporter) -> None:
+def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: Reporter) -> None:
     if wanted is None:
-        if previous is None:
+        if not anything:
             reporter.notice(f'nothing was to be skipped by subscription "{sub.name}"')
         return
     if not sub.enabled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ SELECT count(*), sum(pg_catalog.hashtextextended(
 """
 _PROGRESS = """
 SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text, c.skip_rows,
-       c.skip_lsns::text[]
+       c.skip_lsns::text[], c.skip_rules
   FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) JOIN pgsub.control c USING (subid, worker)
  WHERE subid = %s AND worker = 0
 """
@@ -99,7 +99,7 @@ class Mirror:
                 self.remote_lsn = parse_lsn(row[1])
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
                 self._two_phase(row[2], prepared)
-                self._skip(skip.decoded(*row[3:6]))
+                self._skip(skip.decoded(*row[3:6]), skip.floods(row[6]))
             self._store.put_workers(subid, self._workers(pulses, apply_alive, syncing))
             self._store.put_copy_progress(subid, copies)
             self._store.put_held(subid, held)
@@ -126,9 +126,9 @@ class Mirror:
             if state == two_phase.ENABLED:
                 self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
 
-    def _skip(self, pending: skip.Skip | None) -> None:
+    def _skip(self, pending: skip.Skip | None, rules: Sequence[skip.Flood]) -> None:
         """What the command that set it wrote may have come after it was consumed."""
-        shown, lsn, skips = self._store.subscription_by_id(self._sub.subid), 0, skip.shown(pending)
+        shown, lsn, skips = self._store.subscription_by_id(self._sub.subid), 0, skip.shown(pending, rules)
         if pending is not None:
             lsn = pending.lsn
         if shown is not None and (shown.skip_lsn, shown.skips) != (lsn, skips):
@@ -203,7 +203,7 @@ class Mirror:
             self._message(body)
         elif body["kind"] == "log":
             self._log(body["level"], body["text"])
-        elif body["kind"] == "conflict":
+        elif body["kind"] == "conflict" and not body.get("quiet"):
             self._conflict(body)
 
     def _message(self, body: dict[str, Any]) -> None:

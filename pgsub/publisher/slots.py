@@ -98,6 +98,17 @@ def group_slot_name(subid: int, number: int, sysid: str) -> str:
     return valid_slot_name(f"pgsub_{subid}_sync_g{number}_{sysid}"[:_NAME_LENGTH])
 
 
+def sync_slots(connection: Connection, subid: int) -> list[str]:
+    """Slots of this database that synchronize tables of a subscription, by the names that those get."""
+    query = """
+        SELECT slot_name::text FROM pg_catalog.pg_replication_slots
+        WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
+    try:
+        return [name for (name,) in connection.execute(query, (str(subid),))]
+    except psycopg.Error as error:
+        raise translate(error, "look for replication slots of table synchronization") from None
+
+
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
     """Terminate whoever streams, or still creates, these slots; their workers were fenced. Others are not waited for.
 

@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
 
-VERSION = 6
+VERSION = 7
 
 
 def _granted_as_older(table: str) -> str:
@@ -185,7 +185,12 @@ _V6 = """
 ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
 """
 
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6}
+# rules for floods: conflict, table, and how many rows are still to be left out
+_V7 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_rules jsonb;
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6, 7: _V7}
 _LOCK_KEY = 0x7067737562  # "pgsub"
 
 

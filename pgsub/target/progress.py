@@ -6,6 +6,7 @@ the key's index chain grows with every version (76 µs became 350 µs after 24,0
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import dataclass
 
@@ -14,12 +15,13 @@ import psycopg
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import APPLY, Claim, RelationState, lsn_or_none
-from pgsub.target.skip import Skip, decoded
+from pgsub.target.skip import Flood, Skip, decoded, floods
 
 _COLUMNS = (
     "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("
-    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' ')] FROM pgsub.control c"
-    " WHERE c.subid = progress.subid AND c.worker = 0 AND c.skip_lsn IS NOT NULL)"
+    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' '),"
+    " c.skip_rules::text] FROM pgsub.control c WHERE c.subid = progress.subid AND c.worker = 0"
+    " AND (c.skip_lsn IS NOT NULL OR c.skip_rules IS NOT NULL))"
 )
 _KEY = "subid = %s AND worker = %s"
 _MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
@@ -38,7 +40,7 @@ class Progress:
 
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
-    :ivar skip: what is not to be applied, as it was when the row was read last.
+    :ivar skip: what is not to be applied, as it was when the row was read last; ``floods`` rules for it.
     :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
         as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
@@ -57,11 +59,17 @@ class Progress:
         self.reported_lsn = 0
         self.states_version = -1
         self.skip: Skip | None = None
+        self.floods: tuple[Flood, ...] = ()
 
     @property
     def applies(self) -> bool:
         """Whether it is apply's own row, not that of a sync worker."""
         return self._claim.worker == APPLY
+
+    @property
+    def skips(self) -> bool:
+        """Whether anything is not to be applied."""
+        return self.skip is not None or bool(self.floods)
 
     @property
     def tagged(self) -> bool:
@@ -101,7 +109,7 @@ class Progress:
             raise Fenced("the subscription was removed from the ledger")
         self._ctid = row[0]
         self.remote_lsn, self.reported_lsn, self.states_version = parse_lsn(row[1]), parse_lsn(row[2]), row[3]
-        self.skip = None if row[4] is None else _skip(*row[4])
+        self.skip, self.floods = (None, ()) if row[4] is None else _skips(*row[4])
 
     def lock(self, expected: int) -> None:
         """Lock the row in the caller's transaction, before anything is decided about table states.
@@ -189,8 +197,11 @@ class Progress:
         return None if row is None or row[0] is None else (row[0], row[1])
 
 
-def _skip(lsn: str, rows: str, several: str | None) -> Skip | None:
-    return decoded(lsn, rows, None if several is None else several.split())
+def _skips(
+    lsn: str | None, rows: str | None, several: str | None, rules: str | None
+) -> tuple[Skip | None, tuple[Flood, ...]]:
+    skip = decoded(lsn, rows, None if several is None else several.split())
+    return skip, () if rules is None else floods(json.loads(rules))
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
+from psycopg.rows import dict_row
 
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
-# pg_partition_tree(), which locks them, as definitions.py says.
+# pg_partition_tree(), which locks them, as definitions.py says. What it returns is named as the fields of
+# TargetRelation are.
 _TABLES = """
 WITH RECURSIVE wanted AS MATERIALIZED (
      SELECT c.oid, n.nspname, c.relname, c.relkind, c.relowner, c.relispartition,
@@ -40,15 +42,16 @@ several AS (
 referenced AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
       WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
-SELECT w.relispartition, w.oid IN (SELECT root FROM late), w.oid IN (SELECT root FROM several),
-       w.nspname::text, w.relname::text, w.oid::bigint, w.relkind::text, w.oid IN (SELECT root FROM firing),
-       w.oid IN (SELECT root FROM ruled), w.oid IN (SELECT root FROM referenced),
-       pg_catalog.row_security_active(w.oid), current_user::text, o.rolname::text,
+SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
+       w.oid IN (SELECT root FROM firing) AS fires, w.oid IN (SELECT root FROM ruled) AS rules,
+       w.oid IN (SELECT root FROM referenced) AS referenced, w.relispartition AS partition,
+       w.oid IN (SELECT root FROM late) AS checked_late, w.oid IN (SELECT root FROM several) AS several_unique,
+       pg_catalog.row_security_active(w.oid) AS row_security, current_user::text AS user, o.rolname::text AS owner,
        CASE WHEN o.rolname = current_user THEN 'own'
             WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
             WHEN pg_catalog.pg_has_role(session_user, o.oid, 'MEMBER') THEN 'refused'
-            WHEN o.rolsuper THEN 'trusted' ELSE 'none' END,
-       w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls
+            WHEN o.rolsuper THEN 'trusted' ELSE 'none' END AS access,
+       w.forced AND NOT o.rolsuper AND NOT o.rolbypassrls AS owner_row_security
   FROM wanted w JOIN pg_catalog.pg_roles o ON o.oid = w.relowner
 """
 
@@ -249,47 +252,28 @@ def describe_many(
     wanted = list(dict.fromkeys(names))
     if not wanted:
         return {}
-    firing = ["A", "R"] if replica else ["A", "O"]
-    may_set = "SET" if connection.info.server_version >= 160000 else "MEMBER"
+    version = connection.info.server_version
     params = {
         "schemas": [schema for schema, _ in wanted],
         "names": [name for _, name in wanted],
-        "firing": firing,
-        "may_set": may_set,
+        "firing": ["A", "R"] if replica else ["A", "O"],
+        "may_set": "SET" if version >= 160000 else "MEMBER",
     }
-    tables = connection.execute(_TABLES.encode(), params).fetchall()
-    oids = [table[5] for table in tables]
-    columns: dict[int, list[TargetColumn]] = {oid: [] for oid in oids}
-    for oid, *column in connection.execute(_COLUMNS.encode(), (oids,)):
+    tables = connection.cursor(row_factory=dict_row).execute(_TABLES.encode(), params).fetchall()
+    columns: dict[int, list[TargetColumn]] = {table["oid"]: [] for table in tables}
+    for oid, *column in connection.execute(_COLUMNS.encode(), (list(columns),)):
         columns[oid].append(TargetColumn(*column))
-    keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in oids}
-    for oid, *key in connection.execute(_IDENTITY.encode(), (oids,)):
+    keys: dict[int, list[tuple[str, bool, bool]]] = {oid: [] for oid in columns}
+    for oid, *key in connection.execute(_IDENTITY.encode(), (list(columns),)):
         keys[oid].append(tuple(key))
-    found = {}
-    for partition, late, several, schema, name, oid, relkind, fires, rules, referenced, row_security, *roles in tables:
-        identity = tuple(key for key, _, _ in keys[oid])
-        deferrable = any(not immediate for _, immediate, _ in keys[oid])
-        table = TargetRelation(
-            oid,
-            schema,
-            name,
-            relkind,
-            fires,
-            rules,
-            referenced,
-            row_security,
-            tuple(columns[oid]),
-            identity,
-            deferrable,
-            *roles,
+    return {
+        (table["schema"], table["name"]): TargetRelation(
+            **table,
+            columns=tuple(columns[table["oid"]]),
+            identity=tuple(name for name, _, _ in keys[table["oid"]]),
+            deferrable=any(not immediate for _, immediate, _ in keys[table["oid"]]),
+            key_collated=all(by_column for _, _, by_column in keys[table["oid"]]),
+            server_version=version,
         )
-        collated = all(by_column for _, _, by_column in keys[oid])
-        found[schema, name] = replace(
-            table,
-            partition=partition,
-            checked_late=late,
-            several_unique=several,
-            key_collated=collated,
-            server_version=connection.info.server_version,
-        )
-    return found
+        for table in tables
+    }

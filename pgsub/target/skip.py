@@ -2,15 +2,18 @@
 
 Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). It is a flag of
 apply's control row: setting it waits for no transaction, however large. Several LSNs are pgsub's own: each waits for
-its transaction, so those between them are applied.
+its transaction, so those between them are applied. So are rules for floods: the next rows that meet a conflict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from pgsub.errors import StateForbids, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
@@ -20,6 +23,27 @@ WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
 #: Of the control row, as :func:`decoded` takes them.
 COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """A rule for a flood: the next rows of a table that meet a conflict are left out, and kept.
+
+    :ivar table: schema.table on the target.
+    :ivar limit: how many rows more.
+    """
+
+    conflict: str
+    table: str
+    limit: int
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Which rows it is about: table and type of conflict."""
+        return self.table, self.conflict
+
+    def __str__(self) -> str:
+        return f"{self.conflict} {self.table} {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +97,10 @@ def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, str]:
     )
 
 
-def shown(skip: Skip | None) -> tuple[str, ...]:
-    """What is to be skipped, for people: one a transaction."""
-    return () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
+def shown(skip: Skip | None, rules: Sequence[Flood]) -> tuple[str, ...]:
+    """What is to be skipped, for people: one a transaction, one a rule."""
+    lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
+    return (*lsns, *map(str, rules))
 
 
 def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
@@ -101,6 +126,55 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
     if row is None:
         raise ledger.unknown(subid)
     return decoded(*row)
+
+
+def floods(found: Sequence[Sequence[Any]] | None) -> tuple[Flood, ...]:
+    """From ``skip_rules``."""
+    return tuple(Flood(*one) for one in found or ())
+
+
+def _floods_encoded(rules: Sequence[Flood]) -> Jsonb | None:
+    return Jsonb([[one.conflict, one.table, one.limit] for one in rules]) if rules else None
+
+
+def pending_floods(connection: psycopg.Connection, subid: int) -> tuple[Flood, ...]:
+    """Rules that are not used up.
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
+    if row is None:
+        raise ledger.unknown(subid)
+    return floods(row[0])
+
+
+def set_floods(connection: psycopg.Connection, subid: int, rules: Sequence[Flood]) -> None:
+    """Set all of them durably."""
+    with ledger.durable(connection):
+        connection.execute(
+            f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(), (_floods_encoded(rules), subid)
+        )
+
+
+def use(
+    connection: psycopg.Connection, subid: int, rules: Sequence[Flood], used: Mapping[tuple[str, str], int]
+) -> tuple[Flood, ...]:
+    """Inside the transaction that leaves rows out by rules.
+
+    :param rules: as they were read in that transaction.
+    :param used: how many rows, by :attr:`Flood.place`.
+    :return: what is left of the rules.
+    :raises StreamsMustRestart: an operator has changed them meanwhile.
+    """
+    counted = [changed(one, limit=one.limit - used.get(one.place, 0)) for one in rules]
+    left = tuple(one for one in counted if one.limit > 0)
+    row = connection.execute(
+        f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
+        (_floods_encoded(left), subid, _floods_encoded(rules)),
+    ).fetchone()
+    if row is None:
+        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
+    return left
 
 
 def check(skip: Skip, remote_lsn: int) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
+from fix_program import until
 from fix_servers import Pair as Servers
 from psycopg import sql
 from thorough import thorough
@@ -22,6 +24,7 @@ from pgsub.apply import loop
 from pgsub.errors import Directive, PgsubError
 
 ACCOUNTS = 20
+_ROUNDS = 5  #: so often what was written is waited for, or one large batch would be all that readers see
 TABLES = """
 CREATE TABLE version (id int PRIMARY KEY, v int);
 CREATE TABLE a (id int PRIMARY KEY, n int NOT NULL, pad text);
@@ -54,7 +57,7 @@ class Writer(threading.Thread):
         self._session, self._states, self._prepares = session, states, prepares
         self._gid = f"{session.info.dbname} {number}"
         self._accounts = range(1 + number, ACCOUNTS + 1, 2)
-        self._chance = random.Random(number)
+        self._chance = random.Random(f"{number} {max(states)}")
         self._transactions = transactions
         self.error: BaseException | None = None
 
@@ -120,6 +123,7 @@ class Reader(threading.Thread):
             self.seen.append(state)
             if last:
                 return
+            time.sleep(0.002)  # the worker is a thread of this process too
 
 
 def _writers(p: Pair, stack: ExitStack, states: dict[int, str], transactions: int) -> list[Writer]:
@@ -139,13 +143,18 @@ def _watched(p: Pair, transactions: int) -> None:
     first = p.pubdb.rows(_STATE)[0]
     states = {0: first[2]}
     with ExitStack() as stack:
-        writers = _writers(p, stack, states, transactions)
         readers = [Reader(stack.enter_context(closing(p.subdb.connect()))) for _ in range(2)]
         task = p.start()
-        for thread in (*readers, *writers):
-            thread.start()
-        _joined(writers)
-        p.until("SELECT v = %s FROM version", max(states), task=task)
+        for reader in readers:
+            reader.start()
+        for _ in range(_ROUNDS):
+            writers = _writers(p, stack, states, transactions // _ROUNDS)
+            for writer in writers:
+                writer.start()
+            _joined(writers)
+            p.until("SELECT v = %s FROM version", max(states), task=task)
+            seen = [len(reader.seen) for reader in readers]
+            until(lambda seen=seen: all(len(reader.seen) > n + 1 for reader, n in zip(readers, seen, strict=True)))
         for reader in readers:
             reader.over.set()
             reader.join(20)
@@ -156,7 +165,7 @@ def _watched(p: Pair, transactions: int) -> None:
         assert not wrong
         versions = [version for version, _, _ in reader.seen]
         assert versions == sorted(versions)
-        assert len(set(versions)) > 5 and versions[-1] == max(states)
+        assert len(set(versions)) > _ROUNDS and versions[-1] == max(states)
     p.same("version", "a", "b", "log")
 
 

@@ -175,6 +175,28 @@ def test_of_a_streamed_transaction_what_was_rolled_back_is_not_kept(pair: MakePa
     p.same("a")
 
 
+def test_a_partitioned_table_is_held_by_its_root_and_kept_changes_obey_the_rules_for_conflicts(pair: MakePair) -> None:
+    p = pair(
+        "CREATE TABLE a (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+        " CREATE TABLE low PARTITION OF a FOR VALUES FROM (0) TO (100);"
+        " CREATE TABLE high PARTITION OF a FOR VALUES FROM (100) TO (1000); CREATE TABLE b (id int PRIMARY KEY)",
+        pub="CREATE PUBLICATION p FOR TABLE a, b WITH (publish_via_partition_root = true)",
+        sub="INSERT INTO a VALUES (5, 'in the way')",
+        binary=True,
+        on_conflict=("insert_exists=apply_remote",),
+    )
+    hold(p, "a")
+    p.apply(
+        "INSERT INTO a SELECT i, 'x' FROM generate_series(1, 200) i; INSERT INTO b VALUES (1)",
+        "UPDATE a SET id = 500 WHERE id = 7; DELETE FROM a WHERE id = 150; INSERT INTO low VALUES (0, 'by itself')",
+    )
+    p.same("b")
+    assert kept(p) == 200 + 2 + 1 + 1  # to another partition a row goes as DELETE and INSERT
+    release(p, "a")
+    p.apply()
+    p.same("a")
+
+
 def test_what_a_prepared_transaction_keeps_is_decided_with_it(pair: MakePair) -> None:
     p = pair(TWO, two_phase="p")
     p.apply()

@@ -91,6 +91,20 @@ def test_an_unreachable_target_keeps_the_subscription(services, created, tables)
     assert tables[0].rows(_SLOTS) == [("s",)]
 
 
+def test_where_the_target_is_gone_for_good_the_hint_drops_the_rest_with_the_slots(services, created, tables):
+    subid = tables[1].value("SELECT subid FROM pgsub.subscription")
+    left = [f"pgsub_{subid}0_sync_16384_7", f"pgsub_{subid}_sync_16384_7", "somebody_elses"]
+    for slot in left:
+        tables[0].execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
+    services("here")
+    hint = one_error(created("drop", "s", "--yes"), 5, "could not connect to the target: ").splitlines()[-1]
+    ended = created(*hint.split()[1:])
+    assert ended.returncode == 0 and "the target was not asked" in ended.stderr
+    assert tables[0].rows(_SLOTS) == [(left[0],), (left[2],)]
+    assert created.sql("SELECT subname FROM pg_subscription") == []
+    tables[0].execute("SELECT pg_drop_replication_slot(%s)", left[0])
+
+
 def test_a_slot_that_is_gone_already_is_a_warning(created, tables):
     tables[0].execute("SELECT pg_drop_replication_slot('s')")
     ended = created("drop", "s", "--yes")

@@ -197,8 +197,9 @@ def test_what_stops_apply_is_told_as_by_the_server_and_left_by_the_steps_of_the_
     ours_counted, counted = scene.counted()
     assert ours_counted == counted == {**before, **{n: before[n] + 1 for n in (f"confl_{kind}", "apply_error_count")}}
 
-    show, change_row, preview, skip, enable, wait = scene.runbook()[1:]
+    show, change_row, preview, skip, hold, enable, wait = scene.runbook()[1:]
     assert "remote\tlocal\tdiffers\n" in scene.typed(show["commands"][0]).stdout
+    assert hold["commands"][0].startswith("pgsub alter s --hold public.")
     assert "skipping the transaction would lose" in scene.typed(preview["commands"][0], code=6).stdout
     if way == "row":
         for database in (scene.subdb, scene.native):

@@ -64,6 +64,7 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     error = skipped(it, "whole", "BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
     [conflict] = conflicts(it)
     number = str(conflict["id"])
+    assert it.ok("conflicts", "show", "s", number).stdout.endswith(f"\npgsub conflicts replay s {number}\n")
     assert conflict["action"] == "skipped" and conflict["replayed_at"] is None
     one_error(it.cli("conflicts", "replay", "s", number), 2, "needs --yes", "--dry-run")
 
@@ -204,3 +205,33 @@ def test_rows_that_a_skip_leaves_out_are_conflicts_of_the_record_and_each_can_be
     replayed(it, str(second["id"]))
     assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 2), (3, 3), (4, 4)]
     assert [one["action"] for one in conflicts(it)] == ["skipped", "replayed", "skipped"]
+
+
+def test_what_is_replayed_carries_the_origin_of_the_subscription_and_is_not_sent_back(stuck: MakeStuck) -> None:
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    error = skipped(it, "whole", "INSERT INTO b VALUES (1, 1)")
+    it.subdb.execute("DELETE FROM b; CREATE PUBLICATION back FOR TABLE b")
+    it.subdb.value("SELECT pg_create_logical_replication_slot('back', 'pgoutput')")
+    try:
+        replayed(it, "--lsn", str(error.finish_lsn))
+        it.subdb.execute("INSERT INTO b VALUES (2, 2)")
+        query = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('back', NULL, NULL, 'proto_version', '4',"
+        query += " 'publication_names', 'back', 'origin', %s) WHERE get_byte(data, 0) = ascii('I')"
+        assert [it.subdb.value(query, origin) for origin in ("any", "none")] == [2, 1]
+    finally:
+        it.subdb.value("SELECT pg_drop_replication_slot('back')")
+
+
+def test_no_rule_leaves_out_once_more_what_is_replayed(stuck: MakeStuck) -> None:
+    it = stuck("--on-conflict", "insert_exists=skip")
+    it.subdb.execute("INSERT INTO b VALUES (1, 0)")
+    assert it.apply("INSERT INTO b VALUES (1, 1)") is None
+    mirrored(it)
+    [conflict] = conflicts(it)
+    words = ("conflicts", "replay", "s", str(conflict["id"]), "--yes")
+    one_error(it.run(*words), 6, "conflict=insert_exists", "replayed_at")
+    assert it.subdb.value("SELECT count(*) FROM pgsub.skipped_change") == 1 and it.subdb.value(_LEFT) == 1
+    it.subdb.execute("DELETE FROM b")
+    it.ok(*words)
+    assert it.subdb.rows("SELECT id, n::int FROM b") == [(1, 1)] and it.subdb.value(_LEFT) == 0

@@ -121,3 +121,31 @@ def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
     assert it.journal("skip-lsn")[-1]["outcome"] == "done" and it.cli.sql(_STORED) == [(error.finish_lsn,)]
     assert it.apply() is None
     assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), *([(2,)] if rows == "conflicting" else [])]
+
+
+def test_a_rule_for_a_flood_is_set_shown_used_up_and_cleared(stuck: MakeStuck) -> None:
+    it = stuck()
+    rule = ("--conflict", "insert_exists", "--table", "public.b", "--limit")
+    one_error(it.cli("skip-lsn", "s", *rule, "2"), 2, "needs --yes", "public.b --limit 2 --yes")
+    one_error(it.run("skip-lsn", "s", *rule, "0", "--yes"), 2, "--limit")
+    one_error(it.run("skip-lsn", "s", "0/10", *rule, "2", "--yes"), 2, "without anything else", hint=False)
+    one_error(it.run("skip-lsn", "s", "--conflict", "insert_exists", "--limit", "2"), 2, "together", hint=False)
+    wrong = ("--conflict", "update_deleted", "--table", "public.b", "--limit", "1", "--yes")
+    one_error(it.run("skip-lsn", "s", *wrong), 2, "not a conflict type", "insert_exists")
+    one_error(it.run("skip-lsn", "s", *rule[:3], "public.c", "--limit", "1", "--yes"), 3, "not subscribed", "status")
+    done = valid("skip-lsn", it.ok("skip-lsn", "s", *rule, "2", "--yes", "--json").stdout)
+    assert done["rules"] == [{"conflict": "insert_exists", "table": "public.b", "limit": 2}]
+    assert it.cli.sql("SELECT pgsub_skips FROM pg_subscription") == [('["insert_exists public.b 2"]',)]
+    it.ok("skip-lsn", "s", "none")
+    assert it.subdb.rows("SELECT skip_rules FROM pgsub.control WHERE worker = 0") == [(None,)]
+    assert "nothing was to be skipped" in it.ok("skip-lsn", "s", "none").stderr
+    it.ok("skip-lsn", "s", *rule, "2", "--yes")
+    it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0), (3, 0)")
+    error = it.apply("INSERT INTO b SELECT g, g FROM generate_series(1, 3) g")
+    assert error is not None and it.cli.sql("SELECT pgsub_skips FROM pg_subscription")[0][0].count("insert_exists") == 1
+    it.subdb.execute("DELETE FROM b WHERE id = 3")
+    assert it.apply() is None
+    assert it.subdb.rows("SELECT id, n::int FROM b ORDER BY id") == [(1, 0), (2, 0), (3, 3)]
+    assert it.subdb.rows("SELECT skip_rules FROM pgsub.control WHERE worker = 0") == [(None,)]
+    entries = [one for one in it.journal("skip-lsn") if "conflict" in one]
+    assert [(one["conflict"], one["limit"], one["outcome"]) for one in entries] == [("insert_exists", 2, "done")] * 2
