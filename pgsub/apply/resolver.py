@@ -134,7 +134,8 @@ class Resolver:
         place = change.place
         assert place.relation is not None
         if place.message_type != "INSERT" and place.relation.target.origins_of:
-            differs = self._rows.written_by_others(place)
+            ruled = change.rule(f"{place.message_type.lower()}_origin_differs") is not None
+            differs = self._rows.written_by_others(place, lock=ruled)
             if differs is not None and not self._differing(change, differs):
                 return
         self._rows.missed = False

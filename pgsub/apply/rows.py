@@ -335,10 +335,13 @@ class RowWriter:
 
         self._ask_who_wrote(place, on_row, lock=False)
 
-    def written_by_others(self, place: Place) -> OtherOrigin | None:
-        """The row that is about to be changed, if somebody else wrote it last: nobody changes it from now on."""
+    def written_by_others(self, place: Place, *, lock: bool) -> OtherOrigin | None:
+        """The row that is about to be changed, if somebody else wrote it last.
+
+        :param lock: nobody changes it from now on.
+        """
         found: list[OtherOrigin] = []
-        self._ask_who_wrote(place, lambda row: found.append(conflict.other_origin(place, row)), lock=True)
+        self._ask_who_wrote(place, lambda row: found.append(conflict.other_origin(place, row)), lock=lock)
         self.sync()
         return found[0] if found else None
 

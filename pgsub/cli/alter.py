@@ -30,6 +30,9 @@ grows in schema pgsub of the target: pgsub status shows how much. A conflict of 
 apply, names the transaction that the change came with, and ends when the row is mended, the transaction is skipped, or
 the table is held again. A running worker heeds both from its next transaction on.
 
+--on-conflict adds a rule for conflicts or replaces the one of its type and table, TYPE=default takes it back; see
+pgsub-conflicts(7). What stops apply at present is tried again by the new rules at once.
+
 A password in a connection string is moved to a file that only you can read. PGSUB_CONNECTION and PGSUB_TARGET are not
 looked at here.
 """,

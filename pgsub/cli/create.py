@@ -42,6 +42,9 @@ that user; with --run-as-owner everything is made as that user. A member of the 
 a user that is no member goes on as itself with its own privileges on the table, and is warned: the owner's code
 (triggers, rules, expressions) then runs with the rights of the user.
 
+With --on-conflict conflicts of a type are resolved by a rule, for all tables or for one; without, everything is as in
+the server. pgsub-conflicts(7) has the types, the resolutions and what each of them does.
+
 A password in a connection string is moved to a file that only you can read.
 
 With --messages the publisher sends what pg_logical_emit_message() writes too, and pgsub run logs it: the message of a

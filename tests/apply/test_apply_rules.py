@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from pgsub.errors import ApplyError
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
 KINDS = ("plain", "streamed", "parallel", "prepared", "prepared and streamed")
+HOWS = ("skip", "keep_local", "apply_remote", "last_update_wins")
+ACTIONS = {"skip": "skipped", "keep_local": "kept", "apply_remote": "applied", "last_update_wins": "applied", "": ""}
 _LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
 
 
@@ -81,19 +83,38 @@ def test_a_rule_holds_in_every_kind_of_transaction(make, kind):
     assert conflicts(p) == [("insert_exists", "applied")]
 
 
-@pytest.mark.parametrize("how", ["skip", "keep_local", "apply_remote", "last_update_wins"])
-def test_insert_exists_by_each_rule(make, how):
-    p = make(f"insert_exists={how}")
-    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine')")
-    p.apply("INSERT INTO t VALUES (1, 7, 'theirs'), (2, 2, 'other')")
-    applied = how in ("apply_remote", "last_update_wins")
-    assert rows(p) == [(1, 7, "theirs") if applied else (1, 1, "mine"), (2, 2, "other")]
-    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
-    [record] = p.events()
-    assert (record["conflict_type"], record["action"], record["key"]) == ("insert_exists", action, "(id)=(1)")
-    assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "1", "v": "mine"}
-    assert record["detail"].endswith(f"by the rule insert_exists={how}.")
-    assert [one["new"] for one in letters(p)] == ([{"id": "1", "u": "7", "v": "theirs"}] if how == "skip" else [])
+def tables(kind: str, hows: Iterable[str]) -> tuple[str, list[str]]:
+    """A table for each resolution, called by it, and the rules that say so."""
+    ddl = "; ".join(TABLE.replace("TABLE t", f"TABLE {how}") for how in hows)
+    return ddl, [f"public.{how}:{kind}={how}" for how in hows]
+
+
+def told(p: Pair) -> dict[str, tuple[str, str]]:
+    """Type and action by table."""
+    return {body["relname"]: (body["conflict_type"], body["action"]) for body in p.events()}
+
+
+def kept_of(p: Pair) -> list[str]:
+    """Tables of which something is kept."""
+    return [name for name, _ in p.subdb.rows(_LETTERS)]
+
+
+def test_insert_exists_by_each_rule(make):
+    ddl, rules = tables("insert_exists", HOWS)
+    p = make(*rules, ddl=ddl)
+    for how in HOWS:
+        p.subdb.execute(f"INSERT INTO {how} VALUES (1, 1, 'mine')")
+    p.apply(*(f"INSERT INTO {how} VALUES (1, 7, 'theirs'), (2, 2, 'other')" for how in HOWS))
+    for how in HOWS:
+        applied = ACTIONS[how] == "applied"
+        assert rows(p, table=how) == [(1, 7, "theirs") if applied else (1, 1, "mine"), (2, 2, "other")], how
+    assert told(p) == {how: ("insert_exists", ACTIONS[how]) for how in HOWS}
+    for record in p.events():
+        assert record["key"] == "(id)=(1)"
+        assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "1", "v": "mine"}
+        assert record["detail"].endswith(f"by the rule insert_exists={record['relname']}.")
+    assert kept_of(p) == ["skip"]
+    assert letters(p)[0]["new"] == {"id": "1", "u": "7", "v": "theirs"}
 
 
 def test_without_a_rule_for_its_type_a_conflict_stops_apply_as_ever(make):
@@ -160,36 +181,47 @@ def test_a_row_of_another_key_goes_where_an_insert_meets_it(make):
     assert rows(p) == [(1, 2, "theirs")]
 
 
-@pytest.mark.parametrize("how", ["skip", "keep_local", "apply_remote", "last_update_wins"])
-def test_update_exists_by_each_rule(make, how):
-    p = make(f"update_exists={how}")
-    p.apply("INSERT INTO t VALUES (1, 1, 'first')")
-    p.subdb.execute("INSERT INTO t VALUES (2, 2, 'mine')")
-    p.apply("UPDATE t SET u = 2, v = 'theirs' WHERE id = 1")
-    if how in ("apply_remote", "last_update_wins"):
-        assert rows(p) == [(1, 2, "theirs")]
-    else:
-        assert rows(p) == [(1, 1, "first"), (2, 2, "mine")]
-    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
-    assert conflicts(p) == [("update_exists", action)]
-    assert [one["operation"] for one in letters(p)] == (["UPDATE"] if how == "skip" else [])
+def test_update_exists_by_each_rule(make):
+    ddl, rules = tables("update_exists", HOWS)
+    p = make(*rules, ddl=ddl)
+    p.apply(*(f"INSERT INTO {how} VALUES (1, 1, 'first')" for how in HOWS))
+    for how in HOWS:
+        p.subdb.execute(f"INSERT INTO {how} VALUES (2, 2, 'mine')")
+    p.apply(*(f"UPDATE {how} SET u = 2, v = 'theirs' WHERE id = 1" for how in HOWS))
+    for how in HOWS:
+        as_it_was = [(1, 1, "first"), (2, 2, "mine")]
+        assert rows(p, table=how) == ([(1, 2, "theirs")] if ACTIONS[how] == "applied" else as_it_was), how
+    assert told(p) == {how: ("update_exists", ACTIONS[how]) for how in HOWS}
+    assert kept_of(p) == ["skip"]
 
 
-@pytest.mark.parametrize("how", ["error", "skip", "apply_remote"])
-def test_update_missing_by_each_rule(make, how):
-    p = make(f"update_missing={how}")
-    p.apply("INSERT INTO t VALUES (1, 1, 'first'), (2, 2, 'there')")
-    p.subdb.execute("DELETE FROM t WHERE id = 1")
-    if how == "error":
-        error = fails(p, "UPDATE t SET v = 'x' WHERE id = 1")
-        assert (error.conflict, error.relation) == ("update_missing", "public.t")
+def test_update_missing_and_delete_missing_by_each_rule(make):
+    hows = ("error", "skip", "apply_remote")
+    ddl, rules = tables("update_missing", hows)
+    p = make(*rules, "public.skip:delete_missing=skip", "public.error:delete_missing=error", ddl=ddl)
+    p.apply(*(f"INSERT INTO {how} VALUES (1, 1, 'first'), (2, 2, 'there')" for how in hows))
+    for how in hows:
+        p.subdb.execute(f"DELETE FROM {how} WHERE id = 1")
+    p.apply(*(f"UPDATE {how} SET v = 'new'" for how in ("skip", "apply_remote")))
+    assert rows(p, table="skip") == [(2, 2, "new")]
+    p.same("apply_remote")
+    p.apply("DELETE FROM skip")
+    assert [(one["operation"], one["conflict"]) for one in letters(p)] == [
+        ("UPDATE", "update_missing"),
+        ("DELETE", "delete_missing"),
+    ]
+    for statement, kind in (("UPDATE error SET v = 'x'", "update_missing"), ("DELETE FROM error", "delete_missing")):
+        error = fails(p, statement)
+        assert (error.conflict, error.relation) == (kind, "public.error")
         assert error.context is not None and "in transaction" in error.context
-        p.set(on_conflict=())
-    p.apply("UPDATE t SET v = 'new'")
-    assert rows(p) == ([(1, 1, "new"), (2, 2, "new")] if how == "apply_remote" else [(2, 2, "new")])
-    action = {"skip": "skipped", "apply_remote": "applied"}.get(how, "")
-    assert conflicts(p)[-1] == ("update_missing", action)
-    assert len(letters(p)) == (1 if how == "skip" else 0)
+        assert rows(p, table="error")[0][0] == 2
+        p.set(on_conflict=("public.error:delete_missing=error",))
+    assert conflicts(p) == [
+        ("update_missing", "skipped"),
+        ("update_missing", "applied"),
+        ("delete_missing", "skipped"),
+        ("update_missing", ""),
+    ]
 
 
 def test_an_update_whose_large_value_was_not_sent_is_not_inserted_by_halves(make):
@@ -212,38 +244,22 @@ def test_an_insert_of_a_missing_row_obeys_the_rules_of_inserts(make):
     assert conflicts(p) == [("insert_exists", "kept"), ("update_missing", "kept")]
 
 
-@pytest.mark.parametrize("how", ["error", "skip"])
-def test_delete_missing_by_each_rule(make, how):
-    p = make(f"delete_missing={how}")
-    p.apply("INSERT INTO t VALUES (1, 1, 'first'), (2, 2, 'there')")
-    p.subdb.execute("DELETE FROM t WHERE id = 1")
-    if how == "error":
-        assert fails(p, "DELETE FROM t").conflict == "delete_missing"
-        assert rows(p) == [(2, 2, "there")]
-    else:
-        p.apply("DELETE FROM t")
-        assert rows(p) == []
-        assert [(one["operation"], one["conflict"]) for one in letters(p)] == [("DELETE", "delete_missing")]
-
-
-@pytest.mark.parametrize("statement", ["UPDATE t SET v = 'theirs'", "DELETE FROM t"])
-@pytest.mark.parametrize("how", ["error", "skip", "keep_local", "last_update_wins"])
-def test_what_somebody_else_wrote_by_each_rule(make, how, statement):
-    verb = statement.split()[0].lower()
-    p = make(f"{verb}_origin_differs={how}")
-    p.apply("INSERT INTO t VALUES (1, 1, 'first')")
-    p.subdb.execute("UPDATE t SET v = 'mine'")
-    if how == "error":
-        assert fails(p, statement).conflict == f"{verb}_origin_differs"
-        return
-    p.apply(statement)
-    if how == "last_update_wins":
-        p.same("t")
-    else:
-        assert rows(p) == [(1, 1, "mine")]
-    action = {"skip": "skipped", "keep_local": "kept"}.get(how, "applied")
-    assert conflicts(p) == [(f"{verb}_origin_differs", action)]
-    assert len(letters(p)) == (1 if how == "skip" else 0)
+@pytest.mark.parametrize("verb", ["update", "delete"])
+def test_what_somebody_else_wrote_by_each_rule(make, verb):
+    hows = ("skip", "keep_local", "last_update_wins", "error")
+    ddl, rules = tables(f"{verb}_origin_differs", hows)
+    p = make(*rules, ddl=ddl)
+    p.apply(*(f"INSERT INTO {how} VALUES (1, 1, 'first')" for how in hows))
+    for how in hows:
+        p.subdb.execute(f"UPDATE {how} SET v = 'mine'")
+    change = "UPDATE {} SET v = 'theirs'" if verb == "update" else "DELETE FROM {}"
+    p.apply(*(change.format(how) for how in hows[:3]))
+    p.same("last_update_wins")
+    assert rows(p, table="skip") == rows(p, table="keep_local") == [(1, 1, "mine")]
+    assert told(p) == {how: (f"{verb}_origin_differs", ACTIONS[how]) for how in hows[:3]}
+    assert kept_of(p) == ["skip"]
+    assert fails(p, change.format("error")).conflict == f"{verb}_origin_differs"
+    assert rows(p, table="error") == [(1, 1, "mine")]
 
 
 def test_the_newer_of_two_changes_wins_on_the_target_too(make):
@@ -379,3 +395,35 @@ def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
     p.subdb.execute("DELETE FROM t")
     replay(p.sub, order)
     p.same("t")
+
+
+def test_a_row_that_others_change_between_the_look_and_the_lock_is_looked_at_again(make, monkeypatch):
+    from pgsub.apply.obstacles import Obstacles
+
+    p = make("insert_exists=apply_remote")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
+    cleared, meanwhile = Obstacles.cleared, ["UPDATE t SET v = 'newer'", "UPDATE t SET u = 20"]
+
+    def interrupted(self: Obstacles, *arguments: Any) -> bool:
+        if meanwhile:
+            p.subdb.execute(meanwhile.pop(0))
+        return cleared(self, *arguments)
+
+    monkeypatch.setattr(Obstacles, "cleared", interrupted)
+    p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
+    assert meanwhile == []
+    assert rows(p) == [(1, 11, "theirs")]
+    [record] = p.events()
+    assert record["local_conflicts"][0]["row"] == {"id": "1", "u": "20", "v": "newer"}
+
+
+def test_the_rules_of_a_row_hold_whatever_surrounds_it_in_its_transaction(make):
+    p = make("insert_exists=keep_local", "delete_missing=skip")
+    p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
+    p.apply(
+        "BEGIN; INSERT INTO t VALUES (2, 2, 'x'); INSERT INTO t VALUES (1, 1, 'theirs'); TRUNCATE t;"
+        " INSERT INTO t VALUES (1, 5, 'after'); UPDATE t SET id = 3; DELETE FROM t; INSERT INTO t VALUES (9, 9, 'end');"
+        " COMMIT"
+    )
+    p.same("t")
+    assert conflicts(p) == [("insert_exists", "kept")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 from fix_pair import MakePair, Pair
+from fix_servers import Database
 
+from pgsub.apply import loop
 from pgsub.conflict_rules import ALLOWED, ERROR, IDENTICAL
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
@@ -195,3 +198,32 @@ def test_random_changes_end_as_the_rules_say(pair: MakePair, seed: int) -> None:
     assert met == world.target.met, rules
     assert p.subdb.value("SELECT count(*) FROM pgsub.skipped_change") == world.target.letters
     assert sum(met.values()) > 10
+
+
+def test_two_databases_that_subscribe_to_each_other_become_alike(
+    subdb: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    choice = random.Random(7)
+    kinds = ("insert_exists", "update_origin_differs")
+    options = {"origin": "none", "on_conflict": tuple(f"{kind}=last_update_wins" for kind in kinds)}
+    with contextlib.ExitStack() as stack:
+        other = Database(subdb.server, f"{subdb.name}_other")
+        stack.callback(other.drop)
+        sides = (subdb, other)
+        for side in sides:
+            side.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION p FOR TABLE t")
+        pairs = [stack.enter_context(contextlib.closing(Pair(a, b, **options))) for a, b in (sides, sides[::-1])]
+        for pair in pairs:
+            pair.subscribe("r", [("public", "t")])
+        for turn in range(4):
+            for number in range(40):
+                key, value = choice.randrange(10), f"{turn}.{number}"
+                choice.choice(sides).execute(
+                    f"INSERT INTO t VALUES ({key}, '{value}') ON CONFLICT (id) DO UPDATE SET v = EXCLUDED.v"
+                )
+            for pair in choice.sample(pairs, 2):
+                pair.catch_up()
+            pairs[0].same("t")
+        met = [event["conflict_type"] for pair in pairs for event in pair.events()]
+        assert set(met) == set(kinds)
