@@ -17,7 +17,6 @@ from pgsub.apply.commit import LedgerCommit, Record
 from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.executor import Executor
-from pgsub.apply.keeping import Keeping
 from pgsub.apply.role import Role
 from pgsub.apply.runs import Batch
 from pgsub.apply.set_writer import Deviation
@@ -74,9 +73,13 @@ class Committer:
         self._beat = beat
         self._ending = LedgerCommit(session.connection, session.progress, subid)
         self._executor = Executor(
-            session.connection, subid, session.relations, self._ending.record, set_based=set_based
+            session.connection,
+            subid,
+            session.relations,
+            self._ending.record,
+            set_based=set_based,
+            holds=role.holds,
         )
-        self._executor.keeping = Keeping(session.connection, subid, role.holds)
         self._set_based = set_based
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
         self._skipping = Skipping(session, self._ending, self._executor, subid)

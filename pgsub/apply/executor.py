@@ -21,6 +21,7 @@ from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
 from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
+from pgsub.apply.held import HeldChanges
 from pgsub.apply.keeping import Keeping
 from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import RelationCache
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _DESCRIBING = frozenset(b"RY")
 _INSERT = ord("I")
-_TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
+_ROWS = frozenset(b"IUD")
 _RELID = INT32.unpack_from
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(rb"[RYTM]|[^RYTM]++")
@@ -70,7 +71,7 @@ class Executor:
     :param subid: names the origin in contexts.
     :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
-    :ivar keeping: keeps the changes of held tables; None where no table can be held.
+    :param holds: whether any table is held; its changes are kept then.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Executor:
         spill: Spill | None = None,
         *,
         set_based: bool = True,
+        holds: Callable[[], bool] = lambda: False,
     ) -> None:
         self._subid = subid
         self._relations = relations
@@ -89,13 +91,13 @@ class Executor:
         self._set_based = set_based
         self._spill = spill
         self._admission = Admission(self._rows, relations, subid)
+        self._held = HeldChanges(Keeping(connection, subid, holds), self._rows, relations, self._admission)
         self._piece = Piece(in_stream=False)
         self._large = False  #: the target transaction has had a full piece
         self._admits: Filter = _nothing
         self._naming = False
         self._resolver = Resolver(connection, self._rows, relations, self._row, self._target)
         self.counters = Counters()
-        self.keeping: Keeping | None = None
 
     @property
     def changes(self) -> int:
@@ -143,8 +145,7 @@ class Executor:
         """A target transaction was opened."""
         self._rows.begin()
         self._sets.begin()
-        if self.keeping is not None:
-            self.keeping.begin()
+        self._held.begin()
         self._piece, self._large = Piece(in_stream=False), False
         self._admission.begin()
         self._resolver.begin()
@@ -190,8 +191,7 @@ class Executor:
     def _execute(self) -> None:
         """Have the piece done: as sets what can be, the rest row by row."""
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
-        if len(piece) and self.keeping is not None and self.keeping.active:
-            piece = self._without_kept(piece, self.keeping)
+        piece = self._held.without(piece, self._admits)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= set_writer.PAYS_FROM:
             left = self._in_sets(piece)
@@ -211,37 +211,7 @@ class Executor:
     def _spill_some(self) -> None:
         """Outside of any savepoint, and before there are so many that it would be done inside of one."""
         if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
-            self._spill(self._taken())
-
-    def _without_kept(self, piece: Piece, keeping: Keeping) -> Piece:
-        """Keep the changes of held tables; what is left of the piece."""
-        relids = self._admission.keeps(piece, self._admits)
-        if not relids:
-            return piece
-        held, rest = piece.split(relids)
-        for transaction, payload in held.rows():
-            self._keep(keeping, transaction, payload)
-        return rest
-
-    def _keep(self, keeping: Keeping, transaction: RemoteTransaction, payload: bytes) -> bool:
-        """Keep a row message if it is one of a held table."""
-        relid = _RELID(payload, 5 if transaction.in_stream else 1)[0]
-        srrelid = self._admission.kept(transaction, _TYPES[payload[0]], relid, self._admits)
-        if srrelid is None:
-            return False
-        keeping.keep(transaction, self._relations.remote(relid), srrelid, payload)
-        if keeping.full:
-            self._write_kept()
-        return True
-
-    def _write_kept(self) -> None:
-        if self.keeping is None or self.keeping.empty:
-            return
-        self._rows.sync()
-        try:
-            self.keeping.write()
-        except psycopg.Error as error:
-            raise StatementFailed(None, error, None) from None
+            self._spill(self.taken())
 
     def _in_sets(self, piece: Piece) -> Sequence[int] | None:
         """Execute what can be as sets.
@@ -283,14 +253,13 @@ class Executor:
         :raises PgsubError: located.
         """
         with self._locating():
-            self._write_kept()
+            self._held.write()
             with self._rows.undoing():
                 try:
                     yield
-                    self._write_kept()
+                    self._held.write()
                 except BaseException:
-                    if self.keeping is not None:
-                        self.keeping.begin()
+                    self._held.begin()
                     raise
 
     def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
@@ -299,10 +268,9 @@ class Executor:
         :raises PgsubError: located.
         """
         self._admits = admits
-        keeping = self.keeping if payload[0] in _TYPES else None
-        if keeping is not None and keeping.active and self._keep(keeping, transaction, payload):
+        if self._held.takes(transaction, payload, admits):
             return
-        if self._resolves and payload[0] in _TYPES:
+        if self._resolves and payload[0] in _ROWS:
             self._resolver.run([(transaction, payload)], lambda: None)
         else:
             self._row(transaction, payload)
@@ -333,10 +301,6 @@ class Executor:
             self._rows.copies = not self._naming
         return True
 
-    def taken(self) -> list[Record]:
-        """Missing rows and messages so far, to be recorded before more of them come."""
-        return self._taken()
-
     def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.
 
@@ -347,11 +311,11 @@ class Executor:
         with self._locating():
             self._execute()
             self._rows.flush()
-            self._write_kept()
+            self._held.write()
             self._admission.look_for_replaced()
             self._sets.finish()
             self._admission.refuse_replaced()
-        return self._taken()
+        return self.taken()
 
     def wait(self) -> None:
         """Wait until everything so far has succeeded; other statements may be run then.
@@ -405,7 +369,8 @@ class Executor:
             self._relations.learn(message)
             self._admission.forget(message.relid)
 
-    def _taken(self) -> list[Record]:
+    def taken(self) -> list[Record]:
+        """Missing rows and messages so far, to be recorded before more of them come."""
         records, self._rows.records = self._rows.records, []
         return [record for _, record in records]
 
@@ -439,20 +404,13 @@ class Executor:
                 self._rows.records.append((self._rows.depth, EmittedMessage.of(message, transaction.xid)))
         if len(self._rows.records) >= RECORDS and self._spill is not None:
             self._sets.finish()
-            self._spill(self._taken())
+            self._spill(self.taken())
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
         self._rows.flush()
-        if self.keeping is not None and self.keeping.active:
-            self._keep_truncate(self.keeping, transaction, message)
+        self._held.truncated(transaction, message, admits)
         found = [self._admission.target(transaction, "TRUNCATE", relid, admits) for relid in message.relids]
         targets = [r.target for r in found if r is not None]
         if targets:
             place = Place(transaction, "TRUNCATE", next(r for r in found if r is not None))
             self._rows.truncate(place, targets, restart_identity=message.restart_identity)
-
-    def _keep_truncate(self, keeping: Keeping, transaction: RemoteTransaction, message: Truncate) -> None:
-        for relid in message.relids:
-            srrelid = self._admission.kept(transaction, "TRUNCATE", relid, self._admits)
-            if srrelid is not None:
-                keeping.keep_truncate(transaction, self._relations.remote(relid), srrelid, message)
