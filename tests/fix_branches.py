@@ -2,7 +2,7 @@
 
 After FoundationDB's "sometimes" rule: a test that waits for a rare branch proves nothing on the day the branch is no
 longer taken. ``reached("claim")`` is called where the evidence was asserted; the end of the run prints how often each
-was reached, and fails when both folders ran whole and one was not.
+was reached, and fails when these folders ran whole and one was not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from pgsub.failpoints import POINTS
 
-#: What a run of apply and faults has to reach, besides every failpoint.
+#: What a run of apply, commands and faults has to reach, besides every failpoint.
 BRANCHES = (
     "hand-over with apply behind",
     "hand-over with the sync worker behind",
@@ -57,7 +57,7 @@ WORKLOAD = (
     "commit prepared",
     "rollback prepared",
 )
-_FOLDERS = [Path(__file__).parent / name for name in ("apply", "faults")]
+_FOLDERS = [Path(__file__).parent / name for name in ("apply", "commands", "faults")]
 _VARIABLE = "PGSUB_TEST_BRANCHES"
 
 

@@ -137,6 +137,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
+    from pgsub.commands.blocking import word
     from pgsub.commands.conflicts import document
 
     if as_json:
@@ -151,7 +152,7 @@ def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
         _versions(row, local)
     emit("\n" + "\n".join(_told(row)))
     if row.action == "skipped" and (row.letter is not None or row.worker is not None) and not row.identical:
-        emit(f"HINT:  To apply the change after all:\npgsub conflicts replay {console.printable(name)} {row.id}")
+        emit(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}")
 
 
 def _versions(row: ConflictRow, local: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pgsub.catalog.conflicts import ConflictFilter
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago
+from pgsub.commands.blocking import word
 from pgsub.errors import StateForbids, SubscriptionNotFound, UsageError
 from pgsub.protocol.lsn import format_lsn
 
@@ -98,7 +99,7 @@ def found_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRo
     if row is None or row.subid != _subid(store, name):
         raise StateForbids(
             f'subscription "{name}" has no conflict {conflict_id}',
-            hint=f"See which it has.\npgsub conflicts list {name}",
+            hint=f"See which it has.\npgsub conflicts list {word(name)}",
         )
     return row
 

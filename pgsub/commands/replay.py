@@ -24,6 +24,7 @@ from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview
+from pgsub.commands.blocking import word
 from pgsub.commands.conflicts import found_conflict
 from pgsub.commands.preview import Preview
 from pgsub.commands.preview_document import row
@@ -55,7 +56,7 @@ class ReplayOptions:
         """The choice as the command line takes it."""
         if self.number is not None:
             return str(self.number)
-        return f"--lsn {format_lsn(self.lsn)}" + (f" --table {self.table}" if self.table else "")
+        return f"--lsn {format_lsn(self.lsn)}" + (f" --table {word(self.table)}" if self.table else "")
 
 
 @dataclass(slots=True)
@@ -133,13 +134,13 @@ def _nothing(options: ReplayOptions) -> StateForbids:
             f"nothing is kept of conflict {options.number}",
             detail=f"Its change is not in {where}; of changes that are skipped because their row is missing only the"
             " record is kept.",
-            hint=f"pgsub conflicts show {options.name} {options.number}",
+            hint=f"pgsub conflicts show {word(options.name)} {options.number}",
         )
     of = f' on table "{options.table}"' if options.table else ""
     return StateForbids(
         f"nothing is kept of a transaction finished at {format_lsn(options.lsn)}{of}",
         detail=f"Changes that were left out are in {where}, with the finish LSN of their transaction.",
-        hint=f"pgsub conflicts list {options.name}",
+        hint=f"pgsub conflicts list {word(options.name)}",
     )
 
 
@@ -156,7 +157,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
         raise StateForbids(
             f"conflict {conflict.id} was not skipped: it {_BECAME.get(conflict.action, 'was applied')}",
             detail="Only what was left out can be replayed.",
-            hint=f"pgsub status {sub.name} --runbook" if stopped else None,
+            hint=f"pgsub status {word(sub.name)} --runbook" if stopped else None,
             sqlstate="55000",
         )
     lsn = conflict.finish_lsn
@@ -171,7 +172,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
             f"{len(ids)} changes that are kept may be that of conflict {conflict.id}",
             detail="The whole transaction was skipped, and they have the same values.",
             hint="Replay all that is kept of the transaction:\n"
-            f"pgsub conflicts replay {sub.name} --lsn {format_lsn(lsn)}",
+            f"pgsub conflicts replay {word(sub.name)} --lsn {format_lsn(lsn)}",
         )
     kept = letters.kept(session, sub.subid, lsn, ids=ids) if ids else None
     return None if kept is None else Order(lsn, kept, {"conflict": conflict.id})
@@ -233,7 +234,7 @@ def _hint(options: ReplayOptions, found: Replay) -> str:
         text += f"UPDATE pgsub.skipped_change SET replayed_at = now() WHERE id = {ids[0]};"
     else:
         text += "; what each change would meet is told by:\n"
-        text += f"pgsub conflicts replay {options.name} {options.words} --dry-run"
+        text += f"pgsub conflicts replay {word(options.name)} {options.words} --dry-run"
     return text
 
 

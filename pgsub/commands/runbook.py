@@ -91,7 +91,8 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         yield from _copied(one, row, table)
     if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing):
         if not row.hint:
-            yield Step(f"Remove on the target what makes it fail: a row, a constraint, a trigger{_goes_on(one)}")
+            cause = "a row, a constraint, a trigger, a missing partition"
+            yield Step(f"Change on the target what makes it fail: {cause}{_goes_on(one)}")
         if row.finish_lsn:
             yield from _skip(one, row.finish_lsn, "cannot be applied")
         yield from _hold(one, row)

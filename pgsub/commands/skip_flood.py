@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
+from pgsub.commands.blocking import word
 from pgsub.commands.conflicts import TYPES
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
@@ -56,7 +57,7 @@ def skip_flood(options: FloodOptions, *, reporter: Reporter, confirm: Confirm) -
             with membership.maintenance(session, sub.subid, sub.name):
                 rules = _set(session, store, sub, rule)
     if not sub.enabled:
-        reporter.notice(f"it holds once the subscription is enabled: pgsub enable {sub.name}")
+        reporter.notice(f"it holds once the subscription is enabled: pgsub enable {word(sub.name)}")
     return rules
 
 
@@ -65,7 +66,7 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: Flood) -> None:
     if rule.table not in tables:
         raise StateForbids(
             f'table "{rule.table}" is not subscribed by "{sub.name}"',
-            hint=f"See which are:\npgsub status {sub.name}",
+            hint=f"See which are:\npgsub status {word(sub.name)}",
             sqlstate="42704",
         )
     seen = origins.allowed(session) and target.tracks_commits(session)

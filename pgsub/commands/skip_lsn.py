@@ -16,6 +16,7 @@ from pgsub import failpoints
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview
+from pgsub.commands.blocking import word
 from pgsub.commands.preview import Finder, Preview
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
@@ -89,6 +90,13 @@ def show(options: SkipOptions) -> Preview:
     with opened(sub) as session:
         wanted = skip.of(_wanted(options, recorded), options.rows)
         _check_position(session, sub, wanted)
+        if skip.of_kept(session, sub.subid, wanted):
+            raise StateForbids(
+                f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
+                detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
+                hint=f"See the row that is in the way:\npgsub conflicts list {sub.name}",
+                sqlstate="55000",
+            )
         found = Preview(rows=wanted.rows)
         if recorded is not None and recorded.finish_lsn == wanted.lsn:
             found.error = recorded
@@ -113,7 +121,7 @@ def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bo
         raise StateForbids(
             f"transaction at LSN {format_lsn(lsn)} cannot be skipped together with others",
             detail="Changes of it are kept for a held table, and are applied when that is released.",
-            hint=f"Skip it by itself:\npgsub skip-lsn {sub.name} {format_lsn(lsn)}",
+            hint=f"Skip it by itself:\npgsub skip-lsn {word(sub.name)} {format_lsn(lsn)}",
             sqlstate="55000",
         )
     return kept
@@ -132,7 +140,7 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
             f'no failing transaction of subscription "{options.name}" is recorded',
             detail="Without an LSN the transaction is meant that apply stopped at last.",
             hint="Name the finish LSN of the transaction, as the CONTEXT of the error does:\n"
-            f"pgsub skip-lsn {options.name} LSN",
+            f"pgsub skip-lsn {word(options.name)} LSN",
         )
     return (recorded.finish_lsn,)
 
@@ -167,7 +175,8 @@ def _check_in_stream(
             f"transaction {located.transaction.xid} is not the next one to be applied",
             detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
             " has changes and ends next clears what is to be skipped, as in the server.",
-            hint=f"Skip it when apply has come to it:\npgsub wait {sub.name} --for error && pgsub skip-lsn {sub.name}",
+            hint="Skip it when apply has come to it:\n"
+            f"pgsub wait {word(sub.name)} --for error && pgsub skip-lsn {word(sub.name)}",
         )
 
 
@@ -199,7 +208,7 @@ def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: R
             reporter.notice(f'nothing was to be skipped by subscription "{sub.name}"')
         return
     if not sub.enabled:
-        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {sub.name}")
+        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
 
 
 def told(wanted: Skip | None) -> str:

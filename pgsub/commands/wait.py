@@ -80,7 +80,7 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
         return _reached(options.lsn)
     if options.condition == "caught-up":
         synced, reached = _synced(options, store), _reached(_publisher_position(options, store))
-        return lambda store, subscription: synced(store, subscription) or reached(store, subscription)
+        return lambda *now: synced(*now) or reached(*now) or _released(*now)
     return {"disabled": _disabled, "two-phase": _two_phase}.get(options.condition, _errored)
 
 
@@ -102,6 +102,12 @@ def _synced(options: WaitOptions, store: StateStore) -> Condition:
         return f"Not synchronized: {', '.join(names)}." if names else None
 
     return unmet
+
+
+def _released(store: StateStore, subscription: Subscription) -> str | None:
+    waiting = [row for row in store.held(subscription.subid) if row.releasing and row.kept_changes]
+    names = [f'"{row.schemaname}.{row.relname}"' for row in waiting[:_NAMED]]
+    return f"Kept changes are being applied to {', '.join(names)}." if names else None
 
 
 def _reached(position: int) -> Condition:

@@ -97,8 +97,8 @@ class ApplySide:
 
     def clear_if_past(self, mirror: Mirror) -> None:
         """Forget an error that the running worker got past."""
-        pulse = mirror.apply_pulse()
-        if self.alive and pulse is not None and pulse.position > self._trouble.place(APPLY):
+        pulse, place = mirror.apply_pulse(), self._trouble.place(APPLY)
+        if self.alive and pulse is not None and pulse.position > place and not (place and mirror.held.is_next(place)):
             if self._retry.error is not None:
                 self._retry.succeeded()
             self._trouble.clear(APPLY, pulse.position)

@@ -28,6 +28,16 @@ class HeldTables:
         self._found: list[Held] = []
         self._next = 0.0
 
+    @property
+    def releasing(self) -> bool:
+        """Whether kept changes are being applied, as of the last look."""
+        return any(one.releasing and one.changes for one in self._found)
+
+    def is_next(self, finish_lsn: int) -> bool:
+        """Whether it is of a kept transaction that is to be applied now: the stream has passed it long ago."""
+        known = any(one.releasing for one in self._found)
+        return known and finish_lsn in holding.next_released(self._session, self._subid)
+
     def read(self, relations: Sequence[RelationState]) -> list[HeldRow]:
         """As of the last look, which may be now."""
         began = time.monotonic()

@@ -59,6 +59,7 @@ class Mirror:
 
     :param session: the launcher's own target session.
     :ivar relations: the ledger's table states; ``two_phase`` and ``remote_lsn`` likewise.
+    :ivar held: tables whose changes are kept.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Mirror:
         self._pulses = pulses
         self._log = log
         self._copies = Copies()
-        self._held = HeldTables(session, sub.subid)
+        self.held = HeldTables(session, sub.subid)
         self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
         self._write_at = 0.0  #: when the table states are written at the latest
@@ -91,7 +92,7 @@ class Mirror:
         prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
         pulses = [p for age, p in self._pulses.of(subid) if age < STALE_SECONDS]
         copies = self._copying(pulses, syncing)
-        held = self._held.read(self.relations)
+        held = self.held.read(self.relations)
         failpoints.point("mirror.before_state_db")
         with self._store.batch():
             self._write_relations()

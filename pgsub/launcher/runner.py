@@ -214,6 +214,8 @@ class Runner(threading.Thread):
             return
         if error is None and relations and serving.mirror.two_phase == two_phase.PENDING:
             return  # the worker starts again for it within a moment
+        if serving.mirror.held.releasing:
+            return
         if not self._goal_position:
             self._goal_position = flush_position(self.sub.connection, self.sub.name)
         pulse = serving.mirror.apply_pulse()

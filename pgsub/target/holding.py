@@ -146,6 +146,17 @@ def keeps(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
     return row == (True,)
 
 
+def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
+    """Finish LSNs of the transactions that come next of each table that is being released."""
+    rows = connection.execute(
+        "SELECT c.finish_lsn::text FROM pgsub.held_table t, LATERAL (SELECT finish_lsn FROM pgsub.held_change h"
+        " WHERE h.subid = t.subid AND h.srrelid = t.srrelid ORDER BY h.id LIMIT 1) AS c"
+        " WHERE t.subid = %s AND t.releasing",
+        (subid,),
+    )
+    return {parse_lsn(lsn) for (lsn,) in rows}
+
+
 def first(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[Stretch]:
     """The first kept changes of these tables, in their order.
 

@@ -27,6 +27,11 @@ _CHECKS = """
 SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
  WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
 """
+#: Of a partitioned table those of its leaves, of a partition its own; NULL: takes every row.
+_PARTITIONS = """
+SELECT pg_catalog.pg_get_partition_constraintdef(t.relid)
+  FROM pg_catalog.pg_partition_tree(%s::oid) t WHERE t.isleaf ORDER BY t.relid
+"""
 _NOT_NULL = """
 SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
  WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped AND attnotnull ORDER BY attnum
@@ -119,7 +124,11 @@ class TableLook:
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
         self.indexes = [UniqueIndex.of(row) for row in looker.catalog(INDEXES, target.oid)]
-        self._checks = looker.catalog(_CHECKS, target.oid)
+        self._checks = [
+            (f'new row for relation "{target.name}" violates check constraint "{name}"', text)
+            for name, text in looker.catalog(_CHECKS, target.oid)
+        ]
+        self._checks += _partitions(looker, target)
         self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
@@ -182,7 +191,10 @@ class TableLook:
         )
 
     def violated(self, row: Row) -> str | None:
-        """The NOT NULL or CHECK constraint that a whole new row violates, in the server's words; None where it fits."""
+        """Why a whole new row is refused, in the server's words; None where it fits.
+
+        NOT NULL and CHECK constraints of the table itself, and whether a partition takes it.
+        """
         for name, nothing_fills_it in self.required.items():
             if row.get(name) is None and (name in row or nothing_fills_it):
                 table = self._target.name
@@ -196,10 +208,7 @@ class TableLook:
             return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(checks), self._as_row(columns))
 
         [holds] = self._ask("violated", columns, build, [row[c.name] for c in columns])
-        for (name, _), true in zip(self._checks, holds, strict=True):
-            if not true:
-                return f'new row for relation "{self._target.name}" violates check constraint "{name}"'
-        return None
+        return next((said for (said, _), true in zip(self._checks, holds, strict=True) if not true), None)
 
     def empty(self) -> bool:
         """Whether the table has no row."""
@@ -238,6 +247,16 @@ class TableLook:
             for c in self._target.columns
         ]
         return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
+
+
+def _partitions(looker: Looker | Within, target: TargetRelation) -> list[tuple[str, str]]:
+    """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
+    found = [text for (text,) in looker.catalog(_PARTITIONS, target.oid)]
+    if target.relkind == "p":
+        said = f'no partition of relation "{target.name}" found for row'
+        return [] if None in found else [(said, " OR ".join(f"({text})" for text in found) or "false")]
+    said = f'new row for relation "{target.name}" violates partition constraint'
+    return [(said, text) for text in found if text is not None]
 
 
 def _value(column: TargetColumn, position: int) -> sql.Composed:

@@ -237,7 +237,7 @@ def test_a_kept_transaction_can_be_skipped_by_its_lsn_and_the_stream_is_not(pair
 
 
 def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch, reached: Callable[[str], None]
 ) -> None:
     p = pair("CREATE TABLE a (id int, n int)", pub="ALTER TABLE a REPLICA IDENTITY FULL")
     monkeypatch.setattr(releasing, "STEP_BYTES", 200)
@@ -250,6 +250,7 @@ def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice
             monkeypatch.setenv("PGSUB_FAILPOINTS", f"{end}=error@{nth}")
             with pytest.raises(PgsubError, match="failpoint"):
                 p.catch_up()
+            reached(end)
             p.pubdb.execute("INSERT INTO a VALUES (100, 0)")
     monkeypatch.setenv("PGSUB_FAILPOINTS", "")
     p.apply()

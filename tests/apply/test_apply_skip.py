@@ -200,7 +200,7 @@ def test_a_table_that_the_target_lacks_can_be_skipped(make):
 
 
 @pytest.mark.parametrize("kind", ["plain", "prepared"])
-def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeypatch, kind):
+def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeypatch, kind, reached):
     p = make(kind)
     points = ("apply.skipped", "apply.before_target_commit", "apply.after_target_commit")
     for number, (point, rows) in enumerate((point, rows) for point in points for rows in (WHOLE, CONFLICTING)):
@@ -213,6 +213,7 @@ def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeyp
         failpoints._counts.clear()
         with pytest.raises(PgsubError, match="failpoint"):
             p.apply()
+        reached(point)
         monkeypatch.setenv("PGSUB_FAILPOINTS", "")
         done = point == "apply.after_target_commit"
         assert (skip.pending(p.session, p.subid) is None) is done
@@ -292,3 +293,25 @@ def test_the_end_of_a_prepared_transaction_clears_a_skip_as_on_the_server(make):
     [said] = logged(p)
     assert f"did not match skip-LSN {format_lsn(wrong)}." in said
     p.same("t")
+
+
+@pytest.mark.parametrize("rows", [WHOLE, CONFLICTING])
+def test_a_worker_killed_at_any_step_of_a_skip_has_skipped_once_or_not_at_all(make, child, rows):
+    p = make()
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
+    for number, point in enumerate(("apply.skipped", "apply.before_target_commit", "apply.commit_reply_lost")):
+        there, new = 10 * number, 10 * number + 1
+        p.subdb.execute(f"INSERT INTO t VALUES ({there}, {there}, 'mine')")
+        error = fails(p, f"INSERT INTO t VALUES ({there}, {there + 2}, 'theirs'), ({new}, {new}, 'two')")
+        skips(p, error.finish_lsn, rows)
+        before = len(letters(p))
+        task = child("pgsub.apply.worker:run", p.spec(p.take_over(), until_lsn=p.published()), {point: "kill"})
+        assert task.process.wait(60) == -9
+        p.subdb.wait(sessions, f"pgsub {p.subid} apply %", value=0)
+        done = point == "apply.commit_reply_lost"
+        assert (skip.pending(p.session, p.subid) is None) is done
+        assert len(letters(p)) - before == (0 if not done else 2 if rows == WHOLE else 1)
+        p.apply()
+        assert len(letters(p)) - before == (2 if rows == WHOLE else 1) and skip.pending(p.session, p.subid) is None
+        kept = p.subdb.rows("SELECT id, v FROM t WHERE id >= %s ORDER BY id", there)
+        assert kept == [(there, "mine"), *([(new, "two")] if rows == CONFLICTING else [])]

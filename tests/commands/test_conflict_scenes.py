@@ -272,7 +272,8 @@ def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_
     ours_counted, counted = scene.counted()
     assert ours_counted == counted == {**before, "sync_error_count": before["sync_error_count"] + 1}
     assert stopped["last_error"]["relation"] == "public.late"
-    remove, _, enable, wait = scene.runbook()[1:]
+    remove, enable, resync, wait = scene.runbook()[1:]
+    assert resync["commands"] == ["pgsub refresh s --resync public.late"]
     for database in (scene.subdb, scene.native):
         database.execute(*remove["statements"])
     scene.typed(enable["commands"][0])

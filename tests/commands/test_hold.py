@@ -17,9 +17,9 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     pubdb, subdb = tables
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0
     subdb.execute("INSERT INTO b VALUES (1, 0)")
-    cli.launcher()
+    cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
     pubdb.execute("INSERT INTO b VALUES (1, 1)")
-    until(lambda: cli.status()["last_error"])
+    first = until(lambda: cli.status()["last_error"])
     held = cli("alter", "s", "--hold", "public.b")
     assert held.returncode == 0 and "are not applied as a whole" in held.stderr
     assert held.stderr.splitlines()[-1] == "pgsub alter s --release public.b"
@@ -36,8 +36,13 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     until(lambda: cli("status", "s", "--check").returncode == 0)
     text = cli("status", "s").stdout
     assert "public.b" in text and "pgsub alter s --release public.b" in text
-    subdb.execute("DELETE FROM b")
     assert cli("alter", "s", "--release", "public.b").returncode == 0
+    # the stream is past it, and yet it stands until the row is mended
+    shown = until(lambda: cli.sql("SELECT finish_lsn FROM pgsub_error WHERE attempts >= 3"))
+    assert shown == [(first["finish_lsn"],)]
+    waited = cli("wait", "s", "--for", "caught-up", "--timeout", "200ms")
+    assert waited.returncode in (6, 8), waited.stderr
+    subdb.execute("DELETE FROM b")
     subdb.wait("SELECT n::int FROM b WHERE id = 1", value=1)
     until(lambda: not cli.status()["held"])
 
@@ -72,6 +77,7 @@ def test_a_kept_transaction_is_skipped_and_a_dropped_subscription_tells_what_goe
     it.ok("alter", "s", "--release", "public.b")
     again = it.apply()
     assert again is not None and again.finish_lsn == error.finish_lsn
+    one_error(it.run("skip-lsn", "s", "--preview"), 3, "only kept changes of it are left")
     it.ok("skip-lsn", "s", "--rows", "conflicting", "--yes")
     assert it.apply("INSERT INTO a VALUES (102, 'y')") is None
     assert it.subdb.rows("SELECT id FROM b") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from fix_program import Cli, one_error
@@ -111,12 +112,15 @@ def test_a_table_that_still_synchronizes_is_named_and_freed_from_its_claim(stuck
 
 
 @pytest.mark.parametrize("point", ["advance.before_ledger", "advance.after_ledger", "advance.after_origin"])
-def test_a_crash_leaves_the_old_position_or_the_new_one(stuck: MakeStuck, point: str) -> None:
+def test_a_crash_leaves_the_old_position_or_the_new_one(
+    stuck: MakeStuck, point: str, reached: Callable[[str], None]
+) -> None:
     it = stuck()
     finish, before = blocked(it), it.position()
     cli: Cli = it.cli
     ended = cli("origin-advance", "s", lsn(finish + 1), "--yes", env={"PGSUB_FAILPOINTS": f"{point}=kill"})
     assert ended.returncode == -9
+    reached(point)
     assert it.position() == (before if point == "advance.before_ledger" else lsn(finish + 1))
     if point == "advance.before_ledger":
         assert it.apply() is not None

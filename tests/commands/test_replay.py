@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pexpect
@@ -117,7 +118,9 @@ def test_a_whole_transaction_is_applied_in_its_order_or_not_at_all(stuck: MakeSt
     assert conflict["action"] == "replayed"
 
 
-def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(stuck: MakeStuck) -> None:
+def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(
+    stuck: MakeStuck, reached: Callable[[str], None]
+) -> None:
     it = stuck()
     for number, point in enumerate(("journalled", "taken", "before_commit", "committed")):
         it.subdb.execute(f"INSERT INTO b VALUES ({number}, 0)")
@@ -127,6 +130,7 @@ def test_a_crash_during_a_replay_leaves_the_old_state_or_the_new_one(stuck: Make
         words = ("conflicts", "replay", "s", str(conflict["id"]), "--yes")
         crashed = it.cli(*words, env={"PGSUB_FAILPOINTS": f"replay.{point}=kill"})
         assert crashed.returncode == -9
+        reached(f"replay.{point}")
         it.subdb.wait(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", "pgsub % replay 0", value=0
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from fix_program import one_error, valid
@@ -108,7 +109,9 @@ def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> No
 
 
 @pytest.mark.parametrize("rows", ["whole", "conflicting"])
-def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(stuck: MakeStuck, rows: str) -> None:
+def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
+    stuck: MakeStuck, rows: str, reached: Callable[[str], None]
+) -> None:
     it = stuck()
     it.subdb.execute("INSERT INTO b VALUES (1, 0)")
     error = it.apply("BEGIN; INSERT INTO b VALUES (1, 1); INSERT INTO b VALUES (2, 2); COMMIT")
@@ -116,6 +119,7 @@ def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
     words = ("skip-lsn", "s", "--rows", rows, "--yes")
     for point, pending in (("before", (None, None)), ("after", (error.finish_lsn, rows))):
         assert it.cli(*words, env={"PGSUB_FAILPOINTS": f"skip.{point}_ledger=kill"}).returncode == -9
+        reached(f"skip.{point}_ledger")
         assert it.subdb.rows(_PENDING) == [pending]
         begun = it.journal("skip-lsn")[-1]
         assert (begun["lsn"], begun["rows"], begun["outcome"]) == (error.finish_lsn, rows, "begun")

@@ -159,3 +159,20 @@ def test_begin_end_and_neighbouring_lsns_name_the_transaction_that_was_meant(stu
     one_error(it.run("skip-lsn", "s", "FFFF/0", "--yes"), 3, "WAL ends at", hint=False)
     one_error(it.run("skip-lsn", "s", "0/1", "--yes"), 3, "must be greater than origin LSN", hint=False)
     assert it.cli.sql("SELECT subskiplsn FROM pg_subscription") == [("0/0",)]
+
+
+def test_a_row_that_no_partition_takes_is_an_error_and_one_that_moves_there_too(stuck, tables):
+    pubdb, subdb = tables
+    pubdb.execute("CREATE TABLE part (id int PRIMARY KEY, v int); ALTER PUBLICATION p ADD TABLE part")
+    subdb.execute("CREATE TABLE part (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+    subdb.execute("CREATE TABLE low PARTITION OF part FOR VALUES FROM (0) TO (10)")
+    it = stuck()
+    error = it.apply(
+        "INSERT INTO part VALUES (5, 1); INSERT INTO part VALUES (50, 1); UPDATE part SET id = 60 WHERE id = 5"
+    )
+    assert error is not None and "no partition of relation" in error.message
+    found = it.preview("--rows", "conflicting", code=6)
+    assert [outcome for _, outcome, _ in outcomes(found)] == ["would_apply", "error", "error"]
+    assert {row["reason"] for row in found["rows"][1:]} == {'no partition of relation "part" found for row'}
+    it.ok("skip-lsn", "s", "--rows", "conflicting", "--yes")
+    assert it.apply() is None and subdb.rows("SELECT * FROM part") == [(5, 1)]
