@@ -139,8 +139,10 @@ def test_a_large_copy_under_way_is_broken_off_and_begins_anew(served, tables, tm
         database.execute("CREATE TABLE c (id int PRIMARY KEY, pad text)")
     pubdb.execute("INSERT INTO c SELECT g, repeat('x', 200) FROM generate_series(1, 60000) g")
     pubdb.execute("ALTER PUBLICATION p ADD TABLE c")
-    assert cli("refresh", name, "--no-wait").returncode == 0
-    subdb.wait("SELECT count(*) FROM pgsub.subscription_rel WHERE srsubstate IN ('d', 'f', 's')", value=1)
+    with subdb.connect() as other:
+        other.execute("BEGIN; LOCK TABLE c IN SHARE MODE")  # it is still under way when it is broken off
+        assert cli("refresh", name, "--no-wait").returncode == 0
+        subdb.wait("SELECT count(*) FROM pgsub.subscription_rel WHERE srsubstate = 'd'", value=1)
     for _ in range(3):
         ended = cli("refresh", name, "--resync", "public.c", "--yes", "--no-wait")
         assert ended.returncode == 0, ended.stderr
