@@ -31,8 +31,9 @@ Stays in the foreground and logs to standard error in the server's form. Without
 interrupted, also when there is no subscription yet, and notices within a second what other commands create, alter,
 enable, disable or drop.
 
-A publisher that is silent for wal_receiver_timeout counts as lost. That setting and wal_receiver_status_interval are
-the target server's, as for a subscription of its own.
+A publisher that is silent for wal_receiver_timeout counts as lost, and a worker that ended with an error starts again
+after wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's, as for a
+subscription of its own.
 
 The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once.
 """,

@@ -27,6 +27,7 @@ class ApplySide:
     """Keeps one apply worker running.
 
     :param until_lsn: apply nothing beyond; 0 for no end.
+    :param interval: see :func:`pgsub.launcher.retry.interval`.
     :ivar reached: the worker ended at ``until_lsn``.
     :ivar failed: the error it ended with last, None once it is past that.
     """
@@ -41,6 +42,7 @@ class ApplySide:
         *,
         spool_dir: str,
         until_lsn: int,
+        interval: float,
     ) -> None:
         self._sub = sub
         self._engine = engine
@@ -50,7 +52,7 @@ class ApplySide:
         self._spool_dir = spool_dir
         self._until = until_lsn
         self._job: Job | None = None
-        self._retry = Retry()
+        self._retry = Retry(interval=interval)
         self.reached = False
 
     @property

@@ -6,10 +6,12 @@ import os
 import time
 from dataclasses import dataclass
 
-from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart
+import psycopg
 
-#: wal_retrieve_retry_interval; PGSUB_RETRY_SECONDS is for tests, which have many workers to lose.
-RETRY_SECONDS = float(os.environ.get("PGSUB_RETRY_SECONDS", 5.0))
+from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart, UsageError
+
+#: Until the target has told its wal_retrieve_retry_interval.
+RETRY_SECONDS = 5.0
 COPY_BACKOFF_MAX = 300.0
 BROKEN_SECONDS = 30.0
 
@@ -26,6 +28,7 @@ class Retry:
     not_before: float = 0.0
     error: PgsubError | None = None
     own: bool = False  #: the error was of this worker alone, not of several that work together
+    interval: float = RETRY_SECONDS  #: from :func:`interval`
 
     def due(self) -> bool:
         """Whether it may start now."""
@@ -43,16 +46,43 @@ class Retry:
             wait = BROKEN_SECONDS
         elif growing and error.directive is Directive.FAULT:
             # days of failures must not make a number that no float holds
-            wait = min(RETRY_SECONDS * 2 ** min(self.faults, 16), COPY_BACKOFF_MAX)
+            wait = min(self.interval * 2 ** min(self.faults, 16), COPY_BACKOFF_MAX)
             self.faults += 1
         else:
-            wait = RETRY_SECONDS
+            wait = self.interval
         self.failures += 1
         self.not_before = time.monotonic() + wait
 
     def succeeded(self) -> None:
         """Forget the failures."""
         self.failures, self.faults, self.not_before, self.error, self.own = 0, 0, 0.0, None, False
+
+
+def interval(session: psycopg.Connection) -> float:
+    """Seconds from a failure to the next try: the target's wal_retrieve_retry_interval, as for its own subscriber.
+
+    PGSUB_RETRY_SECONDS goes before it: who may not change that setting is master of the launcher at least.
+    """
+    own = os.environ.get("PGSUB_RETRY_SECONDS")
+    if own:
+        return _seconds(own)
+    row = session.execute(
+        "SELECT setting::float / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_retrieve_retry_interval'"
+    ).fetchone()
+    return row[0] if row is not None else RETRY_SECONDS
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= COPY_BACKOFF_MAX:
+        raise UsageError(
+            f'"{text}" is no time to wait between tries',
+            detail=f"PGSUB_RETRY_SECONDS is a number of seconds up to {COPY_BACKOFF_MAX:.0f}.",
+        )
+    return seconds
 
 
 def worth_reporting(error: PgsubError) -> bool:

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.errors import Directive, LockHeld, PgsubError
-from pgsub.launcher import faults
+from pgsub.launcher import faults, retry
 from pgsub.launcher.apply_side import ApplySide
 from pgsub.launcher.backlog import Backlog
 from pgsub.launcher.engine import Engine
@@ -95,6 +95,7 @@ class Runner(threading.Thread):
         self._goal = goal
         self._stop_event = threading.Event()
         self._trouble = Trouble(store, sub, log)
+        self._lost = Retry()  #: the target
         self._goal_position = 0
         self._next_mirror = 0.0
         self.outcome: str | None = None
@@ -106,15 +107,14 @@ class Runner(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
-        lost = Retry()
         while not self._stop_event.is_set() and self.outcome is None:
             try:
                 self._connected()
             except PgsubError as error:
                 self._trouble.report(APPLY, error)
                 if error.directive is Directive.RETRY:
-                    lost.failed(error)
-                    self._stop_event.wait(max(0.0, lost.not_before - time.monotonic()))
+                    self._lost.failed(error)
+                    self._stop_event.wait(max(0.0, self._lost.not_before - time.monotonic()))
                 else:
                     self._end("failed", error)
             except Exception as error:
@@ -155,6 +155,7 @@ class Runner(threading.Thread):
         row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
         spool_dir = str(Path(self._store.path).parent / "spool")
         stopping = threading.Event()
+        interval = self._lost.interval = retry.interval(session)
         context = SyncContext(
             sub, row[0] if row else "0", self._engine.submit, stopping, pulses.address, spool_dir, self._log
         )
@@ -166,9 +167,10 @@ class Runner(threading.Thread):
             self._log,
             spool_dir=spool_dir,
             until_lsn=self._goal.until_lsn,
+            interval=interval,
         )
         mirror = Mirror(session, self._store, sub, pulses, self._log)
-        return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble), stopping)
+        return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble, interval), stopping)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pgsub.errors import Directive, PgsubError
 from pgsub.launcher import faults
-from pgsub.launcher.retry import Retry
+from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.launcher.trouble import APPLY, Trouble, sync_name
 from pgsub.pulse import PulseReceiver
 from pgsub.tablesync import order
@@ -34,13 +34,17 @@ class SyncSide:
     """Synchronizes what is not synchronized, a few tables at once; an error of one table never stops the others.
 
     :param context: what is lent to each table's synchronization; its ``stopping`` event ends them.
+    :param interval: see :func:`pgsub.launcher.retry.interval`.
     """
 
-    def __init__(self, context: SyncContext, pulses: PulseReceiver, trouble: Trouble) -> None:
+    def __init__(
+        self, context: SyncContext, pulses: PulseReceiver, trouble: Trouble, interval: float = RETRY_SECONDS
+    ) -> None:
         self._context = context
         self._sub = context.subscription
         self._pulses = pulses
         self._trouble = trouble
+        self._interval = interval
         self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
         self._states: dict[int, str] = {}  #: as of the last look
@@ -80,7 +84,7 @@ class SyncSide:
         self._states = states
 
     def _retry(self, relid: int) -> Retry:
-        return self._retries.setdefault(relid, Retry())
+        return self._retries.setdefault(relid, Retry(interval=self._interval))
 
     def _start(self, relids: tuple[int, ...]) -> None:
         def body() -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pgsub.errors import ApplyError, Fenced, PublisherUnavailable
-from pgsub.launcher.retry import COPY_BACKOFF_MAX, RETRY_SECONDS, Retry
+from pgsub.errors import ApplyError, Fenced, PublisherUnavailable, UsageError
+from pgsub.launcher.retry import COPY_BACKOFF_MAX, RETRY_SECONDS, Retry, interval
 
 
 def _wait(retry: Retry) -> float:
@@ -41,6 +41,19 @@ def test_an_outage_of_the_publisher_does_not_lengthen_the_wait_after_a_fault_of_
         assert _wait(retry) <= RETRY_SECONDS
     retry.failed(ApplyError("duplicate key"), growing=True)
     assert _wait(retry) <= RETRY_SECONDS
+
+
+def test_the_target_says_how_long_to_wait_as_for_its_own_subscriber(own_pair, monkeypatch):
+    monkeypatch.delenv("PGSUB_RETRY_SECONDS", raising=False)
+    pair = own_pair(target={"wal_retrieve_retry_interval": "300ms"})
+    assert interval(pair.subdb.connection) == 0.3
+    assert interval(pair.pubdb.connection) == RETRY_SECONDS
+    monkeypatch.setenv("PGSUB_RETRY_SECONDS", "0.7")
+    assert interval(pair.subdb.connection) == 0.7
+    for text in ("soon", "0", "nan", "1e9"):
+        monkeypatch.setenv("PGSUB_RETRY_SECONDS", text)
+        with pytest.raises(UsageError, match="no time to wait between tries"):
+            interval(pair.subdb.connection)
 
 
 def test_a_worker_that_was_fenced_starts_again_at_once():
