@@ -18,6 +18,7 @@ from pgsub.apply.relations import RelationCache
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import PgsubError, ProtocolViolation
 from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.columnar_copy import Stream
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Insert, Tuple
 from pgsub.target import copyin, roles, statements
@@ -221,7 +222,7 @@ class RowWriter:
         self._pipeline.send(statement, (), (), None)
 
     def set_statement(
-        self, relation: RelationMap, statement: Statement, values: Sequence[bytes], on_count: RowCount
+        self, relation: RelationMap, statement: Statement, values: Sequence[bytearray], on_count: RowCount
     ) -> None:
         """A statement for many rows of a relation, which is its tag, in its order among the others.
 
@@ -231,7 +232,7 @@ class RowWriter:
         self._become(relation.target.acts_as)
         self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
-    def copy_set(self, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+    def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
         """COPY rows into a relation, after everything else was run.
 
         :param stream: all columns of the remote relation.
@@ -242,7 +243,7 @@ class RowWriter:
         self._pipeline.sync()
         self._copy(relation, relation, stream, binary=binary)
 
-    def _copy(self, tag: object, relation: RelationMap, stream: bytes, *, binary: bool) -> None:
+    def _copy(self, tag: object, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
             copyin.run(self._connection, statement, stream)

@@ -256,7 +256,7 @@ def _parameters(positions: Sequence[int], rows: Rows, places: Sequence[int]) -> 
     )
 
 
-def _array(one: ChangeSet, parameter: Parameter, rows: Rows, row: int) -> bytes:
+def _array(one: ChangeSet, parameter: Parameter, rows: Rows, row: int) -> bytearray:
     column = one.relation.columns[parameter.position]
     oid = set_statements.element_type(column, binary=parameter.binary)
     return columnar_copy.array_parameter(one.buffer, rows, row, oid)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,9 @@ _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _TEXT, _BINARY = b"tb"
 _NULL = b"\\N"  #: in a text stream
+#: Of these a copy would be as large as they are: whoever wants one makes it.
+Stream: TypeAlias = memoryview
+
 _VALUED = np.zeros(256, np.bool_)
 _VALUED[[_TEXT, _BINARY]] = True
 
@@ -39,7 +43,7 @@ def formats(rows: Rows) -> str:
     return "mixed" if (rows.kinds == _TEXT).any() else "binary"
 
 
-def copy_stream(changes: Changes, *, binary: bool) -> bytes:
+def copy_stream(changes: Changes, *, binary: bool) -> Stream:
     """The whole stream for COPY FROM STDIN of the new rows, all columns in their order.
 
     What was not sent (unchanged TOAST, legitimate where an update begins to match a row filter) becomes NULL, as in
@@ -58,21 +62,23 @@ def copy_stream(changes: Changes, *, binary: bool) -> bytes:
     return _binary_stream(changes.buffer, rows) if binary else _text_stream(changes.buffer, rows)
 
 
-def _binary_stream(buffer: bytes, rows: Rows) -> bytes:
+def _binary_stream(buffer: bytes, rows: Rows) -> Stream:
     count = len(rows.kinds)
     sources, sizes = _elements(buffer, rows.offsets, rows.lengths, _VALUED[rows.kinds])
     sizes[0] += 2  # the number of columns
     places, size = _row_by_row(sizes)
-    whole = bytearray(size)
+    places += len(_SIGNATURE)
+    whole = bytearray(len(_SIGNATURE) + size + len(_TRAILER))
+    whole[: len(_SIGNATURE)], whole[-len(_TRAILER) :] = _SIGNATURE, _TRAILER
     _windows(whole, 2)[places[0]] = np.void(struct.pack(">H", count))
     places[0] += 2
     sizes[0] -= 2
     for column in range(count):
         _put(whole, places[column], buffer, sources[column], sizes[column])
-    return b"".join([_SIGNATURE, whole, _TRAILER])
+    return memoryview(whole)
 
 
-def _text_stream(buffer: bytes, rows: Rows) -> bytes:
+def _text_stream(buffer: bytes, rows: Rows) -> Stream:
     """A row begins with the line end of the row before it, a column with its tab."""
     valued = _VALUED[rows.kinds]
     sizes = np.where(valued, rows.lengths, len(_NULL)).astype(np.int64) + 1
@@ -88,8 +94,8 @@ def _text_stream(buffer: bytes, rows: Rows) -> bytes:
             _windows(whole, len(_NULL))[places[~has] + 1] = np.void(_NULL)
         lines[places] = ord("\t") if column else ord("\n")
     if not _as_it_is(whole, valued):
-        return _escaped(lines, marks, marks[~valued]).data[1:].tobytes()
-    return bytes(memoryview(whole)[1:])
+        return _escaped(lines, marks, marks[~valued]).data[1:]
+    return memoryview(whole)[1:]
 
 
 def _as_it_is(text: bytearray, valued: Flags) -> bool:
@@ -116,7 +122,7 @@ def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
     return whole
 
 
-def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -> bytes:
+def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -> bytearray:
     """A column as a one-dimensional array in binary form, for unnest; null and unchanged values are NULLs in it.
 
     :param buffer: what the rows' offsets point into; ends in ``PAD``.
@@ -129,7 +135,7 @@ def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -
     whole = bytearray(_ARRAY.size + int(places[-1]))
     _ARRAY.pack_into(whole, 0, 1, int(not has.all()), element_type, len(has), 1)
     _put(whole, places[:-1] + _ARRAY.size, buffer, sources, sizes)
-    return bytes(whole)
+    return whole
 
 
 def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Offsets]:

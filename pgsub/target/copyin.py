@@ -24,7 +24,7 @@ def column_of(context: str, columns: Iterable[str]) -> str | None:
     return next((c for c in longest_first if rest == c or rest.startswith(tuple(c + end for end in ends))), None)
 
 
-def run(connection: psycopg.Connection, statement: sql.Composed, stream: bytes) -> None:
+def run(connection: psycopg.Connection, statement: sql.Composed, stream: memoryview) -> None:
     """Send a stream through COPY FROM STDIN inside the session's open transaction.
 
     :raises psycopg.Error: as the server says it; the transaction is aborted.

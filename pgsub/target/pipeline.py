@@ -68,7 +68,7 @@ class Pipeline:
     def send(
         self,
         statement: Statement,
-        values: Sequence[bytes | None],
+        values: Sequence[bytes | bytearray | None],
         formats: Sequence[int],
         tag: object,
         on_count: RowCount | None = None,

@@ -134,13 +134,15 @@ def test_status_shows_the_worker_that_lives_and_every_program_may_read_the_store
         seen = cli.status(name)
         return seen if seen["slot"] and seen["workers"] and seen["origin"]["remote_lsn"] != "0/0" else None
 
-    seen = until(settled)
+    def told(row):  # by the worker, a moment after the ledger
+        reached = "SELECT %s::pg_lsn >= %s::pg_lsn"
+        return all(pubdb.value(reached, row[column], position) for column in ("received_lsn", "latest_end_lsn"))
+
+    until(lambda: told(until(settled)["workers"][0]))
+    seen = settled()
     (worker,) = seen["workers"]
     assert (seen["state"], seen["last_error"], worker["worker_type"]) == ("running", None, "apply")
     os.kill(worker["pid"], 0)
-    reached = "SELECT %s::pg_lsn >= %s::pg_lsn"
-    for lsn in (worker["received_lsn"], worker["latest_end_lsn"]):
-        assert pubdb.value(reached, lsn, position)
     assert worker["last_msg_send_time"] <= worker["last_msg_receipt_time"]
     assert seen["subdbid"] == subdb.value("SELECT oid::bigint FROM pg_database WHERE datname = current_database()")
     assert {row["srrelid"] for row in seen["relations"]} == {
