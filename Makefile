@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 # Tests wait for servers and Spark more than they compute.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 2)))')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, min(4, os.cpu_count() or 2)))')
 ARGS ?=
 
 .PHONY: venv demo test lint tests thorough serial bench soak sabotage docs clean

@@ -10,7 +10,13 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
+
 Item = TypeVar("Item")
+
+
+#: For a test that is such a variant as a whole.
+only_thorough = pytest.mark.skipif(not os.environ.get("PGSUB_TEST_THOROUGH"), reason="part of make thorough")
 
 
 def thorough(items: Iterable[Item]) -> list[Item]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from thorough import only_thorough
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,6 +134,7 @@ def test_the_demo_ends_with_equal_tables_and_leaves_nothing_behind(demo):
     run.assert_nothing_left()
 
 
+@only_thorough
 def test_a_row_changed_behind_its_back_is_named_and_the_kept_servers_can_be_used_until_they_are_stopped(demo):
     run = demo("--keep")
     run.until("Apply live changes")

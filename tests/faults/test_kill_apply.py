@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from fix_faults import Site, until
-from thorough import thorough
+from thorough import only_thorough, thorough
 
 Make = Callable[[], Site]
 
@@ -63,6 +63,7 @@ def test_a_python_worker_killed_at_any_step_of_a_commit_loses_and_repeats_nothin
     case.check()
 
 
+@only_thorough
 def test_a_jvm_killed_at_any_step_of_a_commit_loses_and_repeats_nothing(site: Make) -> None:
     case = site()
     writer = case.make_ready(*TABLES)

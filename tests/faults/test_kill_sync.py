@@ -96,11 +96,10 @@ def finish_following(case: Site, process: Started) -> None:
 @pytest.mark.parametrize(
     ("action", "steps", "env"),
     [
-        ("kill", COPY_STEPS, ALONE),
-        ("kill:JVM", OF_JVM, ALONE),
-        ("kill", COPY_STEPS, {}),
+        pytest.param("kill", COPY_STEPS, ALONE, id="worker"),
+        pytest.param("kill", COPY_STEPS, {}, id="worker of several tables"),
+        *thorough([pytest.param("kill:JVM", OF_JVM, ALONE, id="jvm")]),
     ],
-    ids=["worker", "jvm", "worker of several tables"],
 )
 def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(
     site: Make, action: str, steps: tuple[str, ...], env: dict[str, str]

