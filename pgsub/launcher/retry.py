@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-
-import psycopg
+from typing import TYPE_CHECKING
 
 from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart, UsageError
+
+if TYPE_CHECKING:
+    import psycopg  # commands that ask no server need not load it
 
 #: Until the target has told its wal_retrieve_retry_interval.
 RETRY_SECONDS = 5.0
