@@ -31,7 +31,7 @@ STEPS = (
 COPY_STEPS = ("copy.middle", "copy.before_commit", "copy.after_commit")
 #: Whoever kills the launcher kills the JVM, and whoever kills the JVM kills the workers: the steps at which something
 #: of it lasts. A start of Spark each; every step with workers alone is in test_crash_table.py.
-_LASTING = ("sync.after_slot", "copy.before_commit", "sync.after_f", "sync.after_s")
+_LASTING = ("sync.after_slot", "sync.after_s")
 OF_JVM = tuple(step for step in STEPS if step in (*_LASTING, *thorough(STEPS)))
 #: Tables that share a slot are claimed before it exists, and catch up with nothing.
 TOGETHER = ("sync.after_slot", "copy.before_commit", "sync.after_f", "sync.after_s")
