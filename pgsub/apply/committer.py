@@ -17,7 +17,7 @@ from pgsub.apply.commit import LedgerCommit, Record
 from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.executor import Executor
-from pgsub.apply.role import Role
+from pgsub.apply.role import Decider
 from pgsub.apply.runs import Batch
 from pgsub.apply.set_writer import Deviation
 from pgsub.apply.skip import Skipping
@@ -59,7 +59,7 @@ class Committer:
     def __init__(
         self,
         session: TargetSession,
-        role: Role,
+        role: Decider,
         subid: int,
         *,
         give_way: Callable[[], bool],

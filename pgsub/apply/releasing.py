@@ -13,10 +13,8 @@ from itertools import groupby
 import psycopg
 
 from pgsub import failpoints
-from pgsub.apply.admission import Filter
 from pgsub.apply.committer import Committer
 from pgsub.apply.relations import local_name
-from pgsub.apply.role import Positions
 from pgsub.apply.runs import Batch
 from pgsub.apply.start import WorkerSpec
 from pgsub.apply.streams import Streams, TargetSession
@@ -28,7 +26,6 @@ from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Relation
 from pgsub.target import holding
 from pgsub.target.holding import Stretch
-from pgsub.target.progress import Control
 from pgsub.target.relation import name_of
 
 #: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
@@ -124,7 +121,7 @@ class Releasing:
 class _KeptChanges:
     """What is applied through the session, and removed from the ledger in the same transaction.
 
-    A :class:`~pgsub.apply.role.Role`, of which only what a committer asks is ever asked.
+    A :class:`~pgsub.apply.role.Decider`.
     """
 
     def __init__(self, session: TargetSession, subid: int) -> None:
@@ -167,9 +164,6 @@ class _KeptChanges:
         schema, name = self._names[one.srrelid] or local_name(relation)
         return kept.relation(relation._replace(namespace=schema, name=name))
 
-    def attach(self, loop: Positions) -> None:
-        """See :class:`~pgsub.apply.role.Role`."""
-
     def admit(self, batch: Batch) -> int:
         """Remove them, under the lock; what is to be skipped of them by itself."""
         progress = self._session.progress
@@ -193,20 +187,4 @@ class _KeptChanges:
 
     def holds(self) -> bool:
         """Never."""
-        return False
-
-    def unfinished(self) -> bool:
-        """Never asked."""
-        return False
-
-    def admits_early(self) -> tuple[int, Filter] | None:
-        """Never asked."""
-        return None
-
-    def refused(self) -> bool:
-        """Never asked."""
-        return False
-
-    def boundary(self, control: Control | None) -> bool:
-        """Never asked."""
         return False

@@ -22,11 +22,11 @@ class Positions(Protocol):
         """Everything before it is applied or needs no applying, idle stretches included."""
 
 
-class Role(Protocol):
-    """What an apply worker and a tablesync worker do differently."""
+class Decider(Protocol):
+    """What may be applied: all that a committer asks."""
 
-    def attach(self, loop: Positions) -> None:
-        """Called once, before anything else: the loop whose positions the role looks at."""
+    def admit(self, batch: Batch) -> int:
+        """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
 
     def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
         """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
@@ -38,14 +38,18 @@ class Role(Protocol):
     def holds(self) -> bool:
         """Whether :meth:`admits` may have a change kept."""
 
+
+class Role(Decider, Protocol):
+    """What an apply worker and a tablesync worker do differently."""
+
+    def attach(self, loop: Positions) -> None:
+        """Called once, before anything else: the loop whose positions the role looks at."""
+
     def admits_early(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.
 
         None while it takes one to decide. Whoever uses it checks the version when the transaction ends.
         """
-
-    def admit(self, batch: Batch) -> int:
-        """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
 
     def refused(self) -> bool:
         """Called without the lock after :meth:`admit` gave 0; True: what waits is not this worker's any more."""
