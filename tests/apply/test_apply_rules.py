@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from fix_pair import MakePair, Pair
+from fix_pair import Pair
+from fix_transaction_kinds import KINDS, TABLE
 
 from pgsub.errors import ApplyError
 
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
-KINDS = ("plain", "streamed", "parallel", "prepared", "prepared and streamed")
 HOWS = ("skip", "keep_local", "apply_remote", "last_update_wins")
 ACTIONS = {"skip": "skipped", "keep_local": "kept", "apply_remote": "applied", "last_update_wins": "applied", "": ""}
 _LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
 
 
 @pytest.fixture
-def make(pair: MakePair) -> Iterator[Callable[..., Pair]]:
-    """A pair with rules, whose publisher ends transactions, and sends them, as a kind of :data:`KINDS` says."""
-    made: list[Pair] = []
+def make(pair_of_kind: Callable[..., Pair]) -> Callable[..., Pair]:
+    """The same with rules."""
 
-    def build(*rules: str, kind: str = "plain", ddl: str = TABLE, **options: Any) -> Pair:
-        streaming = "off" if kind in ("plain", "prepared") else "on" if kind == "streamed" else "parallel"
-        state = "p" if "prepared" in kind else "d"
-        p = pair(ddl, streaming=streaming, two_phase=state, on_conflict=rules, **options)
-        if streaming != "off":
-            p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET debug_logical_replication_streaming = immediate")
-        made.append(p)
-        return p
+    def build(*rules: str, **options: Any) -> Pair:
+        return pair_of_kind(on_conflict=rules, **options)
 
-    yield build
-    for one in made:
-        for database in (one.pubdb, one.subdb):
-            for (gid,) in database.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
-                database.execute(f"ROLLBACK PREPARED '{gid}'")
+    return build
 
 
 def transaction(kind: str, *statements: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fix_pair import MakePair, Pair
+from fix_pair import Pair
+from fix_transaction_kinds import KINDS
 
 from pgsub import failpoints
 from pgsub.errors import ApplyError, PgsubError
@@ -16,30 +17,13 @@ from pgsub.protocol.messages import Commit
 from pgsub.target import skip
 from pgsub.target.skip import CONFLICTING, WHOLE, Skip
 
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
-KINDS = ("plain", "streamed", "parallel", "prepared", "prepared and streamed")
 _LETTERS = "SELECT relname, body FROM pgsub.skipped_change ORDER BY id"
 
 
 @pytest.fixture
-def make(pair: MakePair) -> Iterator[Callable[..., Pair]]:
-    """A pair whose publisher ends transactions, and sends them, as a kind of :data:`KINDS` says."""
-    made: list[Pair] = []
-
-    def build(kind: str = "plain", ddl: str = TABLE, **options: Any) -> Pair:
-        streaming = "off" if kind in ("plain", "prepared") else "on" if kind == "streamed" else "parallel"
-        state = "p" if "prepared" in kind else "d"
-        p = pair(ddl, streaming=streaming, two_phase=state, **options)
-        if streaming != "off":
-            p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET debug_logical_replication_streaming = immediate")
-        made.append(p)
-        return p
-
-    yield build
-    for one in made:
-        for database in (one.pubdb, one.subdb):
-            for (gid,) in database.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
-                database.execute(f"ROLLBACK PREPARED '{gid}'")
+def make(pair_of_kind: Callable[..., Pair]) -> Callable[..., Pair]:
+    """Short for it."""
+    return pair_of_kind
 
 
 def fails(p: Pair, *statements: str) -> ApplyError:
