@@ -118,11 +118,14 @@ def _change(name: str) -> sql.Composable:
     ).format(table)
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Poll until it holds."""
+def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 60) -> None:
+    """Poll until it holds.
+
+    :param what: what is wrong if it never does, or what says so then.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
         time.sleep(0.01)
 
 
@@ -273,7 +276,11 @@ class Site:
 
     def wait_fired(self, *names: str) -> None:
         """Wait until they have."""
-        until(lambda: self.fired(*names), f"not reached: {[n for n in names if not self.fired(n)]}\n{self.said()}", 90)
+        until(
+            lambda: self.fired(*names),
+            lambda: f"not reached: {[n for n in names if not self.fired(n)]}\n{self.said()}",
+            90,
+        )
 
     # what is there
 
@@ -328,14 +335,18 @@ class Site:
     def wait_ready(self) -> None:
         """Wait until every table is ``r`` and needs no slot any more: whoever dies between the two drops it later."""
         query = "SELECT count(coalesce(sync_slot, spare_slot)) FROM pgsub.subscription_rel"
-        until(lambda: self.all_ready() and self.subdb.value(query) == 0, f"tables: {self.states()}\n{self.said()}", 90)
+        until(
+            lambda: self.all_ready() and self.subdb.value(query) == 0,
+            lambda: f"tables: {self.states()}\n{self.said()}",
+            90,
+        )
 
     def wait_equal(self) -> None:
         """With the writer at rest: wait until the target has what the publisher has."""
         assert self.writer is not None
         self.writer.rest()
         wanted = self.digest(self.pubdb)
-        until(lambda: self.digest(self.subdb) == wanted, f"{self._difference()}\n{self.said()}", 60)
+        until(lambda: self.digest(self.subdb) == wanted, lambda: f"{self._difference()}\n{self.said()}", 60)
 
     def _difference(self) -> str:
         return f"publisher {self.digest(self.pubdb)}\n   target {self.digest(self.subdb)}"

@@ -120,15 +120,13 @@ class ApplyLoop:
         self._receiver.start()
         try:
             self._role.attach(self)  # may ask the target, and that may be gone
-            while True:
+            while (outcome := self._between()) is None:
                 frames = self._receiver.take(CLOSE_SECONDS if self._batch else 0.1)
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
-                outcome = self._between()
-                if outcome:
-                    self._finish()
-                    return outcome
+            self._finish()
+            return outcome
         except psycopg.Error as error:
             raise translate(error, "apply changes to the target") from None
         finally:

@@ -42,7 +42,7 @@ def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reache
     case.wait_fired("apply.after_target_commit", "sync.before_slot")
     writer.some(5)
     later.touch()
-    until(lambda: case.states() == "sss", f"tables: {case.states()}\n{case.said()}")
+    until(lambda: case.states() == "sss", lambda: f"tables: {case.states()}\n{case.said()}")
     behind = case.ledger("remote_lsn")
     assert max(table_lsns(case, "srsublsn")) > behind
     writer.some(30)
@@ -70,8 +70,10 @@ def test_a_sync_worker_that_is_behind_claims_and_apply_takes_a_claim_back_that_n
     )
     until(lambda: case.subdb.value(passed), "apply does not pass the sync worker")
     writer.some(100)
+    writer.rest()  # so that apply stays where it is: a sync worker that overtakes it needs no claim
     late.touch()
     case.wait_fired("sync.after_claim")
+    writer.resume()
     handover = max(table_lsns(case, "handover_lsn"))
     assert handover > 0
     reached("claim")
@@ -133,7 +135,7 @@ def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(si
     release = tmp_path / "release"
     process = case.create("--follow", points={"apply.batch_open": f"pause:{release}"})
     case.wait_fired("apply.batch_open")
-    until(lambda: case.states() and not set(case.states()) & {"i", "d"}, f"tables: {case.states()}")
+    until(lambda: case.states() and not set(case.states()) & {"i", "d"}, lambda: f"tables: {case.states()}")
     with case.subdb.connect() as session, session.transaction(force_rollback=True):
         locked = session.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE SKIP LOCKED").fetchall()
         assert locked == []  # apply has it
@@ -153,7 +155,7 @@ def test_a_table_in_error_keeps_none_of_many_others_from_changing_hands(site: Ma
     others = "SELECT count(*) FROM pgsub.subscription_rel WHERE srsubstate = 'r' AND relname <> 'keyed3'"
     until(
         lambda: "r" in case.states() and case.subdb.value(others) == len(names) - 1,
-        f"tables: {case.states()}\n{case.said()}",
+        lambda: f"tables: {case.states()}\n{case.said()}",
         90,
     )
     query = "SELECT srsubstate::text FROM pgsub.subscription_rel WHERE relname = 'keyed3'"
