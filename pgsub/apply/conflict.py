@@ -226,6 +226,36 @@ def _record(kind: str, place: Place, schema: str | None = None, name: str | None
     )
 
 
+def copied_over(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
+    """A row that a plain copy has met, as far as its error tells.
+
+    :param relation: that is copied, by its name on the target.
+    """
+    schema, name, index = diag.schema_name or "", diag.table_name or "", diag.constraint_name
+    told = _KEY.match(diag.message_detail or "")
+    return ConflictRecord(
+        "insert_exists",
+        schema,
+        name,
+        0,
+        format_lsn(0),
+        0,
+        message(schema, name, "insert_exists"),
+        _first_detail(diag),
+        _copied(f"{relation.namespace}.{relation.name}"),
+        told[1] if told else "",
+        index,
+    )
+
+
+def _first_detail(diag: psycopg.errors.Diagnostic) -> str:
+    return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
+
+
+def _copied(name: str) -> str:
+    return f'processing a copied row for replication target relation "{name}"'
+
+
 def existing(place: Place, kind: str, schema: str, name: str) -> ConflictRecord:
     """The beginning of a record of rows in the way.
 
@@ -258,7 +288,7 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
     :param column: of the publisher, which is to blame.
     """
     if not place.transaction.xid:
-        return f'processing a copied row for replication target relation "{place.name()}"'
+        return _copied(place.name())
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
@@ -333,9 +363,7 @@ def _unique(error: psycopg.Error, place: Place) -> ApplyError:
     record.index_name = diag.constraint_name
     told = _KEY.match(diag.message_detail or "")
     key = told[1] if told else None
-    record.detail = (
-        f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
-    )
+    record.detail = _first_detail(diag)
     raised = ApplyError(record.message, detail=record.detail, sqlstate=error.sqlstate)
     raised.conflict, raised.record = kind, record
     if place.new is not None:

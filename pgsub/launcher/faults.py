@@ -31,13 +31,16 @@ def place(error: PgsubError) -> int:
 
 
 def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, counter: str) -> None:
-    """Count a fault, and record the conflict that it is (the server counts both).
+    """Count a fault, and record the conflict that it is.
+
+    The server counts both, but what a plain copy meets as an error only: that is recorded without a count.
 
     :param worker: that it ended.
     :param counter: of pg_stat_subscription_stats.
     """
     record = error.record if isinstance(error, ApplyError) else None
-    conflict = {} if record is None else {f"confl_{record.conflict_type}": 1}
+    counted = isinstance(error, ApplyError) and error.conflict is not None
+    conflict = {f"confl_{record.conflict_type}": 1} if record is not None and counted else {}
     with store.batch():
         store.add_stats(sub.subid, **{counter: 1}, **conflict)
         if record is not None:

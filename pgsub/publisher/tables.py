@@ -242,14 +242,29 @@ def copy_statement(
     if times:
         listed = sql.SQL("{}, {}").format(listed, _TIME) if names else sql.SQL("{}").format(_TIME)
     if times or conditions or partitioned or generated.intersection(names):
-        source = sql.SQL("(SELECT {} FROM {}{}{})").format(
-            listed, sql.SQL("") if partitioned else sql.SQL("ONLY "), relation, _where(conditions)
-        )
+        source = sql.SQL("({})").format(_selection(listed, relation, conditions, partitioned=partitioned))
     elif names:
         source = sql.SQL("{} ({})").format(relation, listed)
     else:
         source = sql.SQL("{}").format(relation)
     return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
+
+
+def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:
+    """SELECT of what is published of a whole table.
+
+    :param columns: names in the order wanted.
+    """
+    listed = sql.SQL(", ").join(map(sql.Identifier, columns))
+    relation = sql.Identifier(table.schema, table.name)
+    return _selection(listed, relation, _conditions(table, None, None), partitioned=table.relkind == "p")
+
+
+def _selection(
+    listed: sql.Composable, relation: sql.Composable, conditions: Sequence[sql.Composable], *, partitioned: bool
+) -> sql.Composed:
+    only = sql.SQL("" if partitioned else "ONLY ")
+    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, only, relation, _where(conditions))
 
 
 _TIME = sql.SQL(

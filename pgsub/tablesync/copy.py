@@ -21,7 +21,7 @@ from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_sn
 from pgsub.publisher.tables import Leaf
 from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
-from pgsub.tablesync import pump, resolving_copy
+from pgsub.tablesync import clash, pump, resolving_copy
 from pgsub.tablesync.resolving_copy import Described
 from pgsub.target import chunks, copyin, origins, remedy, roles
 from pgsub.target import connect as target
@@ -39,8 +39,9 @@ class Piece:
     :ivar acts_as: role that stores the rows, None: the session's own.
     :ivar types: what the publisher's columns are that are of other types on the target, for hints.
     :ivar rows: estimate, None where the table was never analyzed.
+    :ivar rows_of: what its rows are of.
+    :ivar resolves: rules resolve the conflicts of its rows.
     :ivar leaf: of which it is a range of blocks, None for a whole table.
-    :ivar resolved: where rules resolve the conflicts of its rows: what these are of.
     """
 
     key: ChunkKey
@@ -51,10 +52,11 @@ class Piece:
     copy_in: str
     bytes: int
     rows: int | None
+    rows_of: Described
+    resolves: bool = False
     leaf: Leaf | None = None
     types: tuple[tuple[str, str], ...] = ()
     acts_as: str | None = None
-    resolved: Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ class _Ends:
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
             raised.context = error.diag.context
-            raise _explained(raised, error, piece) from None
+            if isinstance(raised, ApplyError):
+                self._explain(raised, error, piece)
+            raise raised from None
 
     def _copy(self, piece: Piece) -> tuple[int, int]:
         key = piece.key
@@ -163,9 +167,9 @@ class _Ends:
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot)
-        if piece.resolved is not None:
+        if piece.resolves:
             writer = self._resolving(key)
-            rows, size = resolving_copy.move(self._source, writer, piece.copy_out, piece.resolved, moved)
+            rows, size = resolving_copy.move(self._source, writer, piece.copy_out, piece.rows_of, moved)
         else:
             with roles.acting(self._session, piece.acts_as):
                 rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
@@ -180,6 +184,12 @@ class _Ends:
         self._sender.send(pulse, now=True)
         return rows, size
 
+    def _explain(self, raised: ApplyError, error: psycopg.Error, piece: Piece) -> None:
+        _name_column(raised, error, piece)
+        raised.record = clash.record(
+            error, self._spec.subscription, piece.key.claim, self._spec.snapshot, piece.rows_of
+        )
+
     def _resolving(self, key: ChunkKey) -> resolving_copy.Writer:
         """One for the session: what it prepares stays there."""
         if self._writer is None:
@@ -192,16 +202,13 @@ def _source_of(piece: Piece) -> tuple[str, str]:
     return (piece.leaf.schema, piece.leaf.name) if piece.leaf else (piece.schema, piece.name)
 
 
-def _explained(raised: PgsubError, error: psycopg.Error, piece: Piece) -> PgsubError:
-    """With the column that the server's CONTEXT names, and the DDL that makes it fit."""
-    if not isinstance(raised, ApplyError):
-        return raised
+def _name_column(raised: ApplyError, error: psycopg.Error, piece: Piece) -> None:
+    """The column that the server's CONTEXT names, and the DDL that makes it fit."""
     column = error.diag.column_name or copyin.column_of(error.diag.context or "", [name for name, _ in piece.types])
     raised.column = column
     wanted = dict(piece.types).get(column or "")
     if wanted is not None and (error.sqlstate or "")[:2] == "22":
         raised.hint = remedy.hint(remedy.retype(piece.schema, piece.name, column or "", wanted))
-    return raised
 
 
 def _located(error: PgsubError, piece: Piece) -> PgsubError:

@@ -133,9 +133,8 @@ def _prepare(
         reason = "the target table is not empty"
     mode = "chunked" if reason is None else "atomic"
     made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
-    described = None
-    if plan.rules_of(sub, relation):
-        described = resolving_copy.described(table.remote, relation, plan.columns_of(table.remote, relation))
+    described = resolving_copy.described(table.remote, relation, plan.columns_of(table.remote, relation))
+    resolves = bool(plan.rules_of(sub, relation))
     pieces = [
         Piece(
             ChunkKey(table.claim, table.attempt, chunk.number),
@@ -146,10 +145,11 @@ def _prepare(
             made.copy_in,
             chunk.bytes,
             chunk.rows,
+            described,
+            resolves,
             chunk.leaf,
             types,
             relation.acts_as,
-            described,
         )
         for chunk in made.chunks
     ]

@@ -7,7 +7,7 @@ of it is one transaction, as there. The server has no such copy: its copy_table 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -21,7 +21,7 @@ from pgsub.apply.resolver import Change
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.tables import RemoteTable
+from pgsub.publisher.tables import RemoteTable, selection
 from pgsub.subscription import Subscription
 from pgsub.tablesync.passthrough import Moved, SourceError
 from pgsub.target import connect as target
@@ -44,10 +44,12 @@ class Described:
 
     :ivar relation: as a Relation message would describe it, with the columns that are copied.
     :ivar oid: of the target's table.
+    :ivar selection: SQL of the publisher that gives all of them.
     """
 
     relation: Relation
     oid: int
+    selection: str
 
 
 def described(remote: RemoteTable, local: TargetRelation, columns: Sequence[str]) -> Described:
@@ -65,7 +67,8 @@ def described(remote: RemoteTable, local: TargetRelation, columns: Sequence[str]
         )
         for name in columns
     )
-    return Described(Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent), local.oid)
+    relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
+    return Described(relation, local.oid, selection(remote, columns).as_string(None))
 
 
 class Writer:
@@ -92,17 +95,28 @@ def move(source: Connection, writer: Writer, copy_out: str, rows_of: Described, 
     :raises PgsubError: a row that no rule helps.
     """
     count = size = 0
+    for rows, read in store(writer, rows_of, _rows(source, copy_out)):
+        count, size = count + rows, size + read
+        moved(size)
+        failpoints.point("copy.middle")
+    return count, size
+
+
+def store(writer: Writer, rows_of: Described, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    """Store rows in the open transaction of the writer's session.
+
+    :param rows: as COPY sends them in text form.
+    :return: rows and bytes of each batch, once it is under way.
+    :raises PgsubError: a row that no rule helps.
+    """
     executor = writer.executor
     writer.relations.learn(rows_of.relation)
     with explained(writer.session, writer.subname), executor.naming_rows():
         executor.begin()
-        for changes, read in _batches(_rows(source, copy_out), rows_of.relation):
+        for changes, size in _batches(rows, rows_of.relation):
             executor.copied(changes, lambda relation, oid, finish_lsn: rows_of.oid)
-            count, size = count + len(changes), size + read
-            moved(size)
-            failpoints.point("copy.middle")
+            yield len(changes), size
         writer.ending.record(executor.finish())
-    return count, size
 
 
 def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:
@@ -115,7 +129,7 @@ def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:
         raise SourceError(error) from None
 
 
-def _batches(rows: Iterator[bytes], relation: Relation) -> Iterator[tuple[list[Change], int]]:
+def _batches(rows: Iterable[bytes], relation: Relation) -> Iterator[tuple[list[Change], int]]:
     waiting: list[Change] = []
     size = 0
     for row in rows:

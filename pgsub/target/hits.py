@@ -145,6 +145,20 @@ def search(
         return TableSearch(connection, table).search(change, values, formats, sent=sent, inserts=inserts)
 
 
+def keys_of(connection: psycopg.Connection, oid: int, schema: str, name: str, index: str) -> list[str] | None:
+    """What a unique index is of: columns and expressions as SQL.
+
+    :param oid: of a table; with ``schema`` and ``name`` that one itself or a partition of it.
+    :return: None where there is no such index, or it does not stop a row at once.
+    """
+    table = describe(connection, schema, name)
+    family = "SELECT relid::oid FROM pg_catalog.pg_partition_tree(%s::oid) UNION SELECT %s::oid"
+    if table is None or (table.oid,) not in connection.execute(family, (oid, oid)).fetchall():
+        return None
+    found = (_Index(*row) for row in connection.execute(_INDEXES.encode(), (table.oid,)))
+    return next((one.keys for one in found if one.name == index), None)
+
+
 class TableSearch:
     """As :func:`search` for many rows of one table, in the transaction and the role that the session is in."""
 
