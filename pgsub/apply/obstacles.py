@@ -13,7 +13,8 @@ import psycopg
 from psycopg import pq
 
 from pgsub.apply import conflict, wording
-from pgsub.apply.conflict import ConflictRecord, Place
+from pgsub.apply.conflict import Place
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.target import roles, statements
 from pgsub.target.hits import Hit, Search, TableSearch
 from pgsub.target.mapping import RelationMap
@@ -150,7 +151,7 @@ def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> 
     assert relation is not None and new is not None
     searched = place.old or new
     updates = place.message_type == "UPDATE" and not found.moved
-    record = conflict.existing(place, kind, *where)
+    record = conflict.begun(place, kind, *where)
     record.detail = wording.unique(
         relation.target.server_version,
         found.hits,

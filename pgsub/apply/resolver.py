@@ -14,7 +14,8 @@ import psycopg
 
 from pgsub import conflict_rules as rules
 from pgsub.apply import conflict, obstacles, resolution
-from pgsub.apply.conflict import ConflictRecord, MissingRow, OtherOrigin, Place, Resolved
+from pgsub.apply.conflict import MissingRow, OtherOrigin, Place, Resolved
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.apply.deviation import Deviation
 from pgsub.apply.obstacles import Moved, Obstacles
 from pgsub.apply.relations import RelationCache

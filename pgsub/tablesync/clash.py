@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.apply import conflict
-from pgsub.apply.conflict import ConflictRecord
+from pgsub.apply import conflict_record
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.errors import ApplyError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.snapshot import use_snapshot
@@ -76,7 +76,7 @@ class _Look:
         keys = hits.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        told = conflict.copied_over(self._rows_of.relation, diag)
+        told = conflict_record.copied_over(self._rows_of.relation, diag)
         try:
             for values in _readings(told.key, keys):
                 row = self._publishers(snapshot, keys, values)
