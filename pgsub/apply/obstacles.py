@@ -1,6 +1,6 @@
 """What stands in the way of one change: looked for inside its transaction, recorded, locked, and cleared away.
 
-Mirrors FindConflictTuple (conflict.c) for changes that a rule wants made in spite of it.
+Mirrors FindConflictTuple (execReplication.c) for changes that a rule wants made in spite of it.
 """
 
 from __future__ import annotations
