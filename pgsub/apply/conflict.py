@@ -124,7 +124,7 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
         searched_by(relation, searched),
         wording.other_origin(version, place.message_type, hit, remote, identity),
         (schema or "", name or ""),
-        replace(hit, row={name: wording.kept(value) for name, value in local.items()}),
+        replace(hit, row=wording.kept_row(local)),
     )
 
 

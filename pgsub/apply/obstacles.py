@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psycopg
 from psycopg import pq
@@ -162,10 +161,6 @@ def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> 
     if place.message_type == "UPDATE":
         record.replica_identity = conflict.searched_by(relation, searched)
     record.index_name = ", ".join(hit.index for hit in found.hits)
-    record.local_conflicts = [replace(hit, row=_kept(hit)).told() for hit in found.hits]
+    record.local_conflicts = wording.local_conflicts(found.hits)
     record.identical = any(hit.identical for hit in found.hits)
     return record
-
-
-def _kept(hit: Hit) -> dict[str, str | None] | None:
-    return None if hit.row is None else {name: wording.kept(value) for name, value in hit.row.items()}
