@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from psycopg import sql
 
+from pgsub.target.conflict_indexes import ConflictIndex
 from pgsub.target.relation import TargetColumn, TargetRelation
 from pgsub.target.statements import shown
-from pgsub.target.unique_indexes import UniqueIndex
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
@@ -51,7 +51,7 @@ class Texts:
             shown(self._columns, "pgsub_remote"), self._remote
         )
 
-    def hit(self, index: UniqueIndex) -> sql.Composed:
+    def hit(self, index: ConflictIndex) -> sql.Composed:
         """The row that has the key of an index already."""
         return sql.SQL(
             "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}, pgsub_local.pgsub_ctid"
@@ -86,7 +86,7 @@ class Texts:
         return sql.Composed([sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")])
 
 
-def _equal(index: UniqueIndex, n: int) -> sql.Composed:
+def _equal(index: ConflictIndex, n: int) -> sql.Composed:
     """One column of a key: local and remote value are one for the index."""
     collation = index.collations[n]
     collate = sql.SQL(f" COLLATE {collation}" if collation else "")

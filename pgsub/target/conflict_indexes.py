@@ -44,7 +44,7 @@ SELECT c.relname::text,
 
 
 @dataclass(frozen=True, slots=True)
-class UniqueIndex:
+class ConflictIndex:
     """A unique B-tree index, checked at once.
 
     :ivar keys: columns and expressions.
@@ -61,9 +61,9 @@ class UniqueIndex:
     columns: list[str]
 
 
-def of_table(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
+def of_table(connection: psycopg.Connection, oid: int) -> list[ConflictIndex]:
     """In the order in which the server looks into them."""
-    return [UniqueIndex(*row) for row in connection.execute(_INDEXES.encode(), (oid,))]
+    return [ConflictIndex(*row) for row in connection.execute(_INDEXES.encode(), (oid,))]
 
 
 def keys_of(connection: psycopg.Connection, oid: int, schema: str, name: str, index: str) -> list[str] | None:
