@@ -63,10 +63,7 @@ GUARDS = (
         "pgsub/target/progress.py",
         (
             ("if self.remote_lsn != expected:", "if False:"),
-            (
-                " AND remote_lsn = %s AND {_MINE} RETURNING {self._advanced}",
-                " AND %s::pg_lsn IS NOT NULL AND {_MINE} RETURNING {self._advanced}",
-            ),
+            (" AND remote_lsn = $6 AND EXISTS (", " AND $6::pg_lsn IS NOT NULL AND EXISTS ("),
         ),
         ("tests/guards",),
     ),
