@@ -63,9 +63,23 @@ GUARDS = (
         "pgsub/target/progress.py",
         (
             ("if self.remote_lsn != expected:", "if False:"),
-            (" AND remote_lsn = $6 AND EXISTS (", " AND $6::pg_lsn IS NOT NULL AND EXISTS ("),
+            (
+                " AND remote_lsn = $6 AND EXISTS (",
+                " AND $6::pg_lsn IS NOT NULL AND EXISTS (",
+            ),
         ),
         ("tests/guards",),
+    ),
+    Guard(
+        "a compare-and-set that hits nothing keeps the COMMIT behind it from being run",
+        "pgsub/target/progress.py",
+        (
+            (
+                "SELECT pg_catalog.min(place), 1 / pg_catalog.count({})",
+                "SELECT pg_catalog.min(place), pg_catalog.count({})",
+            ),
+        ),
+        ("tests/target/test_target_progress.py",),
     ),
     Guard(
         "an epoch is claimed once",
