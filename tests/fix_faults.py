@@ -119,14 +119,15 @@ def _change(name: str) -> sql.Composable:
 
 
 def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 60) -> None:
-    """Poll until it holds.
+    """Poll until it holds, the less often the longer that takes.
 
     :param what: what is wrong if it never does, or what says so then.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, what if isinstance(what, str) else what()
+        time.sleep(min(max(waited / 20, 0.01), 0.1))
 
 
 class Site:
