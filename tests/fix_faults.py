@@ -44,7 +44,7 @@ class Writer(threading.Thread):
     """
 
     def __init__(
-        self, database: Database, tables: Sequence[str], pause: float = 0.01, *, prepare: bool = False
+        self, database: Database, tables: Sequence[str], pause: float = 0.02, *, prepare: bool = False
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self._database = database
@@ -150,7 +150,7 @@ class Site:
         self.writer: Writer | None = None
         self.points.mkdir()
 
-    def make(self, *tables: str, rows: int = 300, pause: float = 0.01, prepare: bool = False) -> Writer:
+    def make(self, *tables: str, rows: int = 300, pause: float = 0.02, prepare: bool = False) -> Writer:
         """Create tables on both sides, rows and a publication on the publisher, and start to write.
 
         :param tables: names that begin with audit (no key), counter or keyed; with ``big`` in them: 100 times the rows.

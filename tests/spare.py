@@ -45,9 +45,9 @@ SELECT c.relname::text FROM pg_class c, pg_attribute a
    AND a.attrelid = c.oid AND a.attname = 'oid' ORDER BY 1
 """
 _LEFT = "(SELECT count(*) FROM pg_catalog.{} WHERE oid >= %(first)s)"
-_SCHEMAS = (
-    r"(SELECT count(*) FROM pg_namespace WHERE oid >= %(first)s AND nspname NOT LIKE 'pg\_%%' AND nspname <> 'public')"
-)
+_SCHEMAS = r"""
+(SELECT count(*) FROM pg_namespace WHERE oid >= %(first)s AND nspname NOT LIKE 'pg\_%%' AND nspname <> 'public')
+"""
 
 _RIGHTS = """
 SELECT ARRAY[
