@@ -24,7 +24,6 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Update
-from pgsub.target import ledger
 from pgsub.target.hits import Hit, Search
 from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
@@ -291,12 +290,7 @@ class Resolver:
         return f"Other ways are told by:\npgsub status {self._relations.subname} --runbook"
 
     def _tie(self) -> Verdict:
-        known = ledger.identity(self._connection, self._subid)
-        row = self._connection.execute(
-            "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
-        ).fetchone()
-        assert row is not None
-        return resolution.tied((known.system_identifier or "0", known.publisher_dbname or ""), (row[0], row[1]))
+        return resolution.tie(self._connection, self._subid)
 
     def _note(self, change: _Change, record: ConflictRecord, how: str | None, verdict: Verdict) -> None:
         """Record what became of a conflict, or stop at it."""
