@@ -40,9 +40,10 @@ SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attr
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row of the target: where it is, and its values as text."""
+    """A row of the target: where it is, which transaction wrote it, and its values as text."""
 
     place: str
+    xid: str
     values: Row
 
 
@@ -133,7 +134,7 @@ class TableLook:
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
-        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text"), *texts])
+        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
     def read(self, row: Row) -> Row:
         """What becomes of a row's values here, as the target's text of them.
@@ -232,7 +233,7 @@ class TableLook:
         return [c for c in self._target.columns if c.name in row]
 
     def _found(self, row: Sequence[Any]) -> Found:
-        return Found(row[0], {c.name: value for c, value in zip(self.columns, row[1:], strict=True)})
+        return Found(row[0], row[1], {c.name: value for c, value in zip(self.columns, row[2:], strict=True)})
 
     def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
         """The row as a subquery with all columns of the table; what was not sent is NULL, which violates nothing."""
