@@ -24,11 +24,15 @@ def main() -> int:
 
     :return: exit status: 1 if a case failed.
     """
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminated)  # so that servers and launcher end with us
     facts = machine.facts()
     if arguments.plot:
-        return scaling.main(facts, arguments.plot, arguments.streaming, quick=arguments.quick)
+        wanted = arguments.only or scaling.CASES
+        if unknown := set(wanted) - set(scaling.CASES):
+            parser.error(f"--plot: {', '.join(sorted(unknown))}: choose from {', '.join(scaling.CASES)}")
+        return scaling.main(facts, arguments.plot, arguments.streaming, wanted, quick=arguments.quick)
     names = arguments.only or [case.name for case in CASES if case.default]
     cases = [case for case in CASES if case.name in names]
     results = run(cases, arguments.format, arguments.streaming, quick=arguments.quick, rounds=arguments.rounds)
@@ -94,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const=Path(__file__).parent,
         metavar="FOLDER",
-        help="instead of the cases: cost per change from ten thousand to ten million changes,"
-        " as cost-per-change.svg and .json (default folder: benchmarks)",
+        help=f"instead of the cases: cost per change from ten thousand to ten million changes (--only of"
+        f" {', '.join(scaling.CASES)}), as cost-per-change.svg and .json (default folder: benchmarks)",
     )
     return parser
 

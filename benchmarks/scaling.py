@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ class Point:
 
     :ivar seconds: from the beginning of the work until its last change is visible, each measurement.
     :ivar microseconds: what one change costs beyond the time that an empty backlog takes.
+    :ivar at: when the run began, ISO 8601.
     """
 
     case: str
@@ -37,18 +38,28 @@ class Point:
     changes: int
     seconds: list[float]
     microseconds: float
+    at: str
 
 
-def main(facts: Mapping[str, str | int | float], folder: Path, streaming: str, *, quick: bool) -> int:
+#: Names of the cases of the plot.
+CASES = tuple(case.name for case in _CASES)
+
+
+def main(
+    facts: Mapping[str, str | int | float], folder: Path, streaming: str, only: Collection[str], *, quick: bool
+) -> int:
     """Measure, write data and plot, print what was found.
 
+    :param only: names of cases; the points of the others stay as they are in the folder.
     :return: exit status.
     """
+    cases = [case for case in _CASES if case.name in only]
     try:
-        points = _measure(Options(streaming), _QUICK if quick else _FULL)
+        points = _measure(cases, Options(streaming), _QUICK if quick else _FULL, str(facts["date"]))
     except BenchmarkFailed as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
+    points = [*_kept(folder / f"{_NAME}.json", only), *points]
     data = {"schema_version": 1, "machine": facts, "points": [asdict(point) for point in points]}
     (folder / f"{_NAME}.json").write_text(json.dumps(data, indent=1) + "\n")
     said = f"{facts['date']}, {facts['cpu']}, {facts['cores']} cores, PostgreSQL {facts['postgresql']}"
@@ -56,6 +67,14 @@ def main(facts: Mapping[str, str | int | float], folder: Path, streaming: str, *
     for point in points:
         print(f"{point.case:<8}{point.side:<8}{point.changes:>12,}{point.microseconds:>10.2f} µs")
     return 0
+
+
+def _kept(path: Path, only: Collection[str]) -> list[Point]:
+    """What an earlier run has written of other cases."""
+    if set(CASES) <= set(only) or not path.exists():
+        return []
+    points = [Point(**one) for one in json.loads(path.read_text())["points"]]
+    return [point for point in points if point.case not in only]
 
 
 def _lines(points: list[Point]) -> list[Line]:
@@ -67,17 +86,17 @@ def _lines(points: list[Point]) -> list[Line]:
     return lines
 
 
-def _measure(options: Options, sizes: tuple[int, ...]) -> list[Point]:
+def _measure(cases: Sequence[Case], options: Options, sizes: tuple[int, ...], at: str) -> list[Point]:
     points = []
     with Arena() as arena, closing(Native(arena)) as native, closing(Pgsub(arena)) as pgsub:
         sides: list[Subscriber] = [native, pgsub]
-        for case in _CASES:
+        for case in cases:
             empty = _times(arena, case, 0, options, sides)
             for size in sizes:
                 print(f"{case.name}, {size:,} ...", file=sys.stderr, flush=True)
                 for side, seconds in _times(arena, case, size, options, sides).items():
                     cost = (statistics.median(seconds) - statistics.median(empty[side])) / size * 1e6
-                    points.append(Point(case.name, side, size, seconds, cost))
+                    points.append(Point(case.name, side, size, seconds, cost, at))
     return points
 
 

@@ -24,7 +24,8 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target import skip as skips
-from pgsub.target.progress import Progress
+from pgsub.target.pipeline import StatementFailed
+from pgsub.target.progress import Progress, of_commit
 from pgsub.target.skip import Skip
 
 #: What the launcher is to log: a change that was skipped, or a message.
@@ -132,9 +133,12 @@ class LedgerCommit:
             self._consumed.record(self._connection, self._subid)
             self._consumed, self.recorded = None, True
         self._use_floods()
-        self._progress.advance(old, new, last.commit_ts)
         failpoints.point("apply.before_target_commit")
-        self.end(last, sql.SQL("COMMIT"))
+        try:
+            self._progress.close(old, new, last.commit_ts)
+        except StatementFailed as failure:  # of the COMMIT a deferred constraint
+            place = Place(last, last.kind.value) if of_commit(failure) else None
+            raise conflict.fault(self._subid, failure.error, place) from None
         failpoints.point("apply.commit_reply_lost")
         return new
 

@@ -203,8 +203,7 @@ class Committer:
         return total - len(batch)
 
     def _commit(self, batch: Batch) -> int:
-        self._session.connection.execute("BEGIN")
-        self._session.progress.lock(self.remote_lsn)
+        self._session.progress.open(self.remote_lsn)
         count = self._role.admit(batch)
         if count == 0:
             self._session.connection.execute("ROLLBACK")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import psycopg
 
-from pgsub.apply import unfit, wording
+from pgsub.apply import conflict_record, unfit, wording
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import format_lsn
@@ -20,9 +20,6 @@ from pgsub.target.connect import translate
 from pgsub.target.hits import Hit
 from pgsub.target.mapping import RelationMap
 from pgsub.target.statements import Statement
-
-#: `Key (a)=(1) already exists.`, in any language
-_KEY = re.compile(r"\S+ (\(.*\)=\(.*\)) \S", re.DOTALL)
 
 
 class Place(NamedTuple):
@@ -55,11 +52,11 @@ class MissingRow(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
-        return _body(self.record(subid))
+        return self.record(subid).body()
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        record = _record(f"{self.place.message_type.lower()}_missing", self.place, *(self.leaf or ()))
+        record = begun(self.place, f"{self.place.message_type.lower()}_missing", *(self.leaf or ()))
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.context = context(subid, self.place)
@@ -80,11 +77,11 @@ class OtherOrigin(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
-        return _body(self.record(subid))
+        return self.record(subid).body()
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        record = _record(f"{self.place.message_type.lower()}_origin_differs", self.place, *self.leaf)
+        record = begun(self.place, f"{self.place.message_type.lower()}_origin_differs", *self.leaf)
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.local_conflicts = [self.local.told()]
@@ -103,8 +100,7 @@ class LeftOut(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger."""
-        fields = {name: getattr(self.found, name) for name in _FIELDS}
-        return {"kind": "conflict", **fields, "action": "skipped", "letter": self.letter}
+        return {**self.found.body(), "action": "skipped", "letter": self.letter}
 
 
 def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
@@ -128,7 +124,7 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
         searched_by(relation, searched),
         wording.other_origin(version, place.message_type, hit, remote, identity),
         (schema or "", name or ""),
-        replace(hit, row={name: wording.kept(value) for name, value in local.items()}),
+        replace(hit, row=wording.kept_row(local)),
     )
 
 
@@ -152,41 +148,6 @@ def with_leaves(connection: psycopg.Connection, missing: Sequence[MissingRow]) -
     return named
 
 
-@dataclass(slots=True)
-class ConflictRecord:
-    """A conflict as it travels to the launcher: through the ledger's event table, or with the error that stops apply.
-
-    Rows are by column, values as text; a column that did not come is not in them.
-    """
-
-    conflict_type: str
-    schemaname: str
-    relname: str
-    remote_xid: int
-    finish_lsn: str
-    remote_commit_ts: int
-    message: str
-    detail: str = ""
-    context: str = ""
-    key: str = ""
-    index_name: str | None = None  #: all of them, where there are several
-    remote_tuple: dict[str, str | None] | None = None
-    replica_identity: dict[str, str | None] | None = None
-    #: what stands in the way, one an index: index, key, row, xid, commit_ts, origin, identical
-    local_conflicts: list[dict[str, Any]] = field(default_factory=list)
-    identical: bool = False  #: what is there is what was to be written
-    action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
-    letter: str | None = None  #: names what is kept of the change, where it was skipped
-    quiet: bool = False  #: the log is told of many of them at once
-
-
-_FIELDS = tuple(one.name for one in fields(ConflictRecord))
-
-
-def _body(record: ConflictRecord) -> dict[str, object]:
-    return {"kind": "conflict", **{name: getattr(record, name) for name in _FIELDS}}
-
-
 class Resolved(NamedTuple):
     """A conflict that a rule resolved.
 
@@ -200,7 +161,7 @@ class Resolved(NamedTuple):
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger."""
-        return _body(self.record)
+        return self.record.body()
 
 
 def stopped(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
@@ -211,62 +172,14 @@ def stopped(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
     return error
 
 
-def _record(kind: str, place: Place, schema: str | None = None, name: str | None = None) -> ConflictRecord:
+def begun(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
+    """The beginning of a record.
+
+    :param schema: with ``name`` the table where it is not the relation's own: of a partitioned one the partition.
+    """
     assert place.relation is not None
-    transaction, target = place.transaction, place.relation.target
-    schema, name = schema or target.schema, name or target.name
-    return ConflictRecord(
-        kind,
-        schema,
-        name,
-        transaction.xid,
-        format_lsn(transaction.finish_lsn),
-        transaction.commit_ts,
-        message(schema, name, kind),
-    )
-
-
-def copied_over(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
-    """A row that a plain copy has met, as far as its error tells.
-
-    :param relation: that is copied, by its name on the target.
-    """
-    schema, name, index = diag.schema_name or "", diag.table_name or "", diag.constraint_name
-    told = _KEY.match(diag.message_detail or "")
-    return ConflictRecord(
-        "insert_exists",
-        schema,
-        name,
-        0,
-        format_lsn(0),
-        0,
-        message(schema, name, "insert_exists"),
-        _first_detail(diag),
-        _copied(f"{relation.namespace}.{relation.name}"),
-        told[1] if told else "",
-        index,
-    )
-
-
-def _first_detail(diag: psycopg.errors.Diagnostic) -> str:
-    return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
-
-
-def _copied(name: str) -> str:
-    return f'processing a copied row for replication target relation "{name}"'
-
-
-def existing(place: Place, kind: str, schema: str, name: str) -> ConflictRecord:
-    """The beginning of a record of rows in the way.
-
-    :param schema: with ``name`` the table, of a partitioned one the partition.
-    """
-    return _record(kind, place, schema, name)
-
-
-def message(schema: str, name: str, kind: str) -> str:
-    """The first line (ReportApplyConflict)."""
-    return f'conflict detected on relation "{schema}.{name}": conflict={kind}'
+    target = place.relation.target
+    return conflict_record.begun(kind, place.transaction, schema or target.schema, name or target.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +201,7 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
     :param column: of the publisher, which is to blame.
     """
     if not place.transaction.xid:
-        return _copied(place.name())
+        return conflict_record.copying(place.name())
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
@@ -359,11 +272,10 @@ def _unique(error: psycopg.Error, place: Place) -> ApplyError:
     relation, diag = place.relation, error.diag
     assert relation is not None
     kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
-    record = _record(kind, place, diag.schema_name, diag.table_name)
+    record = begun(place, kind, diag.schema_name, diag.table_name)
     record.index_name = diag.constraint_name
-    told = _KEY.match(diag.message_detail or "")
-    key = told[1] if told else None
-    record.detail = _first_detail(diag)
+    key = conflict_record.told_key(diag)
+    record.detail = conflict_record.first_detail(diag)
     raised = ApplyError(record.message, detail=record.detail, sqlstate=error.sqlstate)
     raised.conflict, raised.record = kind, record
     if place.new is not None:

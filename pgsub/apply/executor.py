@@ -2,8 +2,7 @@
 
 What is done is handed over as transactions and a filter, and nothing here owns the ledger. Changes are gathered to
 pieces, and a piece goes to the target as sets where that is known to do the same, else row by row. Mirrors
-apply_dispatch and the apply_handle functions (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort
-(applyparallelworker.c).
+apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pgsub.apply.admission import Admission, Filter, Targets
 from pgsub.apply.commit import Record
 from pgsub.apply.conflict import Place
 from pgsub.apply.counters import Counters
-from pgsub.apply.emitted import EmittedMessage
+from pgsub.apply.dispatch import Dispatch
 from pgsub.apply.held import HeldChanges
 from pgsub.apply.keeping import Keeping
 from pgsub.apply.pieces import Piece
 from pgsub.apply.relations import RelationCache
-from pgsub.apply.resolver import RESOLVABLE, Change, Resolver
+from pgsub.apply.resolver import Change, Resolver
 from pgsub.apply.rows import RowWriter
 from pgsub.apply.runs import Item, Run
 from pgsub.apply.set_writer import Deviation, SetWriter
@@ -33,18 +32,13 @@ from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import PgsubError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
-from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
-from pgsub.protocol.reader import INT32
+from pgsub.protocol.messages import Relation
 from pgsub.target import statements
-from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
 
-_DESCRIBING = frozenset(b"RY")
-_INSERT = ord("I")
 _ROWS = frozenset(b"IUD")
-_RELID = INT32.unpack_from
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(rb"[RYTM]|[^RYTM]++")
 #: Rows and bytes of a piece: bounds memory, and what is replayed where it cannot be a set.
@@ -58,10 +52,6 @@ Spill = Callable[[Sequence[Record]], None]
 
 def _is_full(piece: Piece) -> bool:
     return len(piece) >= PIECE_ROWS or piece.size >= PIECE_BYTES
-
-
-def _nothing(relation: Relation, oid: int, finish_lsn: int) -> int | None:
-    return None
 
 
 class Executor:
@@ -94,9 +84,9 @@ class Executor:
         self._held = HeldChanges(Keeping(connection, subid, holds), self._rows, relations, self._admission)
         self._piece = Piece(in_stream=False)
         self._large = False  #: the target transaction has had a full piece
-        self._admits: Filter = _nothing
         self._naming = False
-        self._resolver = Resolver(connection, self._rows, relations, self._row, self._target)
+        self._dispatch = Dispatch(self._rows, relations, self._admission, self._held, self._spill_many)
+        self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
         self.counters = Counters()
 
     @property
@@ -162,7 +152,7 @@ class Executor:
             self._execute()
 
     def _gather(self, item: Item, segments: Iterable[Segment], admits: Filter) -> None:
-        self._admits = admits
+        self._dispatch.admits = admits
         with self._locating():
             for segment in segments:
                 for match in _STRETCH.finditer(segment.codes):
@@ -186,27 +176,30 @@ class Executor:
         decoded = decode_change(message.payloads()[0], transaction.in_stream)
         if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
             self._execute()
-        self._one(transaction, decoded, self._admits)
+        self._dispatch.message(transaction, decoded)
 
     def _execute(self) -> None:
         """Have the piece done: as sets what can be, the rest row by row."""
         piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
-        piece = self._held.without(piece, self._admits)
+        piece = self._held.without(piece, self._dispatch.admits)
         left: Sequence[int] | None = None
         if self._set_based and len(piece) >= set_writer.PAYS_FROM:
             left = self._in_sets(piece)
         if self._resolves:
             self._resolver.run(list(piece.rows(left)), self._spill_some)
             return
+        row = self._dispatch.row
         for transaction, payload in piece.rows(left):
-            self._row(transaction, payload)
+            row(transaction, payload)
 
     @property
     def _resolves(self) -> bool:
         return self._naming and self._relations.resolves
 
-    def _target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        return self._admission.target(transaction, message_type, relid, self._admits)
+    def _spill_many(self) -> None:
+        if len(self._rows.records) >= RECORDS and self._spill is not None:
+            self._sets.finish()
+            self._spill(self.taken())
 
     def _spill_some(self) -> None:
         """Outside of any savepoint, and before there are so many that it would be done inside of one."""
@@ -220,7 +213,7 @@ class Executor:
 
         :return: positions of what is left, None: of everything.
         """
-        targets = Targets(self._admission, piece, self._admits)
+        targets = Targets(self._admission, piece, self._dispatch.admits)
         self._large |= _is_full(piece)
         try:
             with self._rows.undoing() if self._large else contextlib.nullcontext():
@@ -236,15 +229,6 @@ class Executor:
             return None
         self.counters.note(outcome)
         return outcome.left
-
-    def _row(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        relid_at = 5 if transaction.in_stream else 1
-        if payload[0] == _INSERT and len(payload) >= relid_at + 4:
-            relation = self._admission.target(transaction, "INSERT", _RELID(payload, relid_at)[0], self._admits)
-            if relation is not None:
-                self._rows.insert(transaction, relation, payload)
-            return
-        self._one(transaction, decode_change(payload, transaction.in_stream), self._admits)
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
@@ -267,13 +251,13 @@ class Executor:
 
         :raises PgsubError: located.
         """
-        self._admits = admits
+        self._dispatch.admits = admits
         if self._held.takes(transaction, payload, admits):
             return
         if self._resolves and payload[0] in _ROWS:
             self._resolver.run([(transaction, payload)], lambda: None)
         else:
-            self._row(transaction, payload)
+            self._dispatch.row(transaction, payload)
 
     def copied(self, changes: Sequence[Change], admits: Filter) -> None:
         """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
@@ -281,25 +265,15 @@ class Executor:
         :param changes: INSERT messages.
         :raises PgsubError: as of :meth:`change`.
         """
-        self._admits = admits
+        self._dispatch.admits = admits
         with self._locating():
-            if not self._together(changes):
+            self._rows.copies = True
+            try:
+                done = self._resolver.together(changes)
+            finally:
+                self._rows.copies = not self._naming
+            if not done:
                 self._resolver.run(changes, self._spill_some)
-
-    def _together(self, changes: Sequence[Change]) -> bool:
-        """As COPY, where none of the rows meets anything; else nothing of them is done."""
-        self._rows.copies = True
-        try:
-            with self._rows.undoing():
-                for transaction, payload in changes:
-                    self._row(transaction, payload)
-        except StatementFailed as failure:
-            if failure.error.sqlstate not in RESOLVABLE:
-                raise
-            return False
-        finally:
-            self._rows.copies = not self._naming
-        return True
 
     def finish(self) -> list[Record]:
         """Wait until every statement has succeeded.
@@ -357,17 +331,7 @@ class Executor:
 
     def skim(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
-        for payload in transaction.payloads():
-            if payload[0] in _DESCRIBING:
-                self._learn(decode_change(payload, transaction.in_stream))
-        transaction.applied(self._relations)
-
-    def _learn(self, message: Message) -> None:
-        if isinstance(message, TypeName):
-            self._relations.learn_type(message)
-        elif isinstance(message, Relation):
-            self._relations.learn(message)
-            self._admission.forget(message.relid)
+        self._dispatch.skim(transaction)
 
     def taken(self) -> list[Record]:
         """Missing rows and messages so far, to be recorded before more of them come."""
@@ -384,33 +348,3 @@ class Executor:
         except (PgsubError, Deviation):
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise
-
-    def _one(self, transaction: RemoteTransaction, message: Message, admits: Filter) -> None:
-        match message:
-            case Update():
-                relation = self._admission.target(transaction, "UPDATE", message.relid, admits)
-                if relation is not None:
-                    self._rows.update(Place(transaction, "UPDATE", relation, message.new, message.old))
-            case Delete():
-                relation = self._admission.target(transaction, "DELETE", message.relid, admits)
-                if relation is not None:
-                    self._rows.delete(Place(transaction, "DELETE", relation, None, message.old))
-            case Relation() | TypeName():
-                self._rows.flush()
-                self._learn(message)
-            case Truncate():
-                self._truncate(transaction, message, admits)
-            case LogicalMessage():
-                self._rows.records.append((self._rows.depth, EmittedMessage.of(message, transaction.xid)))
-        if len(self._rows.records) >= RECORDS and self._spill is not None:
-            self._sets.finish()
-            self._spill(self.taken())
-
-    def _truncate(self, transaction: RemoteTransaction, message: Truncate, admits: Filter) -> None:
-        self._rows.flush()
-        self._held.truncated(transaction, message, admits)
-        found = [self._admission.target(transaction, "TRUNCATE", relid, admits) for relid in message.relids]
-        targets = [r.target for r in found if r is not None]
-        if targets:
-            place = Place(transaction, "TRUNCATE", next(r for r in found if r is not None))
-            self._rows.truncate(place, targets, restart_identity=message.restart_identity)

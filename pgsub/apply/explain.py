@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgsub.apply import conflict, wording
-from pgsub.apply.conflict import Clash, ConflictRecord
+from pgsub.apply import conflict_record, wording
+from pgsub.apply.conflict import Clash
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.errors import ApplyError
 from pgsub.target import hits, statements
 from pgsub.target.hits import Hit, Search
@@ -107,12 +107,8 @@ def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
         relation.target.server_version, met, remote, wording.identity(relation, searched) if updates else None
     )
     record.index_name = ", ".join(hit.index for hit in met)
-    record.local_conflicts = [replace(hit, row=_kept(hit)).told() for hit in met]
+    record.local_conflicts = wording.local_conflicts(met)
     record.identical = any(hit.identical for hit in met)
-    record.message = conflict.message(record.schemaname, record.relname, record.conflict_type)
+    record.message = conflict_record.message(record.schemaname, record.relname, record.conflict_type)
     error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
     error.args = (record.message,)
-
-
-def _kept(hit: Hit) -> dict[str, str | None] | None:
-    return None if hit.row is None else {name: wording.kept(value) for name, value in hit.row.items()}

@@ -1,19 +1,19 @@
 """What stands in the way of one change: looked for inside its transaction, recorded, locked, and cleared away.
 
-Mirrors FindConflictTuple (conflict.c) for changes that a rule wants made in spite of it.
+Mirrors FindConflictTuple (execReplication.c) for changes that a rule wants made in spite of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import psycopg
 from psycopg import pq
 
 from pgsub.apply import conflict, wording
-from pgsub.apply.conflict import ConflictRecord, Place
+from pgsub.apply.conflict import Place
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.target import roles, statements
 from pgsub.target.hits import Hit, Search, TableSearch
 from pgsub.target.mapping import RelationMap
@@ -150,7 +150,7 @@ def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> 
     assert relation is not None and new is not None
     searched = place.old or new
     updates = place.message_type == "UPDATE" and not found.moved
-    record = conflict.existing(place, kind, *where)
+    record = conflict.begun(place, kind, *where)
     record.detail = wording.unique(
         relation.target.server_version,
         found.hits,
@@ -161,10 +161,6 @@ def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> 
     if place.message_type == "UPDATE":
         record.replica_identity = conflict.searched_by(relation, searched)
     record.index_name = ", ".join(hit.index for hit in found.hits)
-    record.local_conflicts = [replace(hit, row=_kept(hit)).told() for hit in found.hits]
+    record.local_conflicts = wording.local_conflicts(found.hits)
     record.identical = any(hit.identical for hit in found.hits)
     return record
-
-
-def _kept(hit: Hit) -> dict[str, str | None] | None:
-    return None if hit.row is None else {name: wording.kept(value) for name, value in hit.row.items()}

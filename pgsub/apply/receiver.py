@@ -27,8 +27,9 @@ QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the sock
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
 #: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
-#: packet of its own, and wakes the reader up; the kernel joins those that wait.
-FLOW_BYTES, FLOW_SECONDS = 2048, 0.02
+#: packet of its own, and wakes the reader up; the kernel joins those that wait. Small ones never come to MUCH_BYTES in
+#: that time: large ones are, and to wait for them would only make them slow.
+FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
@@ -87,7 +88,8 @@ class Receiver(threading.Thread):
         self._error: Exception | None = None
         self._closing = False
         self._held = 0  #: bytes that were read and not delivered
-        self._flows = False  #: much came with the last look
+        self._flows = False  #: something came with the last look that more will follow
+        self._floods = False  #: and much of it
         self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
         self.received = position
@@ -124,7 +126,7 @@ class Receiver(threading.Thread):
         return not self._queue and not self._held_since
 
     def flows(self) -> bool:
-        """Whether more is about to come: much came with the last look."""
+        """Whether more is about to come."""
         return self._flows
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
@@ -173,7 +175,7 @@ class Receiver(threading.Thread):
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
             # bytes of a large message count as well: it may take longer to come than the timeout is long
-            if self._flows:
+            if self._flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
             longest = HOLD_SECONDS if self._held_since else 1.0
             due = last_status + self._status_interval - time.monotonic()
@@ -198,6 +200,7 @@ class Receiver(threading.Thread):
         """Read what is there; whether that is all for now."""
         before, held = self._held, self._walsender.fill()
         self._held, self._flows = held, held - before >= FLOW_BYTES
+        self._floods = held - before >= MUCH_BYTES
         clock = time.monotonic()
         since = self._held_since or clock
         if self._queue and 0 < held < HOLD_BYTES and clock - since < HOLD_SECONDS:

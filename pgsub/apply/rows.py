@@ -6,7 +6,8 @@ Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -15,14 +16,14 @@ from pgsub.apply.commit import Record
 from pgsub.apply.conflict import OtherOrigin, Place
 from pgsub.apply.deviation import Deviation
 from pgsub.apply.relations import RelationCache
+from pgsub.apply.row_statements import RowStatements
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import PgsubError, ProtocolViolation
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar_copy import Stream
 from pgsub.protocol.decoder import decode_change
-from pgsub.protocol.messages import Insert, Tuple
+from pgsub.protocol.messages import Insert
 from pgsub.target import copyin, roles, statements
-from pgsub.target.mapping import RelationMap, check_updatable
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
 from pgsub.target.relation import TargetRelation
 from pgsub.target.statements import Statement
@@ -32,14 +33,14 @@ COPY_FROM = 50
 #: Rows and bytes of one COPY: bounds memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
-#: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
-STATEMENTS = 5000
 
-_UNCHANGED = ord("u")
-#: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
-#: NULL.
-_SETS = bytes.maketrans(b"ntb", b"vvv")
-_FINDS = bytes.maketrans(b"nutb", b"nnvv")
+@dataclass(slots=True)
+class _Inserts:
+    """Rows of one relation that wait to be inserted together."""
+
+    first: tuple[RemoteTransaction, RelationMap] | None = None  #: what the first is of
+    payloads: list[bytes] = field(default_factory=list)  #: INSERT messages, undecoded
+    size: int = 0  #: in bytes
 
 
 class RowWriter:
@@ -55,11 +56,9 @@ class RowWriter:
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
         self._connection = connection
-        self._relations = relations
         self._pipeline = Pipeline(connection)
-        self._inserts: list[bytes] = []  #: INSERT messages, undecoded
-        self._insert_bytes = 0
-        self._insert_of: tuple[RemoteTransaction, RelationMap] | None = None  #: the first one's
+        self._statements = RowStatements(relations)
+        self._inserts = _Inserts()
         self.copies = True
         self.changes = 0
         self.records: list[tuple[int, Record]] = []
@@ -71,7 +70,7 @@ class RowWriter:
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is waiting."""
-        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
+        self._inserts = _Inserts()
         self.records, self.depth, self._role = [], 0, None
         self._unresolved = None
 
@@ -83,23 +82,22 @@ class RowWriter:
         if not self.copies:
             self._insert(transaction, relation, [payload])
             return
-        pending = self._insert_of
-        if pending is None:
-            self._insert_of = transaction, relation
-        elif pending[1] is not relation or pending[0].in_stream != transaction.in_stream:
+        first = self._inserts.first
+        if first is not None and (first[1] is not relation or first[0].in_stream != transaction.in_stream):
             self.flush()
-            self._insert_of = transaction, relation
-        self._inserts.append(payload)
-        self._insert_bytes += len(payload)
-        if len(self._inserts) >= COPY_ROWS or self._insert_bytes >= COPY_BYTES:
+        waiting = self._inserts
+        waiting.first = waiting.first or (transaction, relation)
+        waiting.payloads.append(payload)
+        waiting.size += len(payload)
+        if len(waiting.payloads) >= COPY_ROWS or waiting.size >= COPY_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write the inserts that wait: whatever comes next may depend on them."""
-        if self._insert_of is None:
+        if self._inserts.first is None:
             return
-        (transaction, relation), payloads = self._insert_of, self._inserts
-        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
+        (transaction, relation), payloads = self._inserts.first, self._inserts.payloads
+        self._inserts = _Inserts()
         # COPY without a column list means all columns of the target, not none
         if len(payloads) < COPY_FROM or not relation.columns or not self._copied(transaction, relation, payloads):
             self._insert(transaction, relation, payloads)
@@ -112,11 +110,7 @@ class RowWriter:
 
     def insert_row(self, place: Place) -> None:
         """Insert ``place.new``, by a statement of its own."""
-        relation, new = place.relation, place.new
-        assert relation is not None and new is not None
-        _check_width(relation, new)
-        statement = self._statement(place, relation, b"I", b"", lambda: statements.insert(relation))
-        self._send(statement, place, None)
+        self._send(self._statements.insert(place), place, None)
         self.changes += 1
 
     def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
@@ -138,39 +132,15 @@ class RowWriter:
 
     def update(self, place: Place) -> None:
         """Update the row that ``place.old`` or the key of ``place.new`` finds."""
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
         self.flush()
-        _check_width(relation, new)
-        old_kinds = None
-        if old is not None:
-            _check_width(relation, old)
-            old_kinds = old.kinds
-        build = statements.move if _moves(relation, new, old) else statements.update
-        statement = self._statement(
-            place,
-            relation,
-            (b"M" if build is statements.move else b"U") + new.kinds.translate(_SETS),
-            (b"n" if old is None else b"o") + _finds(relation, old or new),
-            lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
-        )
-        self._look_who_wrote(place)
-        self._send(statement, place, self._if_missing(place))
-        self.changes += 1
+        self._change(self._statements.update(place), place)
 
     def delete(self, place: Place) -> None:
         """Delete the row that ``place.old`` finds."""
-        relation, old = place.relation, place.old
-        assert relation is not None and old is not None
         self.flush()
-        _check_width(relation, old)
-        statement = self._statement(
-            place,
-            relation,
-            b"D",
-            _finds(relation, old),
-            lambda: _checked(relation, statements.delete(relation, old.kinds)),
-        )
+        self._change(self._statements.delete(place), place)
+
+    def _change(self, statement: Statement, place: Place) -> None:
         self._look_who_wrote(place)
         self._send(statement, place, self._if_missing(place))
         self.changes += 1
@@ -265,7 +235,7 @@ class RowWriter:
 
     def leave(self) -> None:
         """Out of the pipeline, whatever it says: the session is about to roll back."""
-        self._inserts, self._insert_of, self._insert_bytes = [], None, 0
+        self._inserts = _Inserts()
         self._pipeline.sync()
 
     @contextlib.contextmanager
@@ -308,21 +278,6 @@ class RowWriter:
         self._pipeline.send(statement, (), (), place)
         self._role = role
 
-    def _statement(
-        self, place: Place, relation: RelationMap, shape: bytes, old_shape: bytes, build: Callable[[], Statement]
-    ) -> Statement:
-        key = (relation.remote.relid, shape, old_shape)
-        known = self._relations.statements.get(key)
-        if known is None:
-            if len(self._relations.statements) >= STATEMENTS:
-                self._relations.statements.clear()
-            try:
-                known = self._relations.statements[key] = build()
-            except PgsubError as error:
-                conflict.located(error, self._relations.subid, place)
-                raise
-        return known
-
     def _look_who_wrote(self, place: Place) -> None:
         """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
         assert place.relation is not None
@@ -347,17 +302,7 @@ class RowWriter:
         return found[0] if found else None
 
     def _ask_who_wrote(self, place: Place, on_row: FirstRow, *, lock: bool) -> None:
-        relation, searched = place.relation, place.old or place.new
-        assert relation is not None and searched is not None
-        old = place.old is not None
-        statement = self._statement(
-            place,
-            relation,
-            (b"L" if lock else b"W") + (b"o" if old else b"n"),
-            _finds(relation, searched),
-            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old, lock=lock)),
-        )
-        self._send(statement, place, None, on_row)
+        self._send(self._statements.written_elsewhere(place, lock=lock), place, None, on_row)
 
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
@@ -373,30 +318,3 @@ class RowWriter:
         if place.relation is not None:
             self._become(place.relation.target.acts_as, place)
         self._pipeline.send(statement, values, formats, place, on_count, on_row)
-
-
-def _checked(relation: RelationMap, statement: Statement) -> Statement:
-    check_updatable(relation)
-    return statement
-
-
-def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
-    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
-    for i in relation.always:
-        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
-            continue
-        if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
-            return True
-    return False
-
-
-def _finds(relation: RelationMap, row: Tuple) -> bytes:
-    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS)
-
-
-def _check_width(relation: RelationMap, row: Tuple) -> None:
-    if len(row.kinds) != len(relation.columns):
-        raise ProtocolViolation(
-            f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
-            f" but its relation message had {len(relation.columns)}"
-        )

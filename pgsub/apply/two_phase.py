@@ -83,8 +83,7 @@ class TwoPhase:
         failpoints.point("apply.after_prepare")
 
     def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:
-        self._session.connection.execute("BEGIN")
-        self._session.progress.lock(old)
+        self._session.progress.open(old)
         self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
         self._ending.record(missing, keep=False)
         return self._ending.commit(old, transaction)
@@ -102,8 +101,7 @@ class TwoPhase:
         else:
             self._finish(gid, self._transactions.find(gid), transaction)
         failpoints.point("apply.after_finish_prepared")
-        self._session.connection.execute("BEGIN")
-        self._session.progress.lock(old)
+        self._session.progress.open(old)
         if gid is not None:
             self._transactions.unlist(gid)
             # messages, and most records where many rows were missing, were part of what was prepared: they show now

@@ -6,6 +6,7 @@ Servers before 18 have no words for conflicts: they get those of 18. From 19 on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -158,6 +159,16 @@ def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
 def kept(text: str | None) -> str | None:
     """A value for a record."""
     return text if text is None or len(text) <= KEPT else text[:KEPT] + "..."
+
+
+def local_conflicts(hits: Sequence[Hit]) -> list[dict[str, Any]]:
+    """What stands in the way, for a record."""
+    return [{**hit.told(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
+
+
+def kept_row(row: Row) -> dict[str, str | None]:
+    """A row for a record."""
+    return {name: kept(text) for name, text in row.items()}
 
 
 def value(values: Tuple, position: int, column: TargetColumn) -> str | None:

@@ -70,25 +70,8 @@ class Described(NamedTuple):
     faults: dict[Name, PgsubError]
 
 
-def describe_table(connection: Connection, schema: str, name: str, publications: Sequence[str]) -> RemoteTable:
-    """Read everything of one table; inside a slot's snapshot it is what the copy will see.
-
-    :raises SchemaFault: there is no such table.
-    :raises StateForbids: different column lists.
-    :raises PgsubError: translated.
-    """
-    try:
-        found = _describe(connection, [(schema, name)], publications)
-    except psycopg.Error as error:
-        doing = f'fetch table info for table "{schema}.{name}" from publisher'
-        raise translate(error, doing, table=(schema, name), user=connection.info.user) from None
-    for fault in found.faults.values():
-        raise fault
-    return found.tables[schema, name]
-
-
 def describe_tables(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> Described:
-    """As :func:`describe_table` for any number of tables with the same few round trips.
+    """Read everything of tables in a few round trips; inside a slot's snapshot it is what the copy will see.
 
     :param names: schema and name of each.
     :raises PgsubError: translated; what concerns a single table is in the result's ``faults``.

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.apply import conflict
-from pgsub.apply.conflict import ConflictRecord
+from pgsub.apply import conflict_record
+from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.errors import ApplyError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.snapshot import use_snapshot
 from pgsub.subscription import Subscription
 from pgsub.tablesync import resolving_copy
 from pgsub.tablesync.resolving_copy import Described
+from pgsub.target import conflict_indexes, hits
 from pgsub.target import connect as target
-from pgsub.target import hits
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim
 from pgsub.target.owner import must_use_password
@@ -73,10 +73,10 @@ class _Look:
         """In full if that can be had."""
         diag = self._diag
         place = (diag.schema_name or "", diag.table_name or "")
-        keys = hits.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
+        keys = conflict_indexes.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        told = conflict.copied_over(self._rows_of.relation, diag)
+        told = conflict_record.copied_over(self._rows_of.relation, diag)
         try:
             for values in _readings(told.key, keys):
                 row = self._publishers(snapshot, keys, values)

@@ -26,7 +26,7 @@ WINDOW_BYTES = 4 << 20
 PREPARED = 40_000
 _STATEMENT = 8  #: what a statement without parameters costs
 
-_OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE name LIKE 'pgsub\\_%'"
+_OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.starts_with(name, %s)"
 
 RowCount = Callable[[int], None]
 #: Takes the values of a row as text.
@@ -52,9 +52,11 @@ class Pipeline:
     """Sends prepared statements and checks their row counts.
 
     :param connection: an autocommit session; between :meth:`sync` and the next :meth:`send` others may use it.
+    :param prefix: of the names of what it prepares, its own in the session.
     """
 
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: psycopg.Connection, prefix: str = "pgsub") -> None:
+        self._prefix = f"{prefix}_"
         self._connection = connection
         self._pgconn = connection.pgconn
         self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
@@ -103,7 +105,7 @@ class Pipeline:
         while self._cost > PREPARED and self._prepared:
             self._deallocate(next(iter(self._prepared)), tag)
         self._names += 1
-        name = f"pgsub_{self._names}".encode()
+        name = f"{self._prefix}{self._names}".encode()
         self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
         self._waiting.append((tag, statement, None, None))
         self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
@@ -145,7 +147,7 @@ class Pipeline:
         with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
         if with_transaction:
             self._connection.execute(self.undo.encode())
-        for (name,) in self._connection.execute(_OWN_STATEMENTS, prepare=False).fetchall():
+        for (name,) in self._connection.execute(_OWN_STATEMENTS, (self._prefix,), prepare=False).fetchall():
             text = sql.SQL("DEALLOCATE {}").format(sql.Identifier(name))
             self._connection.execute(text, prepare=False)
 

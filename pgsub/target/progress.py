@@ -8,23 +8,54 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import APPLY, Claim, RelationState, lsn_or_none
+from pgsub.target.pipeline import FirstRow, Pipeline, StatementFailed
 from pgsub.target.skip import Flood, Skip, decoded, floods
+from pgsub.target.statements import Statement
 
 _COLUMNS = (
     "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("
-    " SELECT ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' '),"
-    " c.skip_rules::text] FROM pgsub.control c WHERE c.subid = progress.subid AND c.worker = 0"
+    " SELECT pg_catalog.to_json(ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' '),"
+    " c.skip_rules::text])::text FROM pgsub.control c WHERE c.subid = progress.subid AND c.worker = 0"
     " AND (c.skip_lsn IS NOT NULL OR c.skip_rules IS NOT NULL))"
 )
 _KEY = "subid = %s AND worker = %s"
 _MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
+
+_BEGIN = Statement(sql.Composed([sql.SQL("BEGIN")]), (), ())
+_COMMIT = Statement(sql.Composed([sql.SQL("COMMIT")]), (), ())
+_LOCK = Statement(
+    sql.Composed(
+        [
+            sql.SQL(f"SELECT {_COLUMNS} FROM pgsub.progress"),
+            sql.SQL(" WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"),
+        ]
+    ),
+    (),
+    (),
+)
+# An error where nothing is hit, so that the COMMIT behind it is not run.
+_ADVANCE = """
+WITH advanced AS (
+    UPDATE pgsub.progress SET remote_lsn = $1, remote_commit_ts = coalesce(
+        '2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval, remote_commit_ts)
+    WHERE ctid = $3::tid AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
+        SELECT FROM pgsub.control c WHERE c.subid = $4 AND c.worker = $5 AND c.epoch = $7 AND c.token = $8)
+    RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
+SELECT pg_catalog.min(place), 1 / pg_catalog.count({}) FROM advanced"""
+_TAG = "(pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts) IS NULL)"
+_NOT_HIT = "22012"  #: division_by_zero
+_DEALLOCATED = "26000"  #: invalid_sql_statement_name; see :mod:`pgsub.apply.committer`
+_TEXT = (0,)
 
 
 @dataclass(slots=True)
@@ -47,10 +78,10 @@ class Progress:
 
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
-        self._advanced = "ctid::text"
+        self._pipeline = Pipeline(connection, "pgsubprogress")
         self._tagged = tagged
-        if tagged:
-            self._advanced += ", pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts)"
+        advance = sql.SQL(_ADVANCE.format(_TAG if tagged else "*"))
+        self._advance = Statement(sql.Composed([advance]), (), ())
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
@@ -107,9 +138,44 @@ class Progress:
             ).fetchone()
         if row is None:
             raise Fenced("the subscription was removed from the ledger")
+        self._take(row)
+
+    def _take(self, row: Sequence[Any]) -> None:
         self._ctid = row[0]
-        self.remote_lsn, self.reported_lsn, self.states_version = parse_lsn(row[1]), parse_lsn(row[2]), row[3]
-        self.skip, self.floods = (None, ()) if row[4] is None else _skips(*row[4])
+        self.remote_lsn, self.reported_lsn = parse_lsn(row[1]), parse_lsn(row[2])
+        self.states_version = int(row[3])
+        self.skip, self.floods = (None, ()) if row[4] is None else _skips(*json.loads(row[4]))
+
+    def open(self, expected: int) -> None:
+        """Begin a transaction and :meth:`lock` the row, in one round trip.
+
+        :raises StreamsMustRestart: as of :meth:`lock`.
+        """
+        seen, self._ctid = self._ctid, None
+        try:
+            try:
+                self._together((_BEGIN, ()), (_LOCK, (seen, *self._key)))
+            except StatementFailed as failure:
+                if failure.error.sqlstate != _DEALLOCATED:
+                    raise
+                self._together((_BEGIN, ()), (_LOCK, (seen, *self._key)))
+        except StatementFailed as failure:
+            raise failure.error from None
+        if self._ctid is None:  # somebody else wrote the row
+            self._read("FOR UPDATE")
+        self._check(expected)
+
+    def _together(self, *steps: tuple[Statement, Sequence[object]]) -> None:
+        for statement, values in steps:
+            texts = [None if value is None else str(value).encode() for value in values]
+            self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=self._first_row(statement))
+        self._pipeline.sync()
+
+    def _first_row(self, statement: Statement) -> FirstRow | None:
+        return {id(_LOCK): self._take, id(self._advance): self._moved}.get(id(statement))
+
+    def _moved(self, row: Sequence[str | None]) -> None:
+        self._ctid = row[0]
 
     def lock(self, expected: int) -> None:
         """Lock the row in the caller's transaction, before anything is decided about table states.
@@ -121,29 +187,32 @@ class Progress:
         :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
         """
         self._read("FOR UPDATE")
+        self._check(expected)
+
+    def _check(self, expected: int) -> None:
         if self.remote_lsn != expected:
             raise StreamsMustRestart(
                 "the ledger is not where this worker left it",
                 detail=f"Expected {format_lsn(expected)}, found {format_lsn(self.remote_lsn)}.",
             )
 
-    def advance(self, old: int, new: int, commit_ts: int | None) -> None:
-        """Compare-and-set of ``remote_lsn`` in the transaction that holds the data (or nothing but this).
+    def close(self, old: int, new: int, commit_ts: int | None) -> None:
+        """Compare-and-set of ``remote_lsn`` in the transaction that holds the data, and COMMIT, in one round trip.
 
         :param old: where this batch began.
         :param new: end LSN of its last transaction.
         :param commit_ts: microseconds since 2000-01-01 UTC on the publisher.
-        :raises StreamsMustRestart: not one row was hit; the caller rolls back.
+        :raises StreamsMustRestart: not one row was hit; the transaction is rolled back.
+        :raises StatementFailed: any other failure, of the COMMIT where :func:`of_commit` says so; rolled back.
+        :raises TargetUnavailable: the connection broke: only the ledger knows whether it is committed.
         """
-        row = self._connection.execute(
-            "UPDATE pgsub.progress SET remote_lsn = %s, remote_commit_ts = coalesce("
-            "'2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval, remote_commit_ts)"
-            f" WHERE ctid = %s::tid AND {_KEY} AND remote_lsn = %s AND {_MINE} RETURNING {self._advanced}".encode(),
-            (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence),
-        ).fetchone()
-        if row is None:
-            raise StreamsMustRestart("compare-and-set of the progress row failed")
-        self._ctid = row[0]
+        values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
+        try:
+            self._together((self._advance, values), (_COMMIT, ()))
+        except StatementFailed as failure:
+            if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
+                raise StreamsMustRestart("compare-and-set of the progress row failed") from None
+            raise
 
     def tag(self, end_lsn: int, commit_ts: int) -> None:
         """Give a commit that does not :meth:`advance` in its own transaction the publisher's position and time.
@@ -202,6 +271,11 @@ def _skips(
 ) -> tuple[Skip | None, tuple[Flood, ...]]:
     skip = decoded(lsn, rows, None if several is None else several.split())
     return skip, () if rules is None else floods(json.loads(rules))
+
+
+def of_commit(failure: StatementFailed) -> bool:
+    """Whether it was the COMMIT of :meth:`Progress.close` that failed."""
+    return failure.tag is _COMMIT
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:

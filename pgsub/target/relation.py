@@ -38,13 +38,10 @@ late AS (
       WHERE t.tgenabled::text = ANY (%(firing)s::text[]) AND t.tgisinternal),
 several AS (
      SELECT m.root FROM member m JOIN pg_catalog.pg_index x ON x.indrelid = m.oid AND x.indisunique
-      GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1),
-referenced AS (
-     SELECT m.root FROM member m JOIN pg_catalog.pg_constraint k ON k.confrelid = m.oid AND k.contype = 'f'
-      WHERE NOT EXISTS (SELECT FROM member o WHERE o.root = m.root AND o.oid = k.conrelid))
+      GROUP BY m.root, m.oid HAVING pg_catalog.count(*) > 1)
 SELECT w.oid::bigint, w.nspname::text AS schema, w.relname::text AS name, w.relkind::text,
        w.oid IN (SELECT root FROM firing) AS fires, w.oid IN (SELECT root FROM ruled) AS rules,
-       w.oid IN (SELECT root FROM referenced) AS referenced, w.relispartition AS partition,
+       w.relispartition AS partition,
        w.oid IN (SELECT root FROM late) AS checked_late, w.oid IN (SELECT root FROM several) AS several_unique,
        pg_catalog.row_security_active(w.oid) AS row_security, current_user::text AS user, o.rolname::text AS owner,
        CASE WHEN o.rolname = current_user THEN 'own'
@@ -207,7 +204,6 @@ class TargetRelation:
     relkind: str
     fires: bool
     rules: bool
-    referenced: bool
     row_security: bool
     columns: tuple[TargetColumn, ...]
     identity: tuple[str, ...]  #: columns of the replica identity index, else of the primary key, else ()

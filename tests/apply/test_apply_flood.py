@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
-from pgsub import failpoints
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.target import skip
 from pgsub.target.skip import Flood
@@ -88,17 +88,14 @@ def test_changes_of_missing_rows_are_kept_and_the_log_is_told_once(pair: MakePai
 
 
 @pytest.mark.parametrize("point", ["apply.before_target_commit", "apply.after_target_commit"])
-def test_a_crash_uses_the_rule_and_keeps_the_changes_or_neither(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_a_crash_uses_the_rule_and_keeps_the_changes_or_neither(pair: MakePair, at: At, point: str) -> None:
     p = pair(TABLE)
     p.subdb.execute("INSERT INTO t VALUES (1, 'mine'), (2, 'mine')")
     rule(p, "insert_exists", 5)
-    monkeypatch.setenv("PGSUB_FAILPOINTS", f"{point}=error")
-    failpoints._counts.clear()
+    at(f"{point}=error")
     with pytest.raises(PgsubError, match="failpoint"):
         p.apply("INSERT INTO t VALUES (1, 'theirs'), (2, 'theirs'), (3, 'x')")
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "")
+    at("")
     done = point == "apply.after_target_commit"
     assert (left(p), len(letters(p))) == (({"insert_exists": 3}, 2) if done else ({"insert_exists": 5}, 0))
     p.apply()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 
 import psycopg
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
-from pgsub import failpoints
 from pgsub.apply import releasing
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.target import holding, skip, states
@@ -237,7 +237,7 @@ def test_a_kept_transaction_can_be_skipped_by_its_lsn_and_the_stream_is_not(pair
 
 
 def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, reached: Callable[[str], None]
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch, at: At, reached: Callable[[str], None]
 ) -> None:
     p = pair("CREATE TABLE a (id int, n int)", pub="ALTER TABLE a REPLICA IDENTITY FULL")
     monkeypatch.setattr(releasing, "STEP_BYTES", 200)
@@ -246,13 +246,12 @@ def test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice
     release(p, "a")
     for end in ("apply.before_target_commit", "apply.commit_reply_lost", "apply.released"):
         for nth in (1, 2):
-            monkeypatch.setattr(failpoints, "_counts", {})
-            monkeypatch.setenv("PGSUB_FAILPOINTS", f"{end}=error@{nth}")
+            at(f"{end}=error@{nth}")
             with pytest.raises(PgsubError, match="failpoint"):
                 p.catch_up()
             reached(end)
             p.pubdb.execute("INSERT INTO a VALUES (100, 0)")
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "")
+    at("")
     p.apply()
     p.same("a")
     assert (kept(p), held(p)) == (0, 0)

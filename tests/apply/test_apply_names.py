@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
-from pgsub import failpoints
 from pgsub.errors import PgsubError, SchemaFault
 from pgsub.target import ledger
 
@@ -132,14 +132,11 @@ def test_a_subscribed_table_that_gets_the_name_of_one_left_alone_is_noticed_in_t
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both sides", "publisher first"])
-def test_a_renamed_table_catches_up_under_its_new_name(
-    pair: MakePair, monkeypatch: pytest.MonkeyPatch, both: bool
-) -> None:
+def test_a_renamed_table_catches_up_under_its_new_name(pair: MakePair, at: At, both: bool) -> None:
     p = pair(TABLES, pub="INSERT INTO t VALUES (1, 'copied')", state="i")
     oid = p.relid("t")
     p.sync("u")
-    monkeypatch.setattr(failpoints, "_counts", {})
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "sync.after_f=error")
+    at("sync.after_f=error")
     with pytest.raises(PgsubError):
         p.sync("t")
     p.pubdb.execute("ALTER TABLE t RENAME TO renamed")

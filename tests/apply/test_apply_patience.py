@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fix_servers import Database
 from pgsub.apply import loop, receiver, standby, start
 from pgsub.demo.servers import Server
 from pgsub.errors import PublisherUnavailable
+from pgsub.protocol.frames import Frames
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.walsender import WalSender, start_options
 
@@ -78,6 +80,46 @@ def test_the_publisher_hears_of_a_worker_whose_target_is_slow(
         p.until("SELECT count(*) = 16 FROM t", task=task)
     p.stop(task)
     p.same("t")
+
+
+def test_small_changes_are_left_to_gather_and_large_ones_are_not(
+    subscribed: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int | None] = []  # bytes that came with each, None: nothing was read for a while
+    held = 0
+
+    def fill(walsender: WalSender) -> int:
+        nonlocal held
+        before, held = held, own_fill(walsender)
+        looks.append(held - before)
+        return held
+
+    def receive(walsender: WalSender) -> Frames:
+        nonlocal held
+        burst = own_receive(walsender)
+        held = 0 if len(burst) else held
+        return burst
+
+    def sleep(seconds: float) -> None:
+        if seconds == receiver.FLOW_SECONDS:
+            looks.append(None)
+        own_sleep(seconds)
+
+    own_fill, own_receive, own_sleep = WalSender.fill, WalSender.receive, time.sleep
+    monkeypatch.setattr(receiver, "FLOW_SECONDS", 0.0123)
+    monkeypatch.setattr(receiver, "MUCH_BYTES", 100_000)
+    monkeypatch.setattr(WalSender, "fill", fill)
+    monkeypatch.setattr(WalSender, "receive", receive)
+    monkeypatch.setattr(time, "sleep", sleep)
+    p = subscribed
+    p.pubdb.execute("INSERT INTO t SELECT i, repeat('x', 300000) FROM generate_series(1, 20) i")
+    p.pubdb.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(100, 5000) i")
+    p.apply()
+    pairs = list(itertools.pairwise(looks))
+    much = [after for size, after in pairs if size is not None and size >= 100_000]
+    some = [after for size, after in pairs if size is not None and receiver.FLOW_BYTES <= size < 100_000]
+    assert much and None not in much
+    assert some and set(some) == {None}
 
 
 def test_a_value_that_takes_longer_than_every_timeout_arrives(subscribed: Pair, proxy: Callable[[str], Proxy]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fix_pair import MakePair
 
-from pgsub.apply import rows, set_writer
+from pgsub.apply import row_statements, set_writer
 from pgsub.errors import SchemaFault
 from pgsub.target import statements
 from pgsub.target.mapping import RelationMap
@@ -263,7 +263,7 @@ def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monk
     )
     assert len(built) == 2  # with the large value and without
     p.same("t")
-    monkeypatch.setattr(rows, "STATEMENTS", 20)
+    monkeypatch.setattr(row_statements, "STATEMENTS", 20)
     p.apply(f"UPDATE f SET {nulls}", "UPDATE f SET c0 = 1", "DELETE FROM f WHERE id < 200")
     assert len(built) > 200
     p.same("f")

@@ -9,7 +9,6 @@ import pytest
 from fix_pair import Pair
 from fix_transaction_kinds import KINDS
 
-from pgsub import failpoints
 from pgsub.errors import ApplyError, PgsubError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn, parse_lsn
@@ -184,7 +183,7 @@ def test_a_table_that_the_target_lacks_can_be_skipped(make):
 
 
 @pytest.mark.parametrize("kind", ["plain", "prepared"])
-def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeypatch, kind, reached):
+def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, at, kind, reached):
     p = make(kind)
     points = ("apply.skipped", "apply.before_target_commit", "apply.after_target_commit")
     for number, (point, rows) in enumerate((point, rows) for point in points for rows in (WHOLE, CONFLICTING)):
@@ -193,12 +192,11 @@ def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeyp
         rows_of_it = f"INSERT INTO t VALUES ({there}, {there + 2}, 'theirs'), ({new}, {new}, 'two')"
         error = fails(p, transaction(kind, rows_of_it))
         skips(p, error.finish_lsn, rows)
-        monkeypatch.setenv("PGSUB_FAILPOINTS", f"{point}=error")
-        failpoints._counts.clear()
+        at(f"{point}=error")
         with pytest.raises(PgsubError, match="failpoint"):
             p.apply()
         reached(point)
-        monkeypatch.setenv("PGSUB_FAILPOINTS", "")
+        at("")
         done = point == "apply.after_target_commit"
         assert (skip.pending(p.session, p.subid) is None) is done
         assert len(letters(p)) == (lost if done and kind == "plain" else 0)
@@ -211,15 +209,14 @@ def test_a_crash_during_a_skip_leaves_the_old_state_or_the_new_one(make, monkeyp
         assert skip.pending(p.session, p.subid) is None
 
 
-def test_a_sync_worker_obeys_a_skip_and_leaves_it_to_apply_to_clear_it(pair, monkeypatch):
+def test_a_sync_worker_obeys_a_skip_and_leaves_it_to_apply_to_clear_it(pair, at):
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)", state="i")
     p.subdb.execute("INSERT INTO t VALUES (9, 'mine')")
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "sync.after_f=error")
-    failpoints._counts.clear()
+    at("sync.after_f=error")
     with pytest.raises(PgsubError, match="failpoint"):
         p.sync("t")
     assert p.state("t") == "f"
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "")
+    at("")
     p.apply(
         "INSERT INTO t VALUES (8, 'before')",
         "BEGIN; INSERT INTO u VALUES (1); INSERT INTO t VALUES (9, 'theirs'); COMMIT",

@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
@@ -137,7 +138,7 @@ def test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_di
 
 def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit(
     prepared: Callable[..., Pair],
-    monkeypatch: pytest.MonkeyPatch,
+    at: At,
     said: Callable[[str], bool],
     reached: Callable[[str], None],
 ) -> None:
@@ -148,8 +149,7 @@ def test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_comm
     p.apply("INSERT INTO t VALUES (3, 'enabled')")
     assert two_phase.state(p.session, p.subid) == "e" and p.subdb.rows(_GIDS) == []
     p.pubdb.execute("COMMIT PREPARED 'old'")
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.before_finish_prepared=error")
-    monkeypatch.setattr(failpoints, "_counts", {})
+    at("apply.before_finish_prepared=error")
     with pytest.raises(PgsubError):
         p.catch_up()
     assert len(p.subdb.rows(_GIDS)) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from pgsub import failpoints
 from pgsub.errors import StateForbids, TargetUnavailable, WrongSystem
 from pgsub.target import two_phase
 
@@ -103,11 +102,10 @@ def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_i
 
 
 def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_makes_it_two_phase(
-    pair, monkeypatch: pytest.MonkeyPatch, reached
+    pair, at, reached
 ) -> None:
     it = pair(_TABLES, two_phase="p")
-    monkeypatch.setenv("PGSUB_FAILPOINTS", "apply.after_two_phase=error")
-    monkeypatch.setattr(failpoints, "_counts", {})
+    at("apply.after_two_phase=error")
     with pytest.raises(TargetUnavailable, match="failpoint"):
         it.catch_up()
     assert _state(it) == "e" and not _slot(it)

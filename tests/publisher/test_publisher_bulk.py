@@ -6,7 +6,7 @@ import pytest
 
 from pgsub.errors import SchemaFault, StateForbids
 from pgsub.publisher.connect import connect
-from pgsub.publisher.tables import describe_table, describe_tables
+from pgsub.publisher.tables import describe_tables
 
 pytestmark = [pytest.mark.publishers, pytest.mark.since(15)]  # column lists
 
@@ -50,7 +50,9 @@ def test_every_kind_of_table_read_with_others_is_as_if_read_alone(asking, public
     found = describe_tables(asking, [*_NAMES, *_NAMES], publications)
     assert list(found.tables) == _NAMES and found.faults == {}
     for schema, name in _NAMES:
-        assert found.tables[schema, name] == describe_table(asking, schema, name, publications)
+        assert (
+            found.tables[schema, name] == describe_tables(asking, [(schema, name)], publications).tables[schema, name]
+        )
 
 
 def test_what_distinguishes_tables_stays_with_its_table(asking):

@@ -14,9 +14,17 @@ from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import identify
 from pgsub.publisher.publication import published_tables
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.publisher.tables import copy_statement, describe_table
+from pgsub.publisher.tables import copy_statement, describe_tables
 
 pytestmark = pytest.mark.publishers
+
+
+def describe_table(connection, schema, name, publications):
+    """A single one, or what is wrong with it."""
+    found = describe_tables(connection, [(schema, name)], publications)
+    for fault in found.faults.values():
+        raise fault
+    return found.tables[schema, name]
 
 
 @pytest.fixture

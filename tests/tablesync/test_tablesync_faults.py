@@ -6,14 +6,13 @@ Mirrors the crash matrix of tablesync.c's NOTES; kills of real processes are in 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
-from pgsub import failpoints
 from pgsub.apply import worker
 from pgsub.errors import ApplyError, Fenced, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.tablesync import catchup, leftover, plan, workforce
@@ -25,7 +24,6 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRI
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
 #: More than comes in the first burst: the sync worker looks before it has caught up, and claims.
 MUCH = "UPDATE t SET v = v || 'x'"
-At = Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +31,6 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chunks, one at a time, so that it is known which of them a failpoint meets."""
     monkeypatch.setattr(plan, "CHUNK_BYTES", 50_000)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 50_000)
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> At:
-    """``at("copy.middle=error@2")``: actions at failpoints, each counted from here."""
-
-    def set_(actions: str) -> None:
-        monkeypatch.setattr(failpoints, "_counts", {})
-        monkeypatch.setenv("PGSUB_FAILPOINTS", actions)
-
-    return set_
 
 
 def _attempts(p: Pair) -> int:

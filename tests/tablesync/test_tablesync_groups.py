@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pgsub import failpoints
 from pgsub.apply import worker
 from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.tablesync import leftover, preparation, workforce
@@ -20,23 +18,12 @@ from pgsub.target import ledger
 
 if TYPE_CHECKING:
     from fix_engine import Task
-    from fix_pair import MakePair, Pair
+    from fix_failpoints import At
+from fix_pair import MakePair, Pair
 
 NAMES = ("a", "b", "c", "d")
 TABLES = "; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in NAMES)
 ROWS = "; ".join(f"INSERT INTO {name} SELECT g, '{name}' || g FROM generate_series(1, 300) g" for name in NAMES)
-At = Callable[[str], None]
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> At:
-    """Actions at failpoints, each counted from here."""
-
-    def set_(actions: str) -> None:
-        monkeypatch.setattr(failpoints, "_counts", {})
-        monkeypatch.setenv("PGSUB_FAILPOINTS", actions)
-
-    return set_
 
 
 def _slots(p: Pair) -> list[str]:

@@ -27,7 +27,7 @@ def _remote(leaves: tuple[Leaf, ...], *columns: RemoteColumn, row_filter: str | 
 
 def _target(*columns: TargetColumn, fires: bool = False, rules: bool = False) -> TargetRelation:
     columns = columns or (TargetColumn("a", 23, "integer", False, "", None),)
-    return TargetRelation(1, "public", "t", "r", fires, rules, False, False, columns, ())
+    return TargetRelation(1, "public", "t", "r", fires, rules, False, columns, ())
 
 
 LEAVES = st.builds(

@@ -11,10 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
-from pgsub import failpoints
 from pgsub.apply import loop
 from pgsub.demo.servers import Server
 from pgsub.errors import ApplyError, PublisherUnavailable, TargetUnavailable
@@ -22,7 +22,6 @@ from pgsub.tablesync import cleanup, plan, workforce
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
-At = Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -30,17 +29,6 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of some blocks."""
     monkeypatch.setattr(plan, "CHUNK_BYTES", 50_000)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 50_000)
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> At:
-    """Actions at failpoints, each counted from here."""
-
-    def set_(actions: str) -> None:
-        monkeypatch.setattr(failpoints, "_counts", {})
-        monkeypatch.setenv("PGSUB_FAILPOINTS", actions)
-
-    return set_
 
 
 @pytest.mark.publishers

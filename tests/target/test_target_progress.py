@@ -12,7 +12,8 @@ import pytest
 from pgsub.errors import Fenced, StreamsMustRestart
 from pgsub.target import ledger
 from pgsub.target.ledger import APPLY
-from pgsub.target.progress import Progress, table_states
+from pgsub.target.pipeline import StatementFailed
+from pgsub.target.progress import Progress, of_commit, table_states
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -27,11 +28,9 @@ def _claimed(session: psycopg.Connection) -> Progress:
     return progress
 
 
-def _step(progress: Progress, session: psycopg.Connection, old: int, new: int) -> None:
-    session.execute("BEGIN")
-    progress.lock(old)
-    progress.advance(old, new, 1_000_000)
-    session.execute("COMMIT")
+def _step(progress: Progress, old: int, new: int) -> None:
+    progress.open(old)
+    progress.close(old, new, 1_000_000)
 
 
 def test_a_claim_is_taken_once(session: psycopg.Connection, connect: Connect) -> None:
@@ -45,46 +44,71 @@ def test_a_claim_is_taken_once(session: psycopg.Connection, connect: Connect) ->
 def test_an_older_epoch_can_do_nothing_any_more(session: psycopg.Connection, connect: Connect) -> None:
     zombie = connect()
     old = _claimed(zombie)
-    _step(old, zombie, 0, 100)
+    _step(old, 0, 100)
     fresh = _claimed(session)
-    zombie.execute("BEGIN")
-    old.lock(100)
+    old.open(100)
+    zombie.execute("CREATE TABLE public.made (n int)")
     with pytest.raises(StreamsMustRestart):
-        old.advance(100, 200, None)
-    zombie.execute("ROLLBACK")
+        old.close(100, 200, None)
+    assert zombie.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert session.execute("SELECT to_regclass('public.made')").fetchone() == (None,)
     with pytest.raises(Fenced):
         old.report(100)
     with pytest.raises(Fenced):
         old.control()
-    _step(fresh, session, 100, 300)
+    _step(fresh, 100, 300)
     assert fresh.control().stop is False
 
 
 def test_the_set_needs_the_comparison(session: psycopg.Connection, connect: Connect) -> None:
     progress = _claimed(session)
-    _step(progress, session, 0, 100)
+    _step(progress, 0, 100)
     connect().execute("UPDATE pgsub.progress SET remote_lsn = '0/50'")
-    session.execute("BEGIN")
     with pytest.raises(StreamsMustRestart, match="not where this worker left it") as caught:
-        progress.lock(100)
+        progress.open(100)
     assert "Expected 0/64, found 0/50" in (caught.value.detail or "")
     with pytest.raises(StreamsMustRestart, match="compare-and-set"):
-        progress.advance(100, 200, None)
-    session.execute("ROLLBACK")
+        progress.close(100, 200, None)
     assert session.execute("SELECT remote_lsn::text FROM pgsub.progress").fetchall() == [("0/50",)]
 
 
-def test_a_rolled_back_step_leaves_a_worker_that_can_go_on(session: psycopg.Connection) -> None:
+_REFUSING = """
+CREATE TABLE public.refused (n int);
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'refused'; END$$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON public.refused DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION public.refuse();
+ALTER TABLE public.refused ENABLE ALWAYS TRIGGER refuse
+"""
+
+
+def test_a_step_whose_commit_fails_leaves_a_worker_that_can_go_on(session: psycopg.Connection) -> None:
     progress = _claimed(session)
-    session.execute("BEGIN")
-    progress.lock(0)
-    progress.advance(0, 100, None)
-    session.execute("ROLLBACK")
-    _step(progress, session, 0, 150)
+    session.execute(_REFUSING)
+    progress.open(0)
+    session.execute("INSERT INTO public.refused VALUES (1)")
+    with pytest.raises(StatementFailed, match="refused") as caught:
+        progress.close(0, 100, None)
+    assert of_commit(caught.value)
+    _step(progress, 0, 150)
     progress.report(150)
     assert (progress.remote_lsn, progress.reported_lsn) == (0, 150)
     progress.read()
     assert progress.remote_lsn == 150
+
+
+def test_a_step_prepares_its_statements_again_when_they_are_gone(session: psycopg.Connection) -> None:
+    progress = _claimed(session)
+    _step(progress, 0, 100)
+    session.execute("DEALLOCATE ALL")
+    _step(progress, 100, 200)
+    progress.open(200)
+    session.execute("DEALLOCATE ALL")
+    with pytest.raises(StatementFailed) as caught:
+        progress.close(200, 300, None)
+    assert caught.value.error.sqlstate == "26000" and not of_commit(caught.value)
+    _step(progress, 200, 300)
+    progress.read()
+    assert progress.remote_lsn == 300
 
 
 @pytest.mark.parametrize("how", ["VACUUM FULL pgsub.progress", "UPDATE pgsub.progress SET states_version = 5"])
@@ -93,13 +117,13 @@ def test_a_row_that_moved_is_found_again(session: psycopg.Connection, connect: C
     for worker in range(1000, 1200):
         other.execute("INSERT INTO pgsub.progress (subid, worker) VALUES (%s, %s)", (SUBID, worker))
     progress = _claimed(session)
-    _step(progress, session, 0, 100)
+    _step(progress, 0, 100)
     other.execute("DELETE FROM pgsub.progress WHERE worker >= 1000")
     other.execute(how.encode())
-    _step(progress, session, 100, 200)
+    _step(progress, 100, 200)
     other.execute(how.encode())
     progress.report(200)
-    _step(progress, session, 200, 300)
+    _step(progress, 200, 300)
     assert other.execute("SELECT worker::int, remote_lsn::text FROM pgsub.progress").fetchall() == [(0, "0/12C")]
 
 
@@ -143,7 +167,7 @@ def _buffers(session: psycopg.Connection, progress: Progress, at: int, steps: in
 
     before = count()
     for number in range(steps):
-        _step(progress, session, at + number, at + number + 1)
+        _step(progress, at + number, at + number + 1)
     return (count() - before) / steps
 
 
@@ -155,7 +179,7 @@ def test_an_old_snapshot_does_not_make_progress_slower(
     old.execute("SELECT * FROM pgsub.progress")
     first = _buffers(session, progress, 0, 50)
     for number in range(50, 1500):
-        _step(progress, session, number, number + 1)
+        _step(progress, number, number + 1)
     assert _buffers(session, progress, 1500, 50) <= first + 3
     assert old.execute("SELECT remote_lsn::text FROM pgsub.progress").fetchone() == ("0/0",)
     old.execute("ROLLBACK")

@@ -1,0 +1,124 @@
+"""Which statement a change of a single row needs, made once for rows of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgsub.apply import conflict
+from pgsub.apply.conflict import Place
+from pgsub.apply.relations import RelationCache
+from pgsub.errors import PgsubError, ProtocolViolation
+from pgsub.protocol.messages import Tuple
+from pgsub.target import statements
+from pgsub.target.mapping import RelationMap, check_updatable
+from pgsub.target.statements import Statement
+
+#: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
+STATEMENTS = 5000
+
+_UNCHANGED = ord("u")
+#: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
+#: NULL.
+_SETS = bytes.maketrans(b"ntb", b"vvv")
+_FINDS = bytes.maketrans(b"nutb", b"nnvv")
+
+
+class RowStatements:
+    """Those of one target session.
+
+    All of them raise ProtocolViolation for a row that is not as wide as its relation, and a located PgsubError where
+    the target cannot be changed so.
+
+    :param relations: remembers the statements, and forgets those of a relation that changes.
+    """
+
+    def __init__(self, relations: RelationCache) -> None:
+        self._relations = relations
+
+    def insert(self, place: Place) -> Statement:
+        """Inserts ``place.new``."""
+        relation, new = place.relation, place.new
+        assert relation is not None and new is not None
+        _check_width(relation, new)
+        return self._known(place, b"I", b"", lambda: statements.insert(relation))
+
+    def update(self, place: Place) -> Statement:
+        """Updates the row that ``place.old`` or the key of ``place.new`` finds."""
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        _check_width(relation, new)
+        old_kinds = None
+        if old is not None:
+            _check_width(relation, old)
+            old_kinds = old.kinds
+        build = statements.move if _moves(relation, new, old) else statements.update
+        return self._known(
+            place,
+            (b"M" if build is statements.move else b"U") + new.kinds.translate(_SETS),
+            (b"n" if old is None else b"o") + _finds(relation, old or new),
+            lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
+        )
+
+    def delete(self, place: Place) -> Statement:
+        """Deletes the row that ``place.old`` finds."""
+        relation, old = place.relation, place.old
+        assert relation is not None and old is not None
+        _check_width(relation, old)
+        return self._known(
+            place, b"D", _finds(relation, old), lambda: _checked(relation, statements.delete(relation, old.kinds))
+        )
+
+    def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
+        """Reads who wrote the row that is about to be changed, if somebody else did.
+
+        :param lock: nobody changes it from then on.
+        """
+        relation, searched, old = place.relation, place.old or place.new, place.old is not None
+        assert relation is not None and searched is not None
+        return self._known(
+            place,
+            (b"L" if lock else b"W") + (b"o" if old else b"n"),
+            _finds(relation, searched),
+            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old, lock=lock)),
+        )
+
+    def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:
+        assert place.relation is not None
+        remembered, key = self._relations.statements, (place.relation.remote.relid, shape, old_shape)
+        known = remembered.get(key)
+        if known is None:
+            if len(remembered) >= STATEMENTS:
+                remembered.clear()
+            try:
+                known = remembered[key] = build()
+            except PgsubError as error:
+                conflict.located(error, self._relations.subid, place)
+                raise
+        return known
+
+
+def _checked(relation: RelationMap, statement: Statement) -> Statement:
+    check_updatable(relation)
+    return statement
+
+
+def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
+    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    for i in relation.always:
+        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
+            continue
+        if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
+            return True
+    return False
+
+
+def _finds(relation: RelationMap, row: Tuple) -> bytes:
+    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS)
+
+
+def _check_width(relation: RelationMap, row: Tuple) -> None:
+    if len(row.kinds) != len(relation.columns):
+        raise ProtocolViolation(
+            f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
+            f" but its relation message had {len(relation.columns)}"
+        )
