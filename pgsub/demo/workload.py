@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ import psycopg
 from pgsub.demo.schema import NASTY, Sizes
 from pgsub.errors import PgsubError
 
-_PAUSE = 0.02  #: seconds between two transactions of one writer
+#: Seconds between two transactions of one writer, at least: on a busy machine it rests as long as it has worked, or
+#: what it writes meanwhile would keep the machine as busy.
+_PAUSE = 0.02
 _VERBS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
 Job = Callable[["Transaction"], None]
@@ -236,8 +239,9 @@ class _Writer(threading.Thread):
             with psycopg.connect(self._conninfo, autocommit=True, application_name=self.name) as connection:
                 while not self._stop_event.is_set():
                     for job in self._jobs:
+                        began = time.monotonic()
                         self._do(connection, job)
-                        if self._stop_event.wait(_PAUSE):
+                        if self._stop_event.wait(max(_PAUSE, time.monotonic() - began)):
                             break
                     else:
                         self.rounds += 1
