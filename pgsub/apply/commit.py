@@ -21,6 +21,7 @@ from pgsub.apply.conflict import LeftOut, MissingRow, OtherOrigin, Place, Resolv
 from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.counted import counted
 from pgsub.errors import StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target import skip as skips
@@ -151,8 +152,9 @@ class LedgerCommit:
         for (table, kind), count in used.items():
             more = left.get((table, kind), 0)
             then = f"{more} more will be." if more else "Its rule is used up."
-            text = f'{count} changes of relation "{table}" were skipped: conflict={kind}'
-            detail = f"DETAIL:  They are in pgsub.skipped_change. {then}"
+            verb = "was" if count == 1 else "were"
+            text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
+            detail = f"DETAIL:  What was skipped is in pgsub.skipped_change. {then}"
             body = {"kind": "log", "level": "LOG", "text": f"{text}\n{detail}"}
             query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
             self._connection.execute(query, (self._subid, Jsonb(body)))

@@ -13,18 +13,22 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply import unfit
+from pgsub.apply.foresight import Foresight
 from pgsub.apply.overlay import Done, Table, Version
 from pgsub.apply.relations import NEVER, RelationCache, local_name
+from pgsub.apply.resolution import Verdict
 from pgsub.errors import PgsubError
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.target.look import Found, Looker, Row, TableLook
 from pgsub.target.mapping import RelationMap, check_updatable
+from pgsub.target.statements import equality
 from pgsub.target.unique import UniqueIndex
 
 IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
 DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
+KEPT, SKIPPED = "kept", "skipped"  #: by rules
 #: In the order in which they are shown.
-OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, MISSING, IDENTICAL, LEFT)
+OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, KEPT, SKIPPED, MISSING, IDENTICAL, LEFT)
 
 _UNCHANGED = ord("u")
 
@@ -39,6 +43,8 @@ class Existing:
     index: str
     row: Row
     differs: tuple[str, ...]  #: columns in which it differs from what was sent
+    place: str | None = None  #: where it is; None: this very transaction has written it
+    xid: str | None = None  #: transaction on the target that wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Finding:
     :ivar local: the row that it would change, as the target has it when its turn comes.
     :ivar existing: rows that stand in the way.
     :ivar reason: of an error, or why the change is left to others.
+    :ivar rule: for the conflict, which decides.
     """
 
     number: int  #: its place in the transaction, from 1
@@ -64,6 +71,13 @@ class Finding:
     local: Row | None = None
     existing: tuple[Existing, ...] = ()
     reason: str | None = None
+    rule: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether apply stops at it."""
+        met = self.outcome == IDENTICAL and self.conflict is not None and self.rule is None
+        return met or self.outcome in (CONFLICT, DEPENDENT, ERROR)
 
     @property
     def differs(self) -> tuple[str, ...]:
@@ -77,14 +91,26 @@ class Comparison:
     :param looker: reads the target.
     :param relations: maps remote relations to the target's tables.
     :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
+    :param foresight: asks the rules for conflicts; None: none is asked.
     """
 
-    def __init__(self, looker: Looker, relations: RelationCache, admits: Admits) -> None:
+    def __init__(
+        self, looker: Looker, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
+    ) -> None:
         self._looker = looker
         self._relations = relations
         self._admits = admits
+        self._foresight = foresight
         self._tables: dict[int, Table] = {}
         self._number = 0
+
+    def begin(self, commit_ts: int) -> None:
+        """The transaction that is looked at.
+
+        :param commit_ts: microseconds since 2000.
+        """
+        if self._foresight is not None:
+            self._foresight.commit_ts = commit_ts
 
     def learn(self, message: Message) -> None:
         """What the stream says of relations, of transactions that are not looked at too."""
@@ -159,9 +185,12 @@ class Comparison:
             return _with(finding, DEPENDENT)
         found = self._find(table, key)
         if found is None:
-            return _with(finding, MISSING, conflict="update_missing")
+            return self._update_missing(table, finding, new, key)
         finding = _with(finding, ERROR, local=found.row)
         assert found.row is not None
+        finding, verdict = self._differing(table, finding, found)
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, finding, verdict, {**found.row, **sent}, key)
         if not _differences(sent, found.row):
             return _with(finding, IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
@@ -182,13 +211,61 @@ class Comparison:
             several = len({one.index for one in existing}) > 1
             kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
-            if same:
+            finding = _with(finding, ERROR, conflict=kind, existing=tuple(existing), rule=None)
+            ruling = None
+            if self._foresight is not None:
+                xids = (one.xid for one in existing)
+                ruling = self._foresight.existing(relation, kind, xids, identical=same)
+            if ruling is not None:
+                finding = _with(finding, ERROR, rule=ruling.rule)
+            verdict = Verdict.STOP if ruling is None else ruling.verdict
+            if same and verdict is not Verdict.SKIP:
                 table.done.tainted.discard(table.key(row))
-            else:
-                self._taint(table, row, key, finding, "")
-            return _with(finding, IDENTICAL if same else CONFLICT, conflict=kind, existing=tuple(existing))
+                return _with(finding, IDENTICAL, **({"rule": None} if verdict is Verdict.STOP else {}))
+            if verdict is not Verdict.APPLY:
+                return self._ruled(table, finding, verdict, row, key)
+            row = _make_room(table, row, existing, became=found is None)
         self._put(table, row, key, found)
         return _with(finding, WOULD_APPLY)
+
+    def _ruled(self, table: Table, finding: Finding, verdict: Verdict, row: Row, key: Row | None) -> Finding:
+        """A change that is not made: by a rule, or because nothing but a stop is left."""
+        if verdict is Verdict.STOP:
+            self._taint(table, row, key, finding, "")
+            return _with(finding, CONFLICT)
+        table.done.tainted.discard(table.key(row))
+        return _with(finding, KEPT if verdict is Verdict.KEEP else SKIPPED)
+
+    def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Verdict]:
+        """Of a row that somebody else wrote last; without a rule it is changed all the same."""
+        kind = f"{finding.message_type.lower()}_origin_differs"
+        ruling = None
+        if self._foresight is not None:
+            ruling = self._foresight.differing(table.relation, kind, found.xid)
+        if ruling is None:
+            return finding, Verdict.APPLY
+        return _with(finding, ERROR, conflict=kind, rule=ruling.rule), ruling.verdict
+
+    def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Verdict | None]:
+        """None: there is no rule, and the change is skipped as by the server."""
+        kind = f"{finding.message_type.lower()}_missing"
+        ruling = None if self._foresight is None else self._foresight.missing(table.relation, kind)
+        finding = _with(finding, MISSING, conflict=kind, rule=None if ruling is None else ruling.rule)
+        return finding, None if ruling is None else ruling.verdict
+
+    def _update_missing(self, table: Table, finding: Finding, new: Tuple, key: Row) -> Finding:
+        finding, verdict = self._missing(table, finding)
+        assert finding.remote is not None
+        if verdict is None:
+            return finding
+        row = {**key, **finding.remote}
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, finding, verdict, row, key)
+        left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == _UNCHANGED]
+        if left_out:
+            reason = f"the publisher left out unchanged large values of {', '.join(left_out)}"
+            return self._ruled(table, _with(finding, ERROR, reason=reason), Verdict.STOP, row, key)
+        return self._written(table, finding, new, row, None, None)
 
     def _taint(self, table: Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
         table.done.tainted.add(table.key(row))
@@ -200,7 +277,7 @@ class Comparison:
         if key is not None and found is not None:
             table.gone(table.key(key), found)
         table.done.tainted.discard(table.key(row))
-        table.done.put(table.key(row), Version(row, None), table.unique(row))
+        table.done.put(table.key(row), Version(row), table.unique(row))
 
     def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
         check_updatable(table.relation)
@@ -210,7 +287,11 @@ class Comparison:
             return _with(finding, DEPENDENT)
         found = self._find(table, key)
         if found is None:
-            return _with(finding, MISSING, conflict="delete_missing")
+            finding, stopped = self._missing(table, finding)
+            return finding if stopped is None else self._ruled(table, finding, stopped, key, key)
+        finding, verdict = self._differing(table, finding, found)
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, _with(finding, ERROR, local=found.row), verdict, key, key)
         table.gone(table.key(key), found)
         return _with(finding, WOULD_APPLY, local=found.row)
 
@@ -223,6 +304,9 @@ class Comparison:
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
         sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
+        for i in relation.lookup:
+            if values.values[i] is not None:
+                equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
         return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
 
     def _find(self, table: Table, key: Row) -> Version | None:
@@ -232,14 +316,14 @@ class Comparison:
         found = None if table.done.emptied else table.look.find(key)
         if found is None or found.place in table.done.superseded:
             return None
-        return Version(found.values, found.place)
+        return Version(found.values, found.place, found.xid)
 
     def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
         """Rows that have a unique key of this one, which is itself none of them."""
         own = found.place if found is not None else None
         there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.look.taken(row)
         existing = [
-            Existing(index.name, one.values, _differences(row, one.values))
+            Existing(index.name, one.values, _differences(row, one.values), one.place, one.xid)
             for index, one in there
             if one.place != own and one.place not in table.done.superseded
         ]
@@ -250,6 +334,16 @@ class Comparison:
             if version is not None and version.row is not None:
                 existing.append(Existing(name, version.row, _differences(row, version.row)))
         return existing
+
+
+def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
+    """The rows in the way go; of an INSERT the one that has its key becomes the new one, and keeps what only it has."""
+    kept: Row = {}
+    for one in existing:
+        if became and table.relation.by_identity and table.key(one.row) == table.key(row):
+            kept = one.row
+        table.gone(table.key(one.row), Version(one.row, one.place))
+    return {**kept, **row}
 
 
 def _with(finding: Finding, outcome: str, **fields: object) -> Finding:

@@ -18,10 +18,14 @@ Values = tuple[object, ...]
 
 @dataclass(slots=True)
 class Version:
-    """A row as the transaction has left it so far; ``row`` None: it is gone. ``place``: where it was on the target."""
+    """A row as the transaction has left it so far; ``row`` None: it is gone.
+
+    :ivar place: where it was on the target; ``xid`` which transaction wrote it there. None: this very one.
+    """
 
     row: Row | None
-    place: str | None
+    place: str | None = None
+    xid: str | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Table:
         assert found.row is not None
         if found.place is not None:
             self.done.superseded.add(found.place)
-        self.done.put(key, Version(None, None), self.unique(found.row))
+        self.done.put(key, Version(None), self.unique(found.row))
 
 
 def _comparable(column: TargetColumn | None, value: str | None) -> object:

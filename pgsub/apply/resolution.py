@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
+import psycopg
+
 from pgsub import conflict_rules as rules
+from pgsub.target import ledger
 from pgsub.target.hits import Hit
 
 
@@ -50,6 +53,19 @@ def own(hit: Hit, subid: int) -> bool:
     """Whether the subscription wrote a row itself, as far as the target tells."""
     name = f"pgsub_{subid}"
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
+
+
+def tie(connection: psycopg.Connection, subid: int) -> Verdict:
+    """Asks both databases' names for :func:`tied`.
+
+    :param connection: of the target.
+    """
+    known = ledger.identity(connection, subid)
+    row = connection.execute(
+        "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
+    ).fetchone()
+    assert row is not None
+    return tied((known.system_identifier or "0", known.publisher_dbname or ""), (row[0], row[1]))
 
 
 def tied(remote: tuple[str, str], local: tuple[str, str]) -> Verdict:

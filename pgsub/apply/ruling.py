@@ -15,7 +15,6 @@ from pgsub.apply.relations import RelationCache
 from pgsub.apply.resolution import Verdict
 from pgsub.apply.rows import RowWriter
 from pgsub.protocol.messages import Message
-from pgsub.target import ledger
 from pgsub.target.hits import Hit
 
 _TOLD = {
@@ -90,12 +89,7 @@ class Rulings:
         return f"Other ways are told by:\npgsub status {self._relations.subname} --runbook"
 
     def _tie(self) -> Verdict:
-        known = ledger.identity(self._connection, self._subid)
-        row = self._connection.execute(
-            "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
-        ).fetchone()
-        assert row is not None
-        return resolution.tied((known.system_identifier or "0", known.publisher_dbname or ""), (row[0], row[1]))
+        return resolution.tie(self._connection, self._subid)
 
     def note(self, case: Case, record: ConflictRecord, how: str | None, verdict: Verdict) -> None:
         """Record what became of a conflict, or stop at it."""

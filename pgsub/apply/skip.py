@@ -17,6 +17,7 @@ from pgsub.apply.runs import Batch
 from pgsub.apply.salvage import Salvage
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.counted import counted
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation, TypeName
@@ -84,12 +85,13 @@ class Skipping:
     def _skipped(self, rows: str, finish_lsn: int, count: int) -> tuple[tuple[str, str], ...]:
         lsn = format_lsn(finish_lsn)
         what = "whole" if rows == WHOLE else "its conflicting rows"
+        kept = counted(count, "change", ("was", "were"))
         return (
             ("LOG", f"logical replication starts skipping transaction at LSN {lsn}"),
             (
                 "LOG",
                 f"logical replication completed skipping transaction at LSN {lsn}\n"
-                f"DETAIL:  Skipped {what}: {count} changes were not applied and are in pgsub.skipped_change.",
+                f"DETAIL:  Skipped {what}: {kept} not applied, see pgsub.skipped_change.",
             ),
         )
 

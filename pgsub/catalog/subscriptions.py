@@ -5,6 +5,7 @@ Mirrors ``catalog/pg_subscription.c`` and the catalog part of ``commands/subscri
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -80,8 +81,19 @@ class SubscriptionCatalog:
         """
         found = self._database.rows(f"{_SELECT} WHERE subname = ?", (TEXT.encode(name),))
         if not found:
-            raise SubscriptionNotFound(f'subscription "{name}" does not exist')
+            raise SubscriptionNotFound(f'subscription "{name}" does not exist', hint=self._others(name))
         return _decode(found[0])
+
+    def _others(self, name: str) -> str:
+        """Which subscription may be meant where there is none of a name."""
+        rows = self._database.rows("SELECT subname FROM pg_subscription ORDER BY subname")
+        names = [str(subname) for (subname,) in rows]
+        if not names:
+            folder = self._database.path.parent
+            return f"There is none in {folder}; --state-dir or PGSUB_STATE_DIR names another state folder."
+        meant = difflib.get_close_matches(name, names, 1)
+        said = f'Did you mean "{meant[0]}"?' if meant else "See which there are."
+        return f"{said}\npgsub status"
 
     def subscription_by_id(self, subid: int) -> Subscription | None:
         """One subscription, or None (``GetSubscription`` with missing_ok).

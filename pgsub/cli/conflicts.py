@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgsub.cli import console, render, replay
-from pgsub.cli.command import command
+from pgsub.cli.command import Command, command
 from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pgsub.commands.conflicts import Conflicts
 
 _LIMIT = 100
+_ACTIONS = ("list", "show", "replay")
 
 PAGE = Page(
     summary="Show the conflicts that a subscription has met, and apply what was left out",
@@ -57,7 +59,32 @@ subscription. pgsub-conflicts(7) explains each type, with an example.
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "conflicts", PAGE)(conflicts)
+    command(app, "conflicts", PAGE, cls=ConflictsCommand)(conflicts)
+
+
+class ConflictsCommand(Command):
+    """Says what is to be typed where only a subscription is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the parser does it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException:
+            action = ctx.params.get("action")
+            if action is None or action in _ACTIONS:
+                raise
+            raise _unknown(action, None) from None
+
+
+def _unknown(action: str, name: str | None) -> UsageError:
+    """No action; what was meant may be to list, or to show one."""
+    words = ["list", name or action]
+    if name is not None and name.isdecimal():
+        words = ["show", action, name]
+    return UsageError(
+        f'"{action}" is nothing that can be done with conflicts: expected list, show or replay',
+        hint=f"Perhaps you meant:\n{shlex.join(['pgsub', 'conflicts', *words])}",
+    )
 
 
 def conflicts(
@@ -99,7 +126,10 @@ def conflicts(
         raise UsageError(f"--lsn, --dry-run and --yes are for replay, not for {action}")
     if action == "list":
         if number is not None:
-            raise UsageError("pgsub conflicts list takes no ID", hint=f"pgsub conflicts show {name} {number}")
+            raise UsageError(
+                "pgsub conflicts list takes no ID",
+                hint=f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {number}",
+            )
         found = record.conflicts(
             current.state_dir, name, conflict_type=conflict_type, table=table, since=since, limit=limit
         )
@@ -107,13 +137,14 @@ def conflicts(
     elif action == "show":
         if number is None:
             raise UsageError(
-                "pgsub conflicts show needs an ID", hint=f"See which there are.\npgsub conflicts list {name}"
+                "pgsub conflicts show needs an ID",
+                hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}",
             )
         if (conflict_type, table, since, limit) != (None, None, None, _LIMIT):
             raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
         _show(name, record.conflict(current.state_dir, name, number), as_json=as_json)
     else:
-        raise UsageError(f'"{action}" is nothing that can be done with conflicts: expected list, show or replay')
+        raise _unknown(action, name)
 
 
 def _list(found: Conflicts, *, as_json: bool) -> None:

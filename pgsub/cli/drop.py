@@ -11,6 +11,7 @@ from pgsub.cli import console
 from pgsub.cli.command import command
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
+from pgsub.counted import counted
 from pgsub.errors import PgsubError, UsageError
 
 PAGE = Page(
@@ -79,6 +80,6 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> 
     fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
     console.say(f"This drops subscription {console.printable(name)}; its replication slot on the publisher {fate}.")
     if kept:
-        console.say(f"{kept} kept changes of held tables were never applied and go with it.")
+        console.say(f"{counted(kept, 'kept change', ('was', 'were'))} never applied to held tables and would be lost.")
     if typer.prompt("Type the name of the subscription to go on", err=True) != name:
         raise PgsubError("canceled", detail="Nothing was dropped.")

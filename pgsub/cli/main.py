@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from pgsub.cli import console, documents
+from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
 from pgsub.errors import InternalError, PgsubError, UsageError
 
@@ -38,6 +39,9 @@ def run(args: Sequence[str]) -> int:
         return _invoke(args)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except UsageError as error:
+        error.hint = error.hint or _help(" ".join(["pgsub", *_named(args)]))
+        return _fail(error, args)
     except PgsubError as error:
         return _fail(error, args)
     except documents.StdoutClosed:
@@ -61,10 +65,19 @@ def _invoke(args: Sequence[str]) -> int:
 
 def _usage(error: typer.TyperException) -> UsageError:
     """The parser's complaint in the form of our own."""
-    text = console.redacted(error.format_message()).rstrip(".")
+    text = console.redacted(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "pgsub"
-    return UsageError(text[:1].lower() + text[1:], hint=f"Try this for the options and examples:\n{path} --help")
+    hint = _help(context.command_path) if context is not None else None
+    return UsageError(text[:1].lower() + text[1:], hint=hint)
+
+
+def _help(path: str) -> str:
+    return f"Try this for the options and examples:\n{path} --help"
+
+
+def _named(args: Sequence[str]) -> list[str]:
+    """The command that a command line names."""
+    return [word for word in args if word in PAGES][:1]
 
 
 def _fail(error: PgsubError, args: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from pgsub.cli.pages import Page
 from pgsub.cli.progress import size
 from pgsub.cli.settings import current
 from pgsub.cli.values import parse_lsn
+from pgsub.counted import counted
 from pgsub.errors import ApplyError, PgsubError, UsageError
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def _print(found: dict[str, Any]) -> None:
 
 def _sentences(found: dict[str, Any]) -> list[str]:
     said = [
-        f"Between {found['from']} and {found['to']} lie {_counted(found['transactions'], 'transaction')} with"
-        f" {_counted(found['changes'], 'change')} ({size(found['bytes'])} of"
+        f"Between {found['from']} and {found['to']} lie {counted(found['transactions'], 'transaction')} with"
+        f" {counted(found['changes'], 'change')} ({size(found['bytes'])} of"
         f" {size(found['wal_bytes'])} of WAL); none of them will be applied."
     ]
     if found["last"] is not None:
@@ -117,7 +118,3 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         tables = ", ".join(found["synchronizing"])
         said.append(f"These tables still synchronize and get their part of it from their sync workers: {tables}.")
     return said
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgsub.cli.console import printable
 from pgsub.cli.progress import duration, size
+from pgsub.counted import counted
 
 if TYPE_CHECKING:
     from pgsub.commands.status import SubscriptionStatus
@@ -72,8 +73,8 @@ def blocked(one: SubscriptionStatus) -> str:
     count = found["waiting_transactions"]
     if count is not None:
         least = "at least " if found["waiting_at_least"] else ""
-        counted = f"{least}{count} transaction{'' if count == 1 else 's'} behind it"
-        shown["waiting"] = ", ".join(filter(None, (counted, shown["waiting"])))
+        behind = f"{least}{counted(count, 'transaction')} behind it"
+        shown["waiting"] = ", ".join(filter(None, (behind, shown["waiting"])))
     lost = found["slot_lost_in"]
     shown["slot_lost_in"] = None if lost is None else duration(lost)
     shown["blocked_since"] = found["since"]
@@ -161,7 +162,7 @@ def _aligned(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
         padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
         lines.append(" " + " | ".join(padded).rstrip())
     count = len(texts)
-    return "\n".join([*lines, f"({count} row{'' if count == 1 else 's'})"])
+    return "\n".join([*lines, f"({counted(count, 'row')})"])
 
 
 def _vertical(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,7 @@ from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.settings import current
 from pgsub.cli.skip_lsn import LISTED, change_rows
 from pgsub.cli.values import parse_lsn
+from pgsub.counted import counted
 from pgsub.errors import ApplyError, PgsubError, UsageError
 
 if TYPE_CHECKING:
@@ -77,16 +78,16 @@ def _ask(found: Replay) -> None:
 
 
 def _changes(done: dict[str, Any]) -> str:
-    plural = "s" if done["changes"] != 1 else ""
-    return f"{done['changes']} change{plural} of transaction {done['xid']}, finished at {done['finish_lsn']},"
+    return f"{counted(done['changes'], 'change')} of transaction {done['xid']}, finished at {done['finish_lsn']},"
 
 
 def _print(done: dict[str, Any]) -> None:
     emit(change_rows(done["rows"]))
     listed = min(len(done["rows"]), LISTED)
     if listed < done["changes"]:
-        emit(f"\n{listed} of {done['changes']} changes are listed; --json has more.")
+        emit(f"\n{listed} of {counted(done['changes'], 'change')} listed; --json has more.")
     if done["replayed_before"]:
-        emit(f"\n{done['replayed_before']} others were replayed before.")
+        emit(f"\n{counted(done['replayed_before'], 'other', ('was', 'were'))} replayed before.")
     verdict = "Nothing would be replayed" if done["refused"] else "All of it would be replayed"
-    emit(f"\n{verdict}: {done['refused']} of {done['changes']} changes stand in the way.")
+    refused = f"{done['refused']} of {counted(done['changes'], 'change')} cannot be applied"
+    emit(f"\n{verdict}: {refused if done['refused'] else 'no conflict'}.")

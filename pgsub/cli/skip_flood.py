@@ -11,6 +11,7 @@ import typer
 from pgsub.cli import console
 from pgsub.cli.documents import emit_document
 from pgsub.cli.settings import current
+from pgsub.counted import counted
 from pgsub.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def _ask(name: str, rule: Flood) -> None:
     from pgsub.commands.skip_lsn import canceled
 
     console.say(
-        f"The next {rule.limit} rows of {console.printable(rule.table)} that meet {rule.conflict} will not be applied"
-        f" by subscription {console.printable(name)}; they go to pgsub.skipped_change on the target."
+        f"Of {console.printable(rule.table)} the next {counted(rule.limit, 'change')} with {rule.conflict} will not be"
+        f" applied by subscription {console.printable(name)}, but kept in pgsub.skipped_change on the target."
     )
     if not typer.confirm("Skip them?", default=False, err=True):
         raise canceled()

@@ -14,6 +14,7 @@ from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.cli.values import parse_lsn
+from pgsub.counted import counted
 from pgsub.errors import ApplyError, UsageError
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ reads the transaction from a temporary copy of the replication slot, compares it
 what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
 changes of rows that an earlier one could not bring; error, rows that fit into no row of the target; missing, changes of
 rows that the target does not have; identical, rows that the target has already; left, changes of tables that are not
-subscribed or come with their copy. The verdict is safe if nothing would be lost, caution if rows would be lost that the
-target has otherwise, risky if changes would be lost that apply would make. The exit code is 0 if nothing would be lost,
-else 6.
+subscribed or come with their copy. Where a rule of --on-conflict, or one for a flood, decides a conflict, the rule is
+told and what it would do: would_apply; kept, rows that the target would go on having otherwise; skipped, changes that
+the rule would put aside. Neither of the last two is lost by skipping. The verdict is safe if nothing would be lost,
+caution if rows would be lost that the target has otherwise, risky if changes would be lost that apply would make. The
+exit code is 0 if nothing would be lost, else 6.
 
 Asks on a terminal; elsewhere --yes is needed.
 """,
@@ -129,13 +132,13 @@ def _wanted(words: list[str]) -> tuple[int, ...] | None:
 
 
 def _unasked(name: str, lsns: list[str], rows: str) -> UsageError:
-    words = ["pgsub", "skip-lsn", name, *lsns, "--rows", rows]
+    mode = [] if rows == "whole" else ["--rows", rows]
+    previews = [["pgsub", "skip-lsn", name, *lsn, *mode, "--preview"] for lsn in ([[one] for one in lsns] or [[]])]
+    words = ["pgsub", "skip-lsn", name, *lsns, *mode, "--yes"]
     return UsageError(
         "skipping a transaction needs --yes",
         detail="There is no terminal to ask on.",
-        hint="To see what would be lost, of each by itself, and then:\n"
-        f"{shlex.join([*words[:4], *words[-2:], '--preview'] if len(lsns) > 1 else [*words, '--preview'])}\n"
-        f"{shlex.join([*words, '--yes'])}",
+        hint="To see what would be lost, and then:\n" + "\n".join(map(shlex.join, [*previews, words])),
     )
 
 
@@ -190,21 +193,25 @@ def _preview(options: Any, as_json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from pgsub.apply.comparison import OUTCOMES
+
     one = found["transaction"]
     emit(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}")
     shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
     emit("\n" + change_rows(shown))
-    columns = ["table", *(name for name in found["tables"][0] if "name" not in name)] if found["tables"] else []
+    met = {name for table in found["tables"] for name in OUTCOMES if table[name]}
+    columns = ["table", *(name for name in OUTCOMES if name in met)]
     totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
     if totals:
         emit("\n" + render.rows(columns, totals))
     listed = min(len(shown), LISTED)
     if listed < found["changes"]:
-        emit(f"\n{listed} of {found['changes']} changes are listed; --json has more.")
+        emit(f"\n{listed} of {counted(found['changes'], 'change')} listed; --json has more.")
     if found["unexplained"]:
         emit(f"\nApply stopped here for a reason that the rows do not tell: {found['error']['message']}")
     what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
-    emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {found['changes']} changes.")
+    changes = counted(found["changes"], "change")
+    emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {changes}.")
 
 
 def change_rows(shown: list[dict[str, Any]]) -> str:
@@ -214,7 +221,7 @@ def change_rows(shown: list[dict[str, Any]]) -> str:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     local = row["existing"][0]["row"] if row["existing"] else row["local"]
-    why = [row["conflict"], *(other["index"] for other in row["existing"]), row["reason"]]
+    why = [row["rule"] or row["conflict"], *(other["index"] for other in row["existing"]), row["reason"]]
     return {
         "change": f"{row['number']} {row['operation']}",
         "table": f"{row['schemaname']}.{row['relname']}",

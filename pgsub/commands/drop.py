@@ -15,6 +15,7 @@ from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
+from pgsub.counted import counted
 from pgsub.errors import PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.launcher import held
 from pgsub.publisher import connect as publisher
@@ -157,8 +158,8 @@ def _warn_of_kept(
     for row in held.rows(tables, holding.overview(session, sub.subid)):
         if row.kept_changes:
             reporter.warning(
-                f'{row.kept_changes} changes of held table "{row.schemaname}.{row.relname}" were never applied and go'
-                " with the subscription"
+                f'held table "{row.schemaname}.{row.relname}" has {counted(row.kept_changes, "change")} never applied:'
+                " dropped with the subscription"
             )
 
 

@@ -14,6 +14,7 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alteration import AlterOptions
+from pgsub.commands.blocking import word
 from pgsub.commands.refresh import opened
 from pgsub.commands.refresh_plan import named
 from pgsub.commands.reporter import Reporter
@@ -71,7 +72,7 @@ def _check(
             raise StateForbids(
                 f'table "{_name(one)}" cannot be held while it is being synchronized',
                 detail=f"Its state is {one.srsubstate}; until it is r, an error of it stops no other table.",
-                hint=f"pgsub wait {sub.name} --for synced",
+                hint=f"Wait for it:\npgsub wait {word(sub.name)} --for synced",
                 sqlstate="55000",
             )
     for one in releases:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -22,6 +22,7 @@ from pgsub.apply.comparison import (
     Comparison,
     Finding,
 )
+from pgsub.apply.foresight import Foresight
 from pgsub.apply.reading import Change, Ended, Header, Reached, Reading, reading
 from pgsub.apply.relations import NEVER, RelationCache
 from pgsub.apply.transactions import Kind
@@ -31,7 +32,7 @@ from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, skip, two_phase
+from pgsub.target import ledger, origins, skip, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.look import Looker
 from pgsub.target.owner import must_use_password
@@ -94,8 +95,11 @@ class Preview:
     @property
     def unexplained(self) -> bool:
         """Apply stopped at this transaction, and nothing that was looked at says why."""
-        blocked = self.count(CONFLICT, DEPENDENT, ERROR) or any(one.conflict for one in self.findings)
-        return self.error is not None and not blocked
+        error = self.error
+        if error is None:
+            return False
+        met = (one.stops or (one.conflict is not None and one.conflict == error.conflict) for one in self.findings)
+        return not any(met)
 
     @property
     def verdict(self) -> str:
@@ -164,6 +168,8 @@ class Finder:
                         if preview is None:
                             break
                         preview.header = step
+                        if comparison is not None:
+                            comparison.begin(step.commit_ts)
                     elif self._passed(step):
                         break
                 case Change():
@@ -209,7 +215,12 @@ class Finder:
 @contextlib.contextmanager
 def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Comparison]:
     """What a transaction that finishes there would do to the target."""
-    with looking(session, sub, _admission(session, sub, finish_lsn)) as comparison:
+    floods = skip.pending_floods(session, sub.subid)
+    tracked = origins.allowed(session) and target.tracks_commits(session)
+    relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
+    relations.floods = floods
+    foresight = Foresight(session, sub.subid, sub.on_conflict, floods) if relations.resolves else None
+    with looking(sub, relations, _admission(session, sub, finish_lsn), foresight) as comparison:
         yield comparison
 
 
@@ -230,20 +241,20 @@ def _admission(session: psycopg.Connection, sub: Subscription, finish_lsn: int) 
 
 
 @contextlib.contextmanager
-def looking(session: psycopg.Connection, sub: Subscription, admits: Admits) -> Iterator[Comparison]:
+def looking(
+    sub: Subscription, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
+) -> Iterator[Comparison]:
     """What changes would do to the target, none of which is made.
 
+    :param relations: of another session.
     :param admits: which are to be looked at.
+    :param foresight: where rules hold.
     """
     name = SessionName(sub.subid, "launcher", 0)
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:
             with Looker(connection) as looker:
-                yield Comparison(
-                    looker,
-                    RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session)),
-                    admits,
-                )
+                yield Comparison(looker, relations, admits, foresight)
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None
 

@@ -63,6 +63,7 @@ def row(one: Finding) -> dict[str, Any]:
             {"index": other.index, "row": dict(other.row), "differs": list(other.differs)} for other in one.existing
         ],
         "reason": one.reason,
+        "rule": one.rule,
     }
 
 

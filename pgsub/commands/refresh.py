@@ -14,6 +14,7 @@ import psycopg
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import refresh_plan, refreshing
+from pgsub.commands.blocking import word
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
@@ -59,7 +60,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
         if not sub.enabled:
             raise StateForbids(
                 "ALTER SUBSCRIPTION ... REFRESH PUBLICATION is not allowed for disabled subscriptions",
-                hint=f"pgsub enable {sub.name}",
+                hint=f"Enable it first:\npgsub enable {word(sub.name)}",
                 sqlstate="55000",
             )
         if options.dry_run:

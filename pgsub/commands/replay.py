@@ -7,7 +7,7 @@ transaction of the target that also marks it; the journal has a row before that,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.comparison import IDENTICAL, WOULD_APPLY, Finding
 from pgsub.apply.conflict import OtherOrigin
+from pgsub.apply.relations import RelationCache
 from pgsub.apply.replay import Order, Tables, replay
 from pgsub.apply.revival import Revival
 from pgsub.apply.wording import KEPT
@@ -33,6 +34,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.errors import ApplyError, PgsubError, StateForbids
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
+from pgsub.target import connect as target
 from pgsub.target import letters, membership
 from pgsub.target.letters import Kept
 
@@ -134,13 +136,13 @@ def _nothing(options: ReplayOptions) -> StateForbids:
             f"nothing is kept of conflict {options.number}",
             detail=f"Its change is not in {where}; of changes that are skipped because their row is missing only the"
             " record is kept.",
-            hint=f"pgsub conflicts show {word(options.name)} {options.number}",
+            hint=f"See its record.\npgsub conflicts show {word(options.name)} {options.number}",
         )
     of = f' on table "{options.table}"' if options.table else ""
     return StateForbids(
         f"nothing is kept of a transaction finished at {format_lsn(options.lsn)}{of}",
         detail=f"Changes that were left out are in {where}, with the finish LSN of their transaction.",
-        hint=f"pgsub conflicts list {word(options.name)}",
+        hint=f"See what was skipped.\npgsub conflicts list {word(options.name)}",
     )
 
 
@@ -157,7 +159,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
         raise StateForbids(
             f"conflict {conflict.id} was not skipped: it {_BECAME.get(conflict.action, 'was applied')}",
             detail="Only what was left out can be replayed.",
-            hint=f"pgsub status {word(sub.name)} --runbook" if stopped else None,
+            hint=f"See what can be done.\npgsub status {word(sub.name)} --runbook" if stopped else None,
             sqlstate="55000",
         )
     lsn = conflict.finish_lsn
@@ -169,7 +171,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
         ids = _by_content(session, sub.subid, lsn, conflict)
     if len(ids) > 1:
         raise StateForbids(
-            f"{len(ids)} changes that are kept may be that of conflict {conflict.id}",
+            f"any of {len(ids)} changes that are kept may be that of conflict {conflict.id}",
             detail="The whole transaction was skipped, and they have the same values.",
             hint="Replay all that is kept of the transaction:\n"
             f"pgsub conflicts replay {word(sub.name)} --lsn {format_lsn(lsn)}",
@@ -189,7 +191,8 @@ def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: Con
 def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None:
     order, ids = found.order, found.kept.ids
     tables, revival = Tables(session, sub.subid, order.finish_lsn), Revival(session, order.finish_lsn, order.kept)
-    with preview.looking(session, sub, tables.admits) as comparison:
+    cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
+    with preview.looking(sub, cache, tables.admits) as comparison:
         for letter, relations, change in revival.changes(letters.read(session, sub.subid, ids)):
             if found.preview.changes >= preview.COMPARED:
                 found.preview.not_compared += 1

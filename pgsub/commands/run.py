@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
+from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids
 
@@ -61,7 +62,8 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
         for name in options.names:
             sub = store.subscription(name)
             if not sub.enabled and (options.until_caught_up or options.until_lsn):
-                raise StateForbids(f'subscription "{name}" is disabled', hint=f"pgsub enable {name}")
+                hint = f"Enable it first:\npgsub enable {word(name)}"
+                raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
         if not options.names and not (options.until_caught_up or options.until_lsn):
             lock = launcher_lock(options.state_dir)
             if not lock.acquire():

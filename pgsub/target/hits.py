@@ -147,10 +147,15 @@ class TableSearch:
 
     def _written(self, hit: Hit) -> Hit:
         """With time and origin of the transaction that wrote it, where the target tracks them."""
-        if hit.xid is None or not self._tracked:
-            return hit
-        row = self._connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
-        return hit if row is None else replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
+        return written(self._connection, hit) if self._tracked else hit
+
+
+def written(connection: psycopg.Connection, hit: Hit) -> Hit:
+    """With time and origin of the transaction that wrote it; as it is where the target does not know them."""
+    if hit.xid is None:
+        return hit
+    row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
+    return hit if row is None else replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from pgsub.target import roles
 from pgsub.target.relation import TargetColumn, TargetRelation
-from pgsub.target.statements import only
+from pgsub.target.statements import equality, only
 from pgsub.target.unique import INDEXES, UniqueIndex
 
 #: A row as texts of the target, by column; None is NULL.
@@ -40,9 +40,10 @@ SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attr
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row of the target: where it is, and its values as text."""
+    """A row of the target: where it is, which transaction wrote it, and its values as text."""
 
     place: str
+    xid: str
     values: Row
 
 
@@ -133,7 +134,7 @@ class TableLook:
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
-        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text"), *texts])
+        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
     def read(self, row: Row) -> Row:
         """What becomes of a row's values here, as the target's text of them.
@@ -152,7 +153,10 @@ class TableLook:
         return dict(zip((c.name for c in columns), texts, strict=True))
 
     def find(self, key: Row) -> Found | None:
-        """The row that has these values in these columns, NULLs being equal; one of them where several have."""
+        """The row that has these values in these columns, NULLs being equal; one of them where several have.
+
+        :raises SchemaFault: a column's type has no equality.
+        """
         columns = self._sent(key)
         valued = [c for c in columns if key[c.name] is not None]
 
@@ -163,8 +167,7 @@ class TableLook:
                 if column not in valued:
                     parts.append(sql.SQL("{} IS NULL").format(name))
                     continue
-                equal = sql.SQL(f"OPERATOR({column.equality or 'pg_catalog.='})")
-                parts.append(sql.SQL("{} {} {}").format(name, equal, _value(column, valued.index(column))))
+                parts.append(sql.SQL("{} {} {}").format(name, equality(column), _value(column, valued.index(column))))
             query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
             return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
 
@@ -232,7 +235,7 @@ class TableLook:
         return [c for c in self._target.columns if c.name in row]
 
     def _found(self, row: Sequence[Any]) -> Found:
-        return Found(row[0], {c.name: value for c, value in zip(self.columns, row[1:], strict=True)})
+        return Found(row[0], row[1], {c.name: value for c, value in zip(self.columns, row[2:], strict=True)})
 
     def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
         """The row as a subquery with all columns of the table; what was not sent is NULL, which violates nothing."""

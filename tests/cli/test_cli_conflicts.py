@@ -128,6 +128,26 @@ def test_what_makes_no_sense_is_refused(pgsub, two, words, code, said):
     assert (ended.returncode, ended.stdout) == (code, "") and said in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["orders"], "pgsub conflicts list orders"),
+        (["orders", "7"], "pgsub conflicts show orders 7"),
+        (["lst", "orders"], "pgsub conflicts list orders"),
+        (["list"], "pgsub conflicts --help"),
+        (["list", "orders", "1"], "pgsub conflicts show orders 1"),
+    ],
+)
+def test_a_command_that_lacks_a_word_ends_with_the_one_that_was_meant(pgsub, two, words, meant):
+    ended = pgsub("conflicts", *words)
+    assert ended.returncode == 2 and ended.stderr.splitlines()[-1] == meant
+
+
+def test_a_name_that_does_not_exist_leads_to_those_that_do(pgsub, store):
+    assert 'HINT:  Did you mean "orders"?\npgsub status\n' in pgsub("skip-lsn", "order", "--yes").stderr
+    assert "HINT:  See which there are.\npgsub status\n" in pgsub("conflicts", "list", "nobody").stderr
+
+
 def test_disable_on_error_is_set_and_journalled_once(pgsub, store):
     for setting, on in (("on", True), ("off", False)):
         assert pgsub("disable-on-error", "orders", setting).stderr == ""

@@ -40,8 +40,7 @@ def offline(make_cli):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_options_that_exclude_each_other_are_a_usage_error_in_the_servers_words(offline, options, said):
-    hint = "is too long" not in said and "is reserved" not in said
-    one_error(offline.create("s", *options), 2, said, hint=hint)
+    one_error(offline.create("s", *options), 2, said)
     assert not (offline.state / "state.db").exists()
 
 
@@ -52,7 +51,7 @@ def test_a_name_that_makes_no_slot_name_is_refused_with_the_servers_rule(offline
 
 @pytest.mark.parametrize("name", ["", "s" * 64, "a\nb"], ids=["empty", "long", "control character"])
 def test_a_name_that_the_server_would_not_take_is_refused(offline, name):
-    one_error(offline.create(name), 2, "invalid subscription name", hint=False)
+    one_error(offline.create(name), 2, "invalid subscription name")
 
 
 def test_a_connection_string_that_libpq_refuses_is_not_repeated(offline):
@@ -129,7 +128,7 @@ def test_commands_for_an_unknown_subscription_end_with_3(cli):
         ["wait", "x", "--for", "synced"],
     ):
         ended = cli(*words)
-        assert (ended.returncode, ended.stderr) == (3, 'pgsub: error: subscription "x" does not exist\n')
+        assert (ended.returncode, ended.stderr.splitlines()[0]) == (3, 'pgsub: error: subscription "x" does not exist')
 
 
 def test_all_missing_tables_are_named_before_anything_is_created(cli, tables):

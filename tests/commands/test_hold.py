@@ -51,7 +51,7 @@ def test_what_is_kept_goes_with_no_command_unsaid(stuck: MakeStuck) -> None:
     it = stuck()
     one_error(it.run("alter", "s", "--release", "public.b"), 3, "is not held", "pgsub_held_table")
     it.ok("alter", "s", "--hold", "public.b", "--hold", "public.a")
-    one_error(it.run("alter", "s", "--release", "public.b", "--hold", "public.b"), 2, "at once", hint=False)
+    one_error(it.run("alter", "s", "--release", "public.b", "--hold", "public.b"), 2, "at once")
     one_error(it.run("alter", "s", "--hold", "public.b", "--binary"), 2, "together with other changes")
     one_error(it.run("alter", "s", "--hold", "public.none"), 3, "is not part of the subscription", hint=False)
     assert it.apply("INSERT INTO b VALUES (1, 1)", "INSERT INTO a VALUES (101, 'x')") is None
@@ -84,5 +84,5 @@ def test_a_kept_transaction_is_skipped_and_a_dropped_subscription_tells_what_goe
     assert it.subdb.value("SELECT count(*) FROM pgsub.skipped_change") == 1
     it.ok("alter", "s", "--hold", "public.b")
     assert it.apply("INSERT INTO b VALUES (3, 3)") is None
-    assert '1 changes of held table "public.b" were never applied' in it.ok("drop", "s", "--yes").stderr
+    assert 'held table "public.b" has 1 change never applied' in it.ok("drop", "s", "--yes").stderr
     assert it.subdb.value("SELECT count(*) FROM pgsub.held_change") == 0

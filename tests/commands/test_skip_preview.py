@@ -91,14 +91,47 @@ def test_a_transaction_that_the_target_has_already_is_safe_to_skip(stuck):
     assert {row["outcome"] for row in found["rows"]} == {"identical"}
 
 
+def test_a_preview_tells_what_a_rule_would_do_and_is_safe_where_nothing_is_lost_by_that(stuck):
+    it = stuck()
+    it.subdb.execute("INSERT INTO b VALUES (1, 10)")
+    assert it.apply("BEGIN; INSERT INTO b VALUES (1, 20); DELETE FROM a WHERE id = 1; COMMIT") is not None
+    assert it.preview(code=6)["verdict"] == "caution"
+    it.ok("alter", "s", "--on-conflict", "public.b:insert_exists=keep_local")
+    it.ok("skip-lsn", "s", "--conflict", "delete_missing", "--table", "public.a", "--limit", "1", "--yes")
+    found = it.preview(code=0)
+    assert (found["verdict"], found["unexplained"]) == ("safe", False)
+    assert [(row["outcome"], row["conflict"], row["rule"]) for row in found["rows"]] == [
+        ("kept", "insert_exists", "insert_exists=keep_local"),
+        ("skipped", "delete_missing", "delete_missing=skip"),
+    ]
+    it.ok("alter", "s", "--on-conflict", "public.b:insert_exists=apply_remote")
+    assert [row["outcome"] for row in it.preview(code=6)["rows"]] == ["would_apply", "skipped"]
+    assert it.preview("--rows", "conflicting", code=0)["verdict"] == "safe"
+
+
 def test_what_only_apply_can_see_is_never_called_safe(stuck):
     it = stuck()
     it.subdb.execute("CREATE EXTENSION IF NOT EXISTS btree_gist; ALTER TABLE b ADD EXCLUDE USING gist (n WITH =)")
     it.subdb.execute("INSERT INTO b VALUES (1, 1)")
-    error = it.apply("INSERT INTO b VALUES (2, 1)")
+    error = it.apply("BEGIN; DELETE FROM a WHERE id = 1; INSERT INTO b VALUES (2, 1); COMMIT")
     assert error is not None and error.sqlstate == "23P01"
     found = it.preview("--rows", "conflicting", code=6)
     assert found["unexplained"] and found["verdict"] == "caution"
+
+
+def test_a_row_that_cannot_be_looked_for_is_refused_in_the_words_of_apply(stuck):
+    # box has an operator = that compares areas
+    it = stuck()
+    for side in (it.pubdb, it.subdb):
+        side.execute("ALTER TABLE b DROP CONSTRAINT b_pkey, ADD s box; ALTER TABLE b REPLICA IDENTITY FULL")
+    error = it.apply(
+        "INSERT INTO b VALUES (1, 1, '(1,1),(0,0)')",
+        "BEGIN; INSERT INTO b VALUES (2, 2, '(6,6),(5,5)'), (3, 3, NULL); UPDATE b SET n = -n; COMMIT",
+    )
+    assert error is not None and "equality operator for type box" in error.message
+    found = it.preview(code=6)
+    assert [row["outcome"] for row in found["rows"]] == ["would_apply"] * 2 + ["error"] * 2 + ["would_apply"]
+    assert {row["reason"] for row in found["rows"]} == {None, error.message}
 
 
 @pytest.mark.parametrize("options", [(), ("--streaming", "off"), ("--two-phase",)])
@@ -117,7 +150,7 @@ def test_streamed_and_prepared_transactions_are_found_by_the_lsn_of_their_error(
     assert found["tables"] == [
         {
             "schemaname": "public", "relname": "b", "would_apply": 599, "conflict": 1, "dependent": 0, "error": 0,
-            "missing": 0, "identical": 0, "left": 0,
+            "kept": 0, "skipped": 0, "missing": 0, "identical": 0, "left": 0,
         }
     ]  # fmt: skip
     assert found["transaction"]["finish_lsn"] == error.finish_lsn

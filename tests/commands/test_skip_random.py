@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from fix_program import valid
 from fix_stuck import MakeStuck, Stuck
+
+from pgsub.conflict_rules import ALLOWED
 
 _DDL = "CREATE TABLE r (id int PRIMARY KEY, u numeric UNIQUE, v text)"
 _CONFLICTING = ("skip-lsn", "s", "--rows", "conflicting")
@@ -38,7 +41,7 @@ def changes(rng: random.Random, rows: dict[int, int]) -> list[str]:
     return said
 
 
-def one(it: Stuck, rng: random.Random) -> bool:
+def one(it: Stuck, rng: random.Random, *, ruled: bool) -> bool:
     """One transaction that stops apply; False if none did."""
     # the target has other rows than the publisher, as far as its own constraints let it
     there = {}
@@ -46,28 +49,57 @@ def one(it: Stuck, rng: random.Random) -> bool:
         value = rng.choice([u for u in range(1, 12) if u not in there.values()])
         there[key] = value
     it.subdb.execute("TRUNCATE r; DELETE FROM pgsub.skipped_change")
+    if ruled:
+        _rules(it, rng)
     for key, value in there.items():
         it.subdb.execute("INSERT INTO r VALUES (%s, %s, %s)", key, value, rng.choice("abc"))
     rows = {key: int(u) for key, u in it.pubdb.rows("SELECT id, u FROM r")}
     said = changes(rng, rows)
+    before = _target(it)
     error = it.apply(f"BEGIN; {'; '.join(said)}; COMMIT")
     if error is None:
         return False
     found = valid("skip-lsn", it.run(*_CONFLICTING, "--preview", "--json").stdout)
     it.ok(*_CONFLICTING, "--yes")
     assert it.apply() is None, said
-    kept = it.subdb.rows("SELECT body ->> 'operation', body FROM pgsub.skipped_change ORDER BY id")
-    expected = [r["operation"] for r in found["rows"] if r["outcome"] in ("conflict", "dependent", "error")]
-    if [operation for operation, _ in kept] != expected:
-        told = [(r["operation"], r["outcome"], r["key"], r["remote"]) for r in found["rows"]]
-        print(there, *said, *told, *kept, sep="\n")
+    letters = [body for (body,) in it.subdb.rows("SELECT body FROM pgsub.skipped_change ORDER BY id")]
+    kept = [(body["operation"], (body.get("new") or body["old"])["id"]) for body in letters]
+    left = [r for r in found["rows"] if r["outcome"] in ("conflict", "dependent", "error", "skipped")]
+    # what rules put aside is written by itself
+    if sorted(kept) != sorted((r["operation"], (r["remote"] or r["key"])["id"]) for r in left):
+        told = [(r["operation"], r["outcome"], r["rule"], r["key"], r["remote"]) for r in found["rows"]]
+        print(there, *said, *told, *letters, sep="\n")
         raise AssertionError
-    assert found["lost"] == len(kept)
+    assert found["lost"] == len([r for r in left if r["outcome"] != "skipped"])
+    assert _target(it) == _predicted(found["rows"], before), (there, *said)
     return True
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_a_preview_says_is_what_happens(stuck: MakeStuck, seed: int) -> None:
+def _target(it: Stuck) -> dict[str, dict[str, str]]:
+    rows = it.subdb.rows("SELECT id::text, jsonb_build_object('id', id::text, 'u', u::text, 'v', v) FROM r")
+    return dict(rows)
+
+
+def _predicted(rows: list[dict[str, Any]], before: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """The target after those changes that a preview says would be applied."""
+    there = dict(before)
+    for one in rows:
+        if one["outcome"] == "would_apply":
+            for gone in [*(other["row"] for other in one["existing"]), *filter(None, [one["local"]])]:
+                there.pop(gone["id"], None)
+            if one["remote"] is not None:
+                there[one["remote"]["id"]] = one["remote"]
+    return there
+
+
+def _rules(it: Stuck, rng: random.Random) -> None:
+    """Rules for some types of conflict; the others are dealt with as by the server."""
+    words = [f"--on-conflict={kind}={rng.choice((*allowed, *['default'] * 4))}" for kind, allowed in ALLOWED.items()]
+    it.ok("alter", "s", *words)
+
+
+@pytest.mark.parametrize(("seed", "ruled"), [(0, False), (1, True)])
+def test_what_a_preview_says_is_what_happens(stuck: MakeStuck, seed: int, ruled: bool) -> None:
     it = stuck()
     for database in (it.pubdb, it.subdb):
         database.execute(_DDL)
@@ -76,4 +108,4 @@ def test_what_a_preview_says_is_what_happens(stuck: MakeStuck, seed: int) -> Non
     it.ok("refresh", "s", "--no-copy-data", "--no-wait")
     it.ok("disable", "s")
     rng = random.Random(seed)
-    assert sum(one(it, rng) for _ in range(12)) > 3
+    assert sum(one(it, rng, ruled=ruled) for _ in range(12)) > 3
