@@ -30,7 +30,7 @@ def move(
 
     After an error neither connection is good for anything but closing.
 
-    :param raw: :func:`plain` holds for both.
+    :param raw: :func:`~pgsub.publisher.channel.plain` holds for both.
     :return: rows stored on the target, and bytes of the rows.
     :raises SourceError: the publisher failed.
     :raises psycopg.Error: the target failed.

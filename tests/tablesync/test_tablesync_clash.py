@@ -121,6 +121,7 @@ def test_rows_of_the_publisher_that_meet_each_other_are_recorded_by_their_key(pa
     record = met(p).record
     assert (record.index_name, record.key, record.local_conflicts) == ("one", "(v)=(twice)", [])
     assert record.detail == 'Key already exists in unique index "one".\nKey (v)=(twice) already exists.'
+    assert p.subdb.value("SELECT count(*) FROM t WHERE v = 'twice'") == 0  # one was tried alone, and fitted
 
 
 def test_what_a_trigger_met_in_another_table_is_recorded_as_no_conflict(pair):
