@@ -215,7 +215,7 @@ class Progress:
             raise
 
     def tag(self, end_lsn: int, commit_ts: int) -> None:
-        """Give a commit that does not :meth:`advance` in its own transaction the publisher's position and time.
+        """Give a commit that does not :meth:`close` in its own transaction the publisher's position and time.
 
         Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
         """
