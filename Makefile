@@ -44,7 +44,7 @@ thorough: tests
 
 # Every change by a statement of its own; what says how sets are made is left out.
 serial: export PGSUB_SET_BASED = off
-serial: override ARGS := tests/apply tests/tablesync tests/faults $(ARGS)
+serial: override ARGS := $(addprefix tests/,apply tablesync faults commands launcher guards) $(ARGS)
 serial: tests
 
 bench: $(STAMP)

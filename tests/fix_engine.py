@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 import pytest
@@ -91,16 +91,23 @@ class Subscriber:
             found = describe(self.session, "public", name)
             assert found is not None, name
             rows.append(RelationState(found.oid, "public", name, state))
-        self.register_in_ledger(rows)
+        return self.registered(rows)
+
+    def registered(self, rows: Sequence[RelationState]) -> Self:
+        """Register with these tables, and create the slot."""
+        sub = self.sub
+        ledger.register(
+            self.session, sub.subid, sub.name, "test", sub.slot_name, rows, slot_intent=True, two_phase=sub.two_phase
+        )
         with contextlib.closing(
-            publisher.connect(self.sub.connection, application_name=self.sub.name, replication=True)
+            publisher.connect(sub.connection, application_name=sub.name, replication=True)
         ) as replication:
-            assert self.sub.slot_name is not None
-            position = slots.create_slot(replication, self.sub.slot_name)
+            assert sub.slot_name is not None
+            position = slots.create_slot(replication, sub.slot_name)
             who = identity.identify(replication)
             ledger.slot_created(
                 self.session,
-                self.subid,
+                sub.subid,
                 system_identifier=who.system_identifier,
                 dbname=who.dbname,
                 dboid=who.database_oid,
@@ -108,13 +115,6 @@ class Subscriber:
                 position=position,
             )
         return self
-
-    def register_in_ledger(self, rows: Sequence[RelationState]) -> None:
-        """The subscription's rows of the ledger, before its slot exists."""
-        sub = self.sub
-        ledger.register(
-            self.session, sub.subid, sub.name, "test", sub.slot_name, rows, slot_intent=True, two_phase=sub.two_phase
-        )
 
     def relid(self, name: str) -> int:
         """The target table's oid."""

@@ -44,7 +44,7 @@ class Writer(threading.Thread):
     """
 
     def __init__(
-        self, database: Database, tables: Sequence[str], pause: float = 0.01, *, prepare: bool = False
+        self, database: Database, tables: Sequence[str], pause: float = 0.02, *, prepare: bool = False
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self._database = database
@@ -119,14 +119,15 @@ def _change(name: str) -> sql.Composable:
 
 
 def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 60) -> None:
-    """Poll until it holds.
+    """Poll until it holds, the less often the longer that takes.
 
     :param what: what is wrong if it never does, or what says so then.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, what if isinstance(what, str) else what()
+        time.sleep(min(max(waited / 20, 0.01), 0.1))
 
 
 class Site:
@@ -149,7 +150,7 @@ class Site:
         self.writer: Writer | None = None
         self.points.mkdir()
 
-    def make(self, *tables: str, rows: int = 300, pause: float = 0.01, prepare: bool = False) -> Writer:
+    def make(self, *tables: str, rows: int = 300, pause: float = 0.02, prepare: bool = False) -> Writer:
         """Create tables on both sides, rows and a publication on the publisher, and start to write.
 
         :param tables: names that begin with audit (no key), counter or keyed; with ``big`` in them: 100 times the rows.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ import pytest
 from fix_engine import Subscriber, Task
 
 from pgsub.apply import loop
-from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots
 from pgsub.target import ledger
 from pgsub.target.ledger import RelationState
 from pgsub.target.relation import describe
@@ -37,22 +34,7 @@ class Pair(Subscriber):
             found = describe(self.session, schema, name)
             assert found is not None, (schema, name)
             rows.append(RelationState(found.oid, schema, name, state))
-        slot = self.sub.slot_name
-        assert slot is not None
-        self.register_in_ledger(rows)
-        with closing(publisher.connect(self.pubdb.conninfo, application_name=slot, replication=True)) as replication:
-            position = slots.create_slot(replication, slot)
-            who = identity.identify(replication)
-        ledger.slot_created(
-            self.session,
-            self.subid,
-            system_identifier=who.system_identifier,
-            dbname=who.dbname,
-            dboid=who.database_oid,
-            timeline=who.timeline,
-            position=position,
-        )
-        return self
+        return self.registered(rows)
 
     def ddl(self, statements: str) -> None:
         """Run on both sides."""

@@ -103,12 +103,14 @@ class Cli:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Poll until the condition gives something true."""
+    """Poll until the condition gives something true; one that takes long is asked less often."""
     deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{condition}: still {result!r}"
-        time.sleep(0.05)
-    return result
+    while True:
+        asked = time.monotonic()
+        if result := condition():
+            return result
+        assert asked < deadline, f"{condition}: still {result!r}"
+        time.sleep(max(0.05, time.monotonic() - asked))
 
 
 def valid(schema: str, text: str) -> dict[str, Any]:

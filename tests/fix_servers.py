@@ -6,6 +6,7 @@ own from ``own_pair``. Tests marked ``publishers`` run once for each publisher o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from spare import keep, take
+from spare import forget, keep, outside, take
 
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
@@ -46,7 +47,7 @@ class Database:
         self._dropped = False
         self._spare = spare
         taken = spare and take(server, name)
-        with server.connect() as connection:
+        with self._outside() as connection:
             if not taken:
                 create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
                 connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
@@ -80,10 +81,11 @@ class Database:
 
     def wait(self, query: str, *params: Any, value: Any = True, seconds: float = 60) -> None:
         """Poll a query until its value is the wanted one, as Cluster.pm's poll_query_until."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while (seen := self.value(query, *params)) != value:
-            assert time.monotonic() < deadline, f"{query}: still {seen!r}, not {value!r}"
-            time.sleep(0.02)
+            waited = time.monotonic() - began
+            assert waited < seconds, f"{query}: still {seen!r}, not {value!r}"
+            time.sleep(min(max(waited / 20, 0.01), 0.1))
 
     def close(self) -> None:
         """End the session of the verbs."""
@@ -91,16 +93,21 @@ class Database:
             self._connection.close()
             self._connection = None
 
+    def _outside(self) -> contextlib.AbstractContextManager[psycopg.Connection]:
+        """A session of the server in another database."""
+        return outside(self.server) if self._spare else self.server.connect()
+
     def drop(self) -> None:
         """Remove the database with all that would hold it: sessions, slots, prepared transactions, subscriptions."""
         self.close()
         if self._dropped or not self.server.running:
             return
         self._dropped = True
-        with self.connect() as connection:
-            _drop_subscriptions(connection)
-            _roll_back_prepared(connection)
-        with self.server.connect() as connection:
+        with self._outside() as connection:
+            if connection.execute(_HELD, {"name": self.name}).fetchone() == (True,):
+                with self.connect() as inside:
+                    _drop_subscriptions(inside)
+                    _roll_back_prepared(inside)
             _drop_slots(connection, self.name)
             if self._spare:
                 keep(self.server, self.name)
@@ -108,6 +115,13 @@ class Database:
                 connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
             for origin in _origins(connection) - self._origins:
                 connection.execute("SELECT pg_replication_origin_drop(%s)", (origin,))
+
+
+#: Whether something is there that has to be removed from inside.
+_HELD = """
+SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE database = %(name)s)
+    OR EXISTS (SELECT FROM pg_subscription s, pg_database d WHERE d.oid = subdbid AND datname = %(name)s)
+"""
 
 
 def _origins(connection: psycopg.Connection) -> set[str]:
@@ -209,6 +223,7 @@ def shared_servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
     yield get
     for server in running.values():
+        forget(server)
         server.destroy()
 
 

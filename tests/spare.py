@@ -7,8 +7,10 @@ another. With ``PGSUB_TEST_THOROUGH=1`` every test gets a new one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
@@ -42,8 +44,10 @@ SELECT c.relname::text FROM pg_class c, pg_attribute a
  WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relkind = 'r' AND NOT c.relisshared
    AND a.attrelid = c.oid AND a.attname = 'oid' ORDER BY 1
 """
-_LEFT = "(SELECT count(*) FROM pg_catalog.{} WHERE oid >= %s)"
-_SCHEMAS = r"(SELECT count(*) FROM pg_namespace WHERE oid >= %s AND nspname NOT LIKE 'pg\_%%' AND nspname <> 'public')"
+_LEFT = "(SELECT count(*) FROM pg_catalog.{} WHERE oid >= %(first)s)"
+_SCHEMAS = r"""
+(SELECT count(*) FROM pg_namespace WHERE oid >= %(first)s AND nspname NOT LIKE 'pg\_%%' AND nspname <> 'public')
+"""
 
 _RIGHTS = """
 SELECT ARRAY[
@@ -64,6 +68,23 @@ SELECT ARRAY[
 
 _spares: dict[Server, str] = {}  #: a database of each server that can be used again
 _rights: dict[Server, str] = {}  #: in a database that nobody has used
+_left: dict[Server, sql.Composed] = {}  #: the query that counts what is left
+_outside: dict[Server, psycopg.Connection] = {}  #: a session of each server that no test has
+
+
+@contextlib.contextmanager
+def outside(server: Server) -> Iterator[psycopg.Connection]:
+    """A session that is not in a test's database; it stays, as every new one costs a process of the server."""
+    if server not in _outside:
+        _outside[server] = server.connect()
+    yield _outside[server]
+
+
+def forget(server: Server) -> None:
+    """The server ends."""
+    _spares.pop(server, None)
+    if server in _outside:
+        _outside.pop(server).close()
 
 
 def take(server: Server, name: str) -> bool:
@@ -73,7 +94,7 @@ def take(server: Server, name: str) -> bool:
     """
     spare = _spares.pop(server, None)
     if spare is not None:
-        with closing(server.connect()) as session:
+        with outside(server) as session:
             _rename(session, spare, name)
     return spare is not None
 
@@ -82,7 +103,7 @@ def keep(server: Server, name: str) -> None:
     """Empty a database for another test; drop it where that cannot be done."""
     spare = f"spare_{name}"
     try:
-        with closing(server.connect()) as session:
+        with outside(server) as session:
             _rename(session, name, spare)
         with closing(server.connect(spare)) as session:
             session.execute(_EMPTY.encode())
@@ -92,7 +113,7 @@ def keep(server: Server, name: str) -> None:
     if as_new and server not in _spares and not os.environ.get("PGSUB_TEST_THOROUGH"):
         _spares[server] = spare
         return
-    with closing(server.connect()) as session:
+    with outside(server) as session:
         for used in (name, spare):
             session.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(used)))
 
@@ -107,13 +128,13 @@ def _rename(session: psycopg.Connection, before: str, after: str) -> None:
 
 
 def _as_new(server: Server, session: psycopg.Connection) -> bool:
-    names = [name for (name,) in session.execute(_CATALOGS.encode()) if name != "pg_namespace"]
-    counts = [*(sql.SQL(_LEFT).format(sql.Identifier(name)) for name in names), sql.SQL(_SCHEMAS)]
-    oids = [_FIRST_USER_OID] * len(counts)
-    left = session.execute(sql.SQL("SELECT {}").format(sql.SQL(" + ").join(counts)), oids).fetchone()
-    if server not in _rights:
-        with closing(server.connect()) as unused:
+    if server not in _left:
+        names = [name for (name,) in session.execute(_CATALOGS.encode()) if name != "pg_namespace"]
+        counts = [*(sql.SQL(_LEFT).format(sql.Identifier(name)) for name in names), sql.SQL(_SCHEMAS)]
+        _left[server] = sql.SQL("SELECT {}").format(sql.SQL(" + ").join(counts))
+        with outside(server) as unused:
             _rights[server] = _rights_in(unused)
+    left = session.execute(_left[server], {"first": _FIRST_USER_OID}).fetchone()
     return left == (0,) and _rights_in(session) == _rights[server]
 
 

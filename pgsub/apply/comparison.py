@@ -21,6 +21,7 @@ from pgsub.errors import PgsubError
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.target.look import Found, Looker, Row, TableLook
 from pgsub.target.mapping import RelationMap, check_updatable
+from pgsub.target.statements import equality
 from pgsub.target.unique import UniqueIndex
 
 IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
@@ -303,6 +304,9 @@ class Comparison:
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
         sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
+        for i in relation.lookup:
+            if values.values[i] is not None:
+                equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
         return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
 
     def _find(self, table: Table, key: Row) -> Version | None:

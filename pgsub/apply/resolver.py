@@ -204,9 +204,7 @@ class Resolver:
             found = self._obstacles.search(place, where) if looks and where is not None else None
             if failure is not None and found is not None and not obstacles.indexed(failure, found):
                 break
-            verdict = Verdict.APPLY
-            if found is not None and found.hits:
-                verdict = self._met(case, found, where or own)
+            verdict = self._met(case, found, where or own) if found is not None and found.hits else Verdict.APPLY
             if verdict in (Verdict.KEEP, Verdict.SKIP):
                 return
             try:
@@ -216,15 +214,8 @@ class Resolver:
             except Moved:
                 continue
             except StatementFailed as error:
-                if error.error.sqlstate not in RESOLVABLE:
-                    raise
                 failure = error
-                if error.error.sqlstate == _DEALLOCATED:
-                    continue
-                at = error.error.diag.schema_name or "", error.error.diag.table_name or ""
-                if not looks or verdict is Verdict.STOP or (where is not None and at != where):
-                    raise  # no rule is asked, or it is a row of another table, which a trigger wrote
-                where = at
+                where = _look_next(error, where, asks=looks and verdict is not Verdict.STOP)
         if failure is None:
             raise TargetUnavailable(f'rows of "{place.name()}" are changed by others again and again', sqlstate="40001")
         raise failure
@@ -252,7 +243,7 @@ class Resolver:
         return verdict
 
     def _make(self, case: Case, found: Search | None, where: tuple[str, str] | None) -> None:
-        """Make room, and the case."""
+        """Make room, and the change."""
         place = case.place
         became = found is not None and where is not None and self._obstacles.cleared(place, found, where)
         if became:
@@ -271,3 +262,19 @@ class Resolver:
 
 
 _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_conflicts", rules.IDENTICAL})
+
+
+def _look_next(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:
+    """In which table there is something in the way, after a change failed.
+
+    :param where: the table that was looked at, None of a partitioned one at first.
+    :param asks: whether a rule is asked about what is there.
+    :raises StatementFailed: no rule is, or it is a row of another table, which a trigger wrote.
+    """
+    error = failure.error
+    if error.sqlstate == _DEALLOCATED:
+        return where
+    at = error.diag.schema_name or "", error.diag.table_name or ""
+    if error.sqlstate not in RESOLVABLE or not asks or (where is not None and at != where):
+        raise failure
+    return at

@@ -9,8 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pgsub.apply import worker
 from pgsub.spark import gateway, jobs, session, settings
 from pgsub.subscription import Subscription
+from pgsub.tablesync import catchup, copy
+
+#: Their functions are submitted.
+_MODULES = tuple(module.__name__ for module in (worker, copy, catchup))
 
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
@@ -66,7 +71,7 @@ class Engine:
             if self._submitter is None:
                 # a master that the user sized is only asked for what is needed now
                 slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
-                self._context = session.open_context(self._master, slots, self._state_dir, self._conf)
+                self._context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES)
                 self._total = slots
                 self._submitter = jobs.Submitter(self._context)
             return self._submitter

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.errors import PgsubError
-from pgsub.spark import archive, gateway, settings
+from pgsub.spark import archive, daemon, gateway, settings
 from pgsub.spark.archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
@@ -46,7 +46,11 @@ _started: dict[int, _Started] = {}  #: by process id
 
 
 def open_context(
-    master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None = None
+    master: str | None,
+    workers: int,
+    state_dir: Path,
+    conf: Mapping[str, str] | None = None,
+    imported: Sequence[str] = (),
 ) -> SparkContext:
     """Start Spark, or join the one that spark-submit started.
 
@@ -54,15 +58,22 @@ def open_context(
     :param workers: tasks that run at once.
     :param state_dir: private folder; the log, the JVM's pid and scratch files go below it.
     :param conf: Spark settings of the command line.
+    :param imported: modules that workers on this machine find imported (:mod:`pgsub.spark.daemon`).
     :raises StateForbids: without Java, with another Spark version in SPARK_HOME, with too few task slots.
     :raises PgsubError: where Spark does not start.
     """
     with _lock, _signals_kept():
-        if "PYSPARK_GATEWAY_PORT" in os.environ:
-            return _connect(launch_gateway(), workers, state_dir, {})
-        submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
-        chosen = settings.user_settings(submitted, gateway.spark_home())
-        return _start(workers, state_dir, submitted, chosen, None)
+        context = _open(master, workers, state_dir, conf)
+        context.environment[daemon.IMPORTED] = ",".join(imported)
+        return context
+
+
+def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _connect(launch_gateway(), workers, state_dir, {})
+    submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
+    chosen = settings.user_settings(submitted, gateway.spark_home())
+    return _start(workers, state_dir, submitted, chosen, None)
 
 
 def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:

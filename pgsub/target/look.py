@@ -17,7 +17,7 @@ from psycopg import sql
 
 from pgsub.target import roles
 from pgsub.target.relation import TargetColumn, TargetRelation
-from pgsub.target.statements import only
+from pgsub.target.statements import equality, only
 from pgsub.target.unique import INDEXES, UniqueIndex
 
 #: A row as texts of the target, by column; None is NULL.
@@ -153,7 +153,10 @@ class TableLook:
         return dict(zip((c.name for c in columns), texts, strict=True))
 
     def find(self, key: Row) -> Found | None:
-        """The row that has these values in these columns, NULLs being equal; one of them where several have."""
+        """The row that has these values in these columns, NULLs being equal; one of them where several have.
+
+        :raises SchemaFault: a column's type has no equality.
+        """
         columns = self._sent(key)
         valued = [c for c in columns if key[c.name] is not None]
 
@@ -164,8 +167,7 @@ class TableLook:
                 if column not in valued:
                     parts.append(sql.SQL("{} IS NULL").format(name))
                     continue
-                equal = sql.SQL(f"OPERATOR({column.equality or 'pg_catalog.='})")
-                parts.append(sql.SQL("{} {} {}").format(name, equal, _value(column, valued.index(column))))
+                parts.append(sql.SQL("{} {} {}").format(name, equality(column), _value(column, valued.index(column))))
             query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
             return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
 

@@ -313,7 +313,11 @@ def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes
     return row.format(only(relation.target), found, found)
 
 
-def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
+def equality(column: TargetColumn) -> sql.SQL:
+    """The operator by which a row is found by this column.
+
+    :raises SchemaFault: its type has none, as tuples_equal (execReplication.c).
+    """
     if column.equality is None:
         raise SchemaFault(
             f"could not identify an equality operator for type {column.type_name}",
@@ -322,5 +326,8 @@ def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
             sqlstate="42883",
         )
     # the catalog query quoted the schema already; an operator's name cannot be quoted
-    operator = sql.SQL(f"OPERATOR({column.equality})")
-    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), operator, parameter)
+    return sql.SQL(f"OPERATOR({column.equality})")
+
+
+def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
+    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), equality(column), parameter)

@@ -279,6 +279,18 @@ def test_rules_hold_in_a_batch_that_went_as_sets_at_first(make):
     ]
 
 
+def test_a_collision_that_the_same_batch_takes_back_meets_its_rule_however_many_changes_wait(make):
+    p = make("insert_exists=apply_remote")
+    p.subdb.execute("INSERT INTO t VALUES (7, 2, 'mine')")
+    p.apply(
+        "INSERT INTO t SELECT i, i, 'bulk' FROM generate_series(100, 200) i",
+        "INSERT INTO t VALUES (1, 2, 'theirs')",
+        "UPDATE t SET u = 3 WHERE id = 1",
+    )
+    p.same("t")
+    assert conflicts(p) == [("insert_exists", "applied")]
+
+
 def test_a_partitioned_table_obeys_its_rules_in_its_partitions(make):
     ddl = (
         "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from fix_program import one_error, until
+from thorough import only_thorough, thorough
 
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import walsender
@@ -109,7 +110,7 @@ def test_a_disabled_subscription_is_not_waited_for(cli, tables):
 
 
 @pytest.mark.parametrize(
-    "numbers", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)]
+    "numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), *thorough([(signal.SIGTERM, signal.SIGTERM)])]
 )
 def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, numbers):
     pubdb, subdb = tables
@@ -161,6 +162,7 @@ def test_stored_errors_are_forgotten_when_another_launcher_gets_past_them(cli, t
     assert subdb.rows("SELECT id, n FROM b") == [(1, 2)]
 
 
+@only_thorough
 def test_from_the_start_of_a_run_to_the_first_change_on_the_target(cli, tables, capfd):
     pubdb, subdb = tables
     assert cli.create("s", "--no-copy-data", "--no-wait").returncode == 0

@@ -272,7 +272,7 @@ def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_
     ours_counted, counted = scene.counted()
     assert ours_counted == counted == {**before, "sync_error_count": before["sync_error_count"] + 1}
     assert stopped["last_error"]["relation"] == "public.late"
-    [recorded] = scene.document("conflicts", "list", "s")["conflicts"]
+    recorded = scene.newest()
     assert (recorded["conflict_type"], recorded["action"]) == ("insert_exists", "stopped")
     assert recorded["remote_tuple"]["v"] == "theirs" and recorded["local_conflicts"][0]["row"]["v"] == "mine"
     remove, enable, resync, wait = scene.runbook()[1:]
@@ -283,7 +283,7 @@ def test_a_copy_that_meets_a_row_is_told_as_by_the_server_and_goes_on_once_that_
     scene.native.execute("ALTER SUBSCRIPTION native ENABLE")
     scene.typed(wait["commands"][0])
     assert scene.subdb.rows("SELECT * FROM late") == [(1, "theirs")] and scene.runbook() == []
-    assert scene.document("conflicts", "list", "s")["conflicts"][0]["action"] == "applied"
+    assert scene.newest()["action"] == "applied"
 
 
 def test_a_plain_a_streamed_and_a_prepared_transaction_fail_in_turn_and_are_skipped_by_their_lsns(scene: Scene) -> None:

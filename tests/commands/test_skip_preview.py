@@ -119,6 +119,21 @@ def test_what_only_apply_can_see_is_never_called_safe(stuck):
     assert found["unexplained"] and found["verdict"] == "caution"
 
 
+def test_a_row_that_cannot_be_looked_for_is_refused_in_the_words_of_apply(stuck):
+    # box has an operator = that compares areas
+    it = stuck()
+    for side in (it.pubdb, it.subdb):
+        side.execute("ALTER TABLE b DROP CONSTRAINT b_pkey, ADD s box; ALTER TABLE b REPLICA IDENTITY FULL")
+    error = it.apply(
+        "INSERT INTO b VALUES (1, 1, '(1,1),(0,0)')",
+        "BEGIN; INSERT INTO b VALUES (2, 2, '(6,6),(5,5)'), (3, 3, NULL); UPDATE b SET n = -n; COMMIT",
+    )
+    assert error is not None and "equality operator for type box" in error.message
+    found = it.preview(code=6)
+    assert [row["outcome"] for row in found["rows"]] == ["would_apply"] * 2 + ["error"] * 2 + ["would_apply"]
+    assert {row["reason"] for row in found["rows"]} == {None, error.message}
+
+
 @pytest.mark.parametrize("options", [(), ("--streaming", "off"), ("--two-phase",)])
 def test_streamed_and_prepared_transactions_are_found_by_the_lsn_of_their_error(stuck, options):
     it = stuck("--streaming", "parallel", *options)

@@ -96,9 +96,13 @@ def finish_following(case: Site, process: Started) -> None:
 @pytest.mark.parametrize(
     ("action", "steps", "env"),
     [
-        pytest.param("kill", COPY_STEPS, ALONE, id="worker"),
         pytest.param("kill", COPY_STEPS, {}, id="worker of several tables"),
-        *thorough([pytest.param("kill:JVM", OF_JVM, ALONE, id="jvm")]),
+        *thorough(
+            [
+                pytest.param("kill", COPY_STEPS, ALONE, id="worker"),
+                pytest.param("kill:JVM", OF_JVM, ALONE, id="jvm"),
+            ]
+        ),
     ],
 )
 def test_a_worker_killed_at_any_step_of_a_synchronization_loses_and_repeats_nothing(

@@ -21,6 +21,10 @@ def fail_as_apply_does(number: int) -> int:
     raise error
 
 
+def imported(name: str) -> bool:
+    return name in sys.modules
+
+
 def divide_by(number: int) -> float:
     return 1 / number
 

@@ -20,7 +20,7 @@ from pgsub.spark.session import close_context, open_context
 @pytest.fixture(scope="module")
 def context(tmp_path_factory):
     with environ({"PYTHONPATH": str(Path(tasks.__file__).parent)}):
-        opened = open_context(None, 4, tmp_path_factory.mktemp("state"))
+        opened = open_context(None, 4, tmp_path_factory.mktemp("state"), imported=("no_such_module", "wave"))
         yield opened
         close_context(opened)
 
@@ -34,6 +34,10 @@ def test_results_come_in_the_order_of_the_items(submitter):
     assert submitter.submit("double", tasks.double, [3, 1, 2]).result(60) == [6, 2, 4]
     assert submitter.submit("double", tasks.double, list(range(20)), slots=3).result(60) == list(range(0, 40, 2))
     assert submitter.submit("double", tasks.double, []).result(60) == []
+
+
+def test_workers_find_imported_what_was_named_and_a_name_that_is_wrong_keeps_none_from_its_work(submitter):
+    assert submitter.submit("imported", tasks.imported, ["wave", "no_such_module"]).result(60) == [True, False]
 
 
 def test_an_exception_of_a_task_comes_back_as_itself_with_all_its_fields(submitter):
