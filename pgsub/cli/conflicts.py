@@ -142,7 +142,8 @@ def conflicts(
             )
         if (conflict_type, table, since, limit) != (None, None, None, _LIMIT):
             raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
-        _show(name, record.conflict(current.state_dir, name, number), as_json=as_json)
+        row, kept = record.conflict(current.state_dir, name, number)
+        _show(name, row, kept=kept, as_json=as_json)
     else:
         raise _unknown(action, name)
 
@@ -167,7 +168,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "relation": f"{row['schemaname']}.{row['relname']}"}
 
 
-def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
+def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
     from pgsub.commands.blocking import word
     from pgsub.commands.conflicts import document
 
@@ -182,7 +183,7 @@ def _show(name: str, row: ConflictRow, *, as_json: bool) -> None:
         emit("")
         _versions(row, local)
     emit("\n" + "\n".join(_told(row)))
-    if row.action == "skipped" and (row.letter is not None or row.worker is not None) and not row.identical:
+    if kept:
         emit(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}")
 
 

@@ -105,11 +105,16 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _sentences(found: dict[str, Any]) -> list[str]:
-    said = [
-        f"Between {found['from']} and {found['to']} lie {counted(found['transactions'], 'transaction')} with"
-        f" {counted(found['changes'], 'change')} ({size(found['bytes'])} of"
-        f" {size(found['wal_bytes'])} of WAL); none of them will be applied."
-    ]
+    between = f"Between {found['from']} and {found['to']}"
+    if not found["transactions"]:
+        said = [f"{between} no transaction ends ({size(found['wal_bytes'])} of WAL): nothing is left out."]
+    else:
+        verb, fate = ("lies", "it will not") if found["transactions"] == 1 else ("lie", "none of them will")
+        said = [
+            f"{between} {verb} {counted(found['transactions'], 'transaction')} with"
+            f" {counted(found['changes'], 'change')} ({size(found['bytes'])} of"
+            f" {size(found['wal_bytes'])} of WAL); {fate} be applied."
+        ]
     if found["last"] is not None:
         said.append(
             f"The last of them is transaction {found['last']['xid']}, finished at {found['last']['finish_lsn']}."

@@ -160,6 +160,8 @@ def _print(look: Look, found: list[Any]) -> None:
         emit("\n" + render.relations(found[0]))
         if found[0].blocked:
             emit("\n" + render.blocked(found[0]))
+        elif found[0].next:
+            emit("\n" + render.rows(["next"], [{"next": found[0].next}], expanded=True))
         if found[0].held:
             emit("\n" + render.held(found[0]))
         if found[0].copies:

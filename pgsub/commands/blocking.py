@@ -14,6 +14,7 @@ from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
 from pgsub.launcher.trouble import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn
+from pgsub.subscription import Subscription
 
 
 def blocks(row: ErrorRow) -> bool:
@@ -61,6 +62,14 @@ def slot_lost_in(slot: SlotRow | None) -> int | None:
     if slot.safe_wal_size <= 0:
         return 0
     return slot.safe_wal_size // slot.wal_bytes_per_second if slot.wal_bytes_per_second > 0 else None
+
+
+def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow]) -> str | None:
+    """What to look at where something has failed; of one that is disabled there is more to do than to mend the row."""
+    row = next((problem for problem in problems if problem.worker == APPLY), None)
+    if sub.enabled and row is not None:
+        return _next(sub.name, row, conflicts)
+    return f"pgsub status {word(sub.name)} --runbook" if problems else None
 
 
 def _next(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> str:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pgsub.catalog.conflicts import ConflictFilter
+from pgsub.catalog.conflicts import SKIPPED, ConflictFilter
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago
 from pgsub.commands.blocking import word
 from pgsub.errors import StateForbids, SubscriptionNotFound, UsageError
-from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The server's types; update_deleted needs dead rows, which only the server itself can see.
 TYPES = (
@@ -83,14 +83,25 @@ def conflicts(
         return Conflicts(name, rows[:limit], len(rows) > limit, store.conflicts_dropped(subid))
 
 
-def conflict(folder: Path, name: str, conflict_id: int) -> ConflictRow:
-    """One conflict of a subscription.
+def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
+    """One conflict of a subscription, and whether its change was skipped and is kept, as far as is known here.
 
     :raises SubscriptionNotFound: as of :func:`conflicts`.
     :raises StateForbids: it has no such conflict, or no longer.
     """
     with StateStore.open(folder) as store, store.snapshot():
-        return found_conflict(store, name, conflict_id)
+        row = found_conflict(store, name, conflict_id)
+        return row, _kept(store, row)
+
+
+def _kept(store: StateStore, row: ConflictRow) -> bool:
+    """Of what origin-advance leaves out nothing is kept, nor of a row that is missing or is there already."""
+    if row.action != SKIPPED or row.identical or (row.letter is None and row.worker is None):
+        return False
+    advances = [one.detail for one in store.journal_rows(row.subid) if one.action == "origin-advance"]
+    passed = [(parse_lsn(one["from"]), parse_lsn(one["to"])) for one in advances if one.get("outcome") == "done"]
+    lsn = row.finish_lsn or 0
+    return row.letter is not None or not any(start <= lsn and covered(lsn, to) for start, to in passed)
 
 
 def found_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:

@@ -18,6 +18,7 @@ from pgsub.commands.blocking import word
 from pgsub.commands.refresh import opened
 from pgsub.commands.refresh_plan import named
 from pgsub.commands.reporter import Reporter
+from pgsub.counted import counted
 from pgsub.errors import StateForbids, TimeoutExpired, UsageError
 from pgsub.launcher import held
 from pgsub.subscription import Subscription
@@ -120,9 +121,8 @@ def _tell_held(sub: Subscription, one: RelationState, reporter: Reporter) -> Non
 
 
 def _tell_released(sub: Subscription, one: RelationState, before: holding.Held, reporter: Reporter) -> None:
-    reporter.notice(
-        f'table "{_name(one)}" is released: {before.changes} kept changes are applied before any newer one of it'
-    )
+    kept = counted(before.changes, "kept change", ("is", "are"))
+    reporter.notice(f'table "{_name(one)}" is released: {kept} applied before any newer one of it')
     _tell_disabled(sub, reporter)
 
 

@@ -134,8 +134,8 @@ def _nothing(options: ReplayOptions) -> StateForbids:
     if options.number is not None:
         return StateForbids(
             f"nothing is kept of conflict {options.number}",
-            detail=f"Its change is not in {where}; of changes that are skipped because their row is missing only the"
-            " record is kept.",
+            detail=f"Its change is not in {where}; of what origin-advance leaves out, and of changes that are skipped"
+            " because their row is missing, only the record is kept.",
             hint=f"See its record.\npgsub conflicts show {word(options.name)} {options.number}",
         )
     of = f' on table "{options.table}"' if options.table else ""

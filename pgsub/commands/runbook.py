@@ -17,7 +17,7 @@ from pgsub.commands.blocking import word
 from pgsub.commands.status import Row, SubscriptionStatus, error_class
 from pgsub.errors import ApplyError, PermissionMissing, ReplicationBroken
 from pgsub.launcher.trouble import APPLY, sync_name
-from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
 #: `Key (a)=(1) already exists.`, in any language
@@ -170,7 +170,9 @@ def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Ste
 
 def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
     name, lsn = word(one.definition.name), format_lsn(finish_lsn)
-    yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
+    applied = (one.origin or {}).get("remote_lsn")
+    if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # else only what a held table waits for is left
+        yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
     yield Step(
         f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),

@@ -79,6 +79,11 @@ class SubscriptionStatus:
     launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
 
+    @property
+    def next(self) -> str | None:
+        """The next command of an operator, None where nothing has failed."""
+        return blocking.next_command(self.definition, self.errors, self.stopped_by)
+
     def document(self) -> Row:
         """The subscription object of the JSON documents; its schema is part of the contract."""
         return {

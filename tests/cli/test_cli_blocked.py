@@ -133,6 +133,16 @@ def test_the_runbook_of_a_conflict_names_rows_and_positions(store, served, faile
     assert see[1] == ["pgsub wait orders --for caught-up --timeout 1m"]
     text = pgsub("status", "orders", "--runbook").stdout
     assert text.startswith("1. Apply stopped") and "\n       pgsub conflicts show orders 1\n" in text
+    store.put_origin(5, 0x14C0379, None)  # what is left of it is kept for a table that is released: nobody sends it
+    assert _steps(pgsub, valid) == [what, compare, change, skip, hold, see]
+
+
+def test_the_next_command_is_told_before_it_is_blocked_and_when_it_is_disabled_too(store, served, failed, pgsub):
+    failed(_conflict())
+    store.add_conflict(CONFLICT)
+    assert _shown(pgsub)["next"] == "pgsub conflicts show orders 1"
+    store.set_enabled(5, False)
+    assert _shown(pgsub)["next"] == "pgsub status orders --runbook"
 
 
 def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid):

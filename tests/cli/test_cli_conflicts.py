@@ -103,6 +103,15 @@ def test_what_the_bound_took_is_told(pgsub, store, monkeypatch):
     assert "there are more than 1" in ended.stderr and "3 older ones are no longer in the record" in ended.stderr
 
 
+def test_of_what_origin_advance_left_out_no_replay_is_offered(pgsub, store):
+    number = str(store.add_conflict(replace(STOPPED, worker="apply")))
+    store.conflicts_passed(5, "apply", 0x14C0379, conflicts.SKIPPED)
+    assert f"pgsub conflicts replay orders {number}\n" in pgsub("conflicts", "show", "orders", number).stdout
+    advance = {"from": "0/14C0000", "to": "0/14C0379", "outcome": "done"}
+    store.journal("origin-advance", 5, "orders", advance)
+    assert "replay" not in pgsub("conflicts", "show", "orders", number).stdout
+
+
 def test_the_record_outlives_its_subscription(pgsub, store, two):
     store.remove_subscription(5)
     assert len(_table(pgsub("conflicts", "list", "orders").stdout)) == 3

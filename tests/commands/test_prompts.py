@@ -68,7 +68,7 @@ def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: S
     _refused(answered("n"))
     assert it.position() == before and it.journal("origin-advance") == []
     code, text = answered("y")
-    assert code == 0 and "lie 1 transaction with 2 changes" in text and "none of them will be applied" in text
+    assert code == 0 and "lies 1 transaction with 2 changes" in text and "it will not be applied" in text
     assert it.position() == to and it.apply() is None and it.subdb.value("SELECT count(*) FROM b") == 1
 
 
