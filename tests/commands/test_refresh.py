@@ -38,7 +38,7 @@ def test_a_disabled_subscription_is_not_refreshed_in_the_servers_words(cli, tabl
     assert cli.create("s", "--no-enabled").returncode == 0
     said = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION is not allowed for disabled subscriptions"
     one_error(cli("refresh", "s"), 3, said, "pgsub enable s")
-    one_error(cli("refresh", "x"), 3, 'subscription "x" does not exist', "--state-dir")
+    one_error(cli("refresh", "x"), 3, 'subscription "x" does not exist', "pgsub status")
 
 
 def test_new_tables_are_copied_by_the_launcher_and_known_ones_never_again(served, tables):
