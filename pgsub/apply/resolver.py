@@ -38,6 +38,7 @@ _UNIQUE = "23505"
 _DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
 #: Failures after which rows are looked at one by one.
 RESOLVABLE = (_UNIQUE, _DEALLOCATED)
+_OF_ROWS = ("22", "23")  #: data_exception, integrity_constraint_violation
 _UNCHANGED = ord("u")
 
 Change = tuple[RemoteTransaction, bytes]
@@ -96,14 +97,17 @@ class Resolver:
     def together(self, part: Sequence[Change]) -> bool:
         """Apply all of them as if there were no rules, or, where they meet anything, none.
 
-        :raises StatementFailed: it is nothing that a rule could be for; the target transaction is aborted.
+        A row that no table would take may be one that a rule leaves out: alone it is looked at before it is tried.
+
+        :raises StatementFailed: it is nothing that has to do with the rows; the target transaction is aborted.
         """
         try:
             with self._rows.undoing():
                 for transaction, payload in part:
                     self._dispatch.row(transaction, payload)
         except StatementFailed as failure:
-            if failure.error.sqlstate not in RESOLVABLE:
+            state = failure.error.sqlstate or ""
+            if state not in RESOLVABLE and state[:2] not in _OF_ROWS:
                 raise
             return False
         except Deviation:

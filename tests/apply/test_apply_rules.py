@@ -50,6 +50,20 @@ def fails(p: Pair, *statements: str) -> ApplyError:
     return met.value
 
 
+@pytest.mark.parametrize("beside", [0, 1, 300])
+def test_a_row_that_a_rule_leaves_out_may_be_one_that_no_table_takes_however_many_come_with_it(make, beside):
+    p = make("insert_exists=keep_local")
+    p.subdb.execute("ALTER TABLE t ALTER v SET NOT NULL; INSERT INTO t VALUES (1, 10, 'mine')")
+    others = f"INSERT INTO t SELECT i, i, 'theirs' FROM generate_series(100, {99 + beside}) i"
+    p.apply(transaction("plain", others, "INSERT INTO t VALUES (1, 11, NULL)"))
+    assert conflicts(p) == [("insert_exists", "kept")]
+    assert (len(rows(p)), rows(p)[0]) == (beside + 1, (1, 10, "mine"))
+    error = fails(
+        p, transaction("plain", others.replace("i, i,", "i + 1000, i + 1000,"), "INSERT INTO t VALUES (2, 2, NULL)")
+    )
+    assert error.sqlstate == "23502" and len(rows(p)) == beside + 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rule_holds_in_every_kind_of_transaction(make, kind):
     p = make("insert_exists=apply_remote", "update_missing=skip", kind=kind)
