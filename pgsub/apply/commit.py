@@ -160,7 +160,7 @@ class LedgerCommit:
             self._connection.execute(query, (self._subid, Jsonb(body)))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
-        """Run the statement that ends a transaction: COMMIT, or one of those of two-phase commit.
+        """Run a statement of two-phase commit, which ends a transaction.
 
         :raises PgsubError: as of :meth:`commit`.
         """

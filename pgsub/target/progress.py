@@ -56,6 +56,8 @@ _TAG = "(pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_t
 _NOT_HIT = "22012"  #: division_by_zero
 _DEALLOCATED = "26000"  #: invalid_sql_statement_name; see :mod:`pgsub.apply.committer`
 _TEXT = (0,)
+#: What is sent, with which values, and who takes its first row.
+_Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 
 @dataclass(slots=True)
@@ -151,28 +153,26 @@ class Progress:
 
         :raises StreamsMustRestart: as of :meth:`lock`.
         """
-        seen, self._ctid = self._ctid, None
+        steps: tuple[_Step, ...] = ((_BEGIN, (), None), (_LOCK, (self._ctid, *self._key), self._take))
+        self._ctid = None
         try:
             try:
-                self._together((_BEGIN, ()), (_LOCK, (seen, *self._key)))
+                self._together(*steps)
             except StatementFailed as failure:
                 if failure.error.sqlstate != _DEALLOCATED:
                     raise
-                self._together((_BEGIN, ()), (_LOCK, (seen, *self._key)))
+                self._together(*steps)
         except StatementFailed as failure:
             raise failure.error from None
         if self._ctid is None:  # somebody else wrote the row
             self._read("FOR UPDATE")
         self._check(expected)
 
-    def _together(self, *steps: tuple[Statement, Sequence[object]]) -> None:
-        for statement, values in steps:
+    def _together(self, *steps: _Step) -> None:
+        for statement, values, on_row in steps:
             texts = [None if value is None else str(value).encode() for value in values]
-            self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=self._first_row(statement))
+            self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=on_row)
         self._pipeline.sync()
-
-    def _first_row(self, statement: Statement) -> FirstRow | None:
-        return {id(_LOCK): self._take, id(self._advance): self._moved}.get(id(statement))
 
     def _moved(self, row: Sequence[str | None]) -> None:
         self._ctid = row[0]
@@ -208,7 +208,7 @@ class Progress:
         """
         values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
         try:
-            self._together((self._advance, values), (_COMMIT, ()))
+            self._together((self._advance, values, self._moved), (_COMMIT, (), None))
         except StatementFailed as failure:
             if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
                 raise StreamsMustRestart("compare-and-set of the progress row failed") from None
