@@ -18,37 +18,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgsub.errors import ProtocolViolation
+from pgsub.protocol.decoder import MAX_MESSAGE_BYTES
 
 #: Bytes of a CopyData header, and of that with the envelope of WAL data: there the pgoutput message begins.
 HEADER, ENVELOPE = 5, 30
+#: Kinds that a server may send whatever is under way: NoticeResponse, ParameterStatus, NotificationResponse.
+ANY_TIME = b"NSA"
 _COPY_DATA, _WAL_DATA, _KEEPALIVE = b"dwk"
 _LENGTH = struct.Struct(">xI")
+_SMALL = 200  #: bytes a message
+_LENGTH_BYTES = 4  #: a length counts itself
 _UNSET = bytes(24)
 
 #: Codes that are no type byte of pgoutput: a keepalive; anything that the envelope's own parser is to judge.
 KEEPALIVE, OTHER = 0, 1
 
 
-def walk(buffer: bytes | bytearray, end: int, limit: int) -> array[int]:
-    """Where whole CopyData messages begin, from the start of a buffer on, and where the last of them ends.
+def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> array[int]:
+    """Where whole CopyData messages begin, one behind the other in a buffer, and where the last of them ends.
 
     :param end: bytes in the buffer.
     :param limit: of messages.
-    :return: edges, at least ``[0]``.
+    :param start: where the first begins.
+    :return: edges, at least ``[start]``.
     :raises ProtocolViolation: a length that cannot be.
     """
-    edges = array("q", [0])
-    append, length, position, last = edges.append, _LENGTH.unpack_from, 0, end - HEADER
+    edges = array("q", [start])
+    append, length, position, last = edges.append, _LENGTH.unpack_from, start, end - HEADER
     while position <= last and buffer[position] == _COPY_DATA and limit:
         size = length(buffer, position)[0]
-        if size < HEADER - 1:
-            raise ProtocolViolation(f"message length {size} of the replication stream is too short")
+        if size < _LENGTH_BYTES:
+            raise _impossible(size)
         position += 1 + size
         if position > end:
             break
         append(position)
         limit -= 1
     return edges
+
+
+def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
+    """The contents of whole CopyData messages, in order: one by one, or of many small ones joined, which is faster.
+
+    :param edges: from :func:`walk`.
+    :return: valid until the buffer changes.
+    """
+    size = edges[-1] - edges[0]
+    if size > _SMALL * (len(edges) - 1):
+        view = memoryview(buffer)
+        return [view[begin + HEADER : end] for begin, end in pairwise(edges)]
+    begins = np.frombuffer(edges, np.int64)[:-1] - edges[0]
+    kept = np.ones(size, np.bool_)
+    for byte in range(HEADER):
+        kept[begins + byte] = False
+    return [np.frombuffer(buffer, np.uint8, size, edges[0])[kept].data]
+
+
+def size_of(buffer: bytes | bytearray, at: int) -> int:
+    """Bytes of the message, of whatever kind, whose header is at an offset; those that are still to come included.
+
+    :raises ProtocolViolation: a length that no server sends.
+    """
+    length = int(_LENGTH.unpack_from(buffer, at)[0])
+    if not 0 <= length - _LENGTH_BYTES <= MAX_MESSAGE_BYTES:
+        raise _impossible(length)
+    return 1 + length
+
+
+def _impossible(length: int) -> ProtocolViolation:
+    return ProtocolViolation(f"message length {length} from the publisher is impossible")
 
 
 def size_of_first(buffer: bytes | bytearray, at: int) -> int:

@@ -11,6 +11,8 @@ from pgsub.protocol.frames import Frames
 from pgsub.publisher.faults import ServerError
 
 ENDED = "data stream from publisher has ended"
+#: A walsender answers START_REPLICATION before it reads any WAL.
+START_SECONDS = 60.0
 _ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
 
 
@@ -32,6 +34,7 @@ class Channel(Protocol):
         """Run START_REPLICATION.
 
         :raises Refused: the server did not begin to stream; the connection takes commands again.
+        :raises PublisherUnavailable: no answer within :data:`START_SECONDS`.
         """
 
     def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
@@ -71,9 +74,9 @@ def plain(*connections: psycopg.Connection) -> bool:
     return not any(c.pgconn.ssl_in_use or c.execute(_ENCRYPTED).fetchone() == (True,) for c in connections)
 
 
-def unanswered() -> PublisherUnavailable:
-    """The publisher did not answer the end of the stream."""
-    return PublisherUnavailable("could not end WAL streaming: no answer from the publisher in time")
+def unanswered(what: str) -> PublisherUnavailable:
+    """The publisher did not answer what was to ``start`` or ``end`` the stream."""
+    return PublisherUnavailable(f"could not {what} WAL streaming: no answer from the publisher in time")
 
 
 def unread() -> PublisherUnavailable:

@@ -7,12 +7,11 @@ import select
 import struct
 import time
 
-import psycopg
 from psycopg import pq
 
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import Refused, unanswered, unread
+from pgsub.publisher.channel import START_SECONDS, Refused, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
 
@@ -34,13 +33,18 @@ class LibpqChannel:
 
     def start(self, command: bytes) -> None:
         """See the protocol."""
-        try:
-            result = self._connection.execute(command).pgresult
-        except psycopg.Error as error:
-            raise Refused(ServerError.from_exception(error)) from None
-        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+        deadline = time.monotonic() + START_SECONDS
+        self._pgconn.send_query(command)
+        self._flush()
+        result = self._result(deadline, "start")
+        if result is not None and result.status == pq.ExecStatus.COPY_BOTH:
+            self._unread = True
+            return
+        while self._result(deadline, "start") is not None:
+            pass
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
             raise Refused(ServerError(None, "the publisher did not begin to stream"))
-        self._unread = True
+        raise Refused(ServerError.from_result(result, self._connection.info.encoding))
 
     def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
         """See the protocol."""
@@ -104,15 +108,15 @@ class LibpqChannel:
             if result.status == pq.ExecStatus.FATAL_ERROR:
                 raise Refused(ServerError.from_result(result, self._connection.info.encoding))
 
-    def _result(self, deadline: float) -> pq.abc.PGresult | None:
+    def _result(self, deadline: float, what: str = "end") -> pq.abc.PGresult | None:
         while self._pgconn.is_busy():
-            self._read_more(deadline)
+            self._read_more(deadline, what)
         return self._pgconn.get_result()
 
-    def _read_more(self, deadline: float) -> None:
+    def _read_more(self, deadline: float, what: str = "end") -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise unanswered()
+            raise unanswered(what)
         self._poll(select.POLLIN, min(left, 1.0))
         self._pgconn.consume_input()
 

@@ -18,16 +18,14 @@ import psycopg
 
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol import frames
-from pgsub.protocol.decoder import MAX_MESSAGE_BYTES
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import Refused, unanswered, unread
+from pgsub.publisher.channel import START_SECONDS, Refused, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
 
 _BUFFER = 1 << 20
 #: Little space is not worth a system call.
 _LITTLE = 1 << 16
-_LENGTH = struct.Struct(">xI")
 _LOST = "server closed the connection unexpectedly"
 
 
@@ -46,9 +44,10 @@ class SocketChannel:
         """See the protocol."""
         self._send(b"Q" + struct.pack(">I", len(command) + 5) + command + b"\0")
         failure: ServerError | None = None
+        deadline = time.monotonic() + START_SECONDS
         while True:
-            kind, body = self._next(None)
-            if kind == b"W" and failure is None:
+            kind, body = self._next(b"EZ" if failure else b"WEZ", deadline, "start")
+            if kind == b"W":
                 return
             if kind == b"E":
                 failure = self._report(body)
@@ -62,7 +61,7 @@ class SocketChannel:
             edges = frames.walk(self._buffer, self._have, limit_messages)
             if len(edges) > 1:
                 return self._taken(edges, limit_bytes)
-            kind, body = self._message() or (b"", b"")
+            kind, body = self._message(b"dEcCZ") or (b"", b"")
             if kind == b"E":
                 raise Refused(self._report(body))
             if kind in (b"c", b"C", b"Z"):
@@ -98,12 +97,14 @@ class SocketChannel:
         self._send(struct.pack(">cI", b"c", 4))
         failure: ServerError | None = None
         while True:
-            kind, body = self._next(deadline)
+            kind, body = self._next(b"dcCEZ", deadline, "end")
             if kind == b"E":
                 failure = self._report(body)
             elif kind == b"Z":
                 if failure is not None:
                     raise Refused(failure)
+                if self._have:  # libpq would miss it: a server that ends its session between two commands
+                    raise psycopg.OperationalError(_LOST)
                 return
 
     # reading
@@ -112,20 +113,19 @@ class SocketChannel:
         """Bytes that the first message in the buffer lacks; with less than its header, those of that."""
         if self._have < frames.HEADER:
             return frames.HEADER - self._have
-        size = 1 + int(_LENGTH.unpack_from(self._buffer)[0])
-        if size > MAX_MESSAGE_BYTES:
-            raise ProtocolViolation(f"message of {size} bytes is too long")
-        return max(0, size - self._have)
+        return max(0, frames.size_of(self._buffer, 0) - self._have)
 
     def _fill(self, enough: int) -> bool:
-        """Read what is there, as far as the buffer goes: the first message has room in it, whatever its size.
+        """Read what is there, as far as the buffer goes.
+
+        It grows for a first message that needs more, but no faster than bytes come: an announced size costs nothing.
 
         :return: whether anything came.
         """
         before = self._have
         room = self._have + self._missing()
-        if room > len(self._buffer):
-            self._buffer.extend(bytes(room - len(self._buffer)))
+        if room > len(self._buffer) and self._have == len(self._buffer):
+            self._buffer.extend(bytes(min(room - self._have, self._have)))
         limit = min(len(self._buffer), max(room, enough, _LITTLE))
         while self._lost is None and self._have < limit:
             try:
@@ -150,24 +150,31 @@ class SocketChannel:
             self._buffer[:rest] = self._buffer[size : self._have]
         self._have = rest
 
-    def _message(self) -> tuple[bytes, bytes] | None:
-        """Take the first message, of whatever kind; None while it is not whole."""
-        if self._missing():
+    def _message(self, expected: bytes) -> tuple[bytes, bytes] | None:
+        """Take the first message; None while it is not whole.
+
+        :param expected: kinds, besides those that a server may send at any time.
+        :raises ProtocolViolation: another kind.
+        """
+        missing, kind = self._missing(), bytes(self._buffer[: min(1, self._have)])
+        if kind and kind not in expected + frames.ANY_TIME:
+            raise ProtocolViolation(f"unexpected message type 0x{kind.hex()} in the replication stream")
+        if missing:
             return None
-        end = 1 + int(_LENGTH.unpack_from(self._buffer)[0])
-        kind, body = bytes(self._buffer[:1]), bytes(self._buffer[frames.HEADER : end])
+        end = frames.size_of(self._buffer, 0)
+        body = bytes(self._buffer[frames.HEADER : end])
         self._drop(end)
         return kind, body
 
-    def _next(self, deadline: float | None) -> tuple[bytes, bytes]:
-        while (message := self._message()) is None:
+    def _next(self, expected: bytes, deadline: float, what: str) -> tuple[bytes, bytes]:
+        while (message := self._message(expected)) is None:
             if self._fill(_BUFFER):
                 continue
             if self._lost is not None:
                 raise psycopg.OperationalError(self._lost)
-            left = 1.0 if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
-                raise unanswered()
+                raise unanswered(what)
             self._poll(select.POLLIN, min(left, 1.0))
         return message
 

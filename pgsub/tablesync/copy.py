@@ -7,13 +7,13 @@ is done commits with its rows, so a task may run twice, and a killed one leaves 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
 
 from pgsub import failpoints
-from pgsub.errors import ApplyError, Fenced, PgsubError
+from pgsub.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
@@ -23,11 +23,15 @@ from pgsub.pulse import Pulse, PulseAddress, PulseSender
 from pgsub.subscription import Subscription
 from pgsub.tablesync import clash, pump, resolving_copy
 from pgsub.tablesync.resolving_copy import Described
-from pgsub.target import chunks, copyin, origins, remedy, roles
+from pgsub.target import chunks, copyin, ledger_owner, origins, remedy, roles
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.connect import SessionName
 from pgsub.target.owner import must_use_password
+
+#: What a table that is copied together with others may wait for a lock, on either side.
+PATIENCE = "SET LOCAL lock_timeout = '1s'"
+LOCKED = "55P03"  #: lock_not_available
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CopySpec:
-    """All a copy task is given; picklable, without a secret."""
+    """All a copy task is given; picklable, without a secret.
+
+    :ivar spare: others copy the same pieces; see :func:`pgsub.target.origins.attach`.
+    :ivar grouped: several tables are copied together: one that somebody locks must not hold up the others.
+    """
 
     subscription: Subscription
     pieces: tuple[Piece, ...]
     snapshot: str
     application_name: str
     pulse: PulseAddress | None = None
+    spare: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +95,23 @@ def run(spec: CopySpec) -> CopyResult:
 
     :raises PgsubError: a server could not be reached.
     """
+    try:
+        with _Ends.open(spec) as ends:
+            return _all(ends, spec.pieces)
+    except TargetUnavailable as error:
+        if spec.spare and error.sqlstate == origins.EXHAUSTED:
+            return CopyResult()
+        raise
+
+
+def _all(ends: _Ends, pieces: Sequence[Piece]) -> CopyResult:
     rows = size = 0
-    with _Ends.open(spec) as ends:
-        for piece in spec.pieces:
-            try:
-                copied = ends.copy(piece)
-            except PgsubError as error:
-                return CopyResult(rows, size, piece.key, _located(error, piece))
-            rows, size = rows + copied[0], size + copied[1]
+    for piece in pieces:
+        try:
+            copied = ends.copy(piece)
+        except PgsubError as error:
+            return CopyResult(rows, size, piece.key, _located(error, piece))
+        rows, size = rows + copied[0], size + copied[1]
     return CopyResult(rows, size)
 
 
@@ -116,11 +135,11 @@ class _Ends:
         name = SessionName(sub.subid, f"copy:{first.worker}", first.epoch)
         with contextlib.ExitStack() as stack:
             try:
-                session = stack.enter_context(
-                    contextlib.closing(target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit))
-                )
+                opened = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit, bulk=True)
+                session = stack.enter_context(contextlib.closing(opened))
+                ledger_owner.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
-                tagged = origins.attach(session, sub.subid) is not None
+                tagged = origins.attach(session, sub, spare=spec.spare) is not None
                 source = stack.enter_context(
                     contextlib.closing(
                         publisher.connect(
@@ -167,12 +186,17 @@ class _Ends:
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
         use_snapshot(self._source, self._spec.snapshot)
+        if self._spec.grouped:
+            self._source.execute(PATIENCE)
+            self._session.execute(PATIENCE)
         if piece.resolves:
             writer = self._resolving(key)
             rows, size = resolving_copy.move(self._source, writer, piece.copy_out, piece.rows_of, moved)
         else:
             with roles.acting(self._session, piece.acts_as):
                 rows, size = pump.move(self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw)
+        if self._spec.grouped:
+            self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
         check_not_rewritten(self._source, *_source_of(piece))
         leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):

@@ -1,4 +1,4 @@
-"""CopyData of the publisher's socket handed on to the target's as it is: only the lengths of messages are read."""
+"""Rows of a COPY from the publisher's socket to the target's, in messages made here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
+from pgsub.tablesync.copy_stream import CopyOut, Stage
+
 #: Called again and again with the bytes moved so far.
 Moved = Callable[[int], None]
 
 _BUFFER = 1 << 18
-_LENGTH = struct.Struct(">xI")
-_COPY_DATA = ord("d")
+_HEADER = struct.Struct(">cI")
 
 
 class TargetSpoke(Exception):
@@ -31,9 +32,10 @@ class SourceError(Exception):
 
 
 class Passthrough:
-    """The publisher's socket read here, its CopyData handed on in stretches of whole and begun messages.
+    """The publisher's socket read here, the rows in its answer sent on in CopyData messages made here.
 
-    libpq knows nothing of the query, and once ReadyForQuery has been read has missed nothing.
+    No header of the publisher's reaches the target, so what the target takes for a message is one of ours whatever the
+    publisher sends. libpq knows nothing of the query, and once ReadyForQuery has been read has missed nothing.
     """
 
     def __init__(self, source: socket.socket, target: socket.socket, pgconn: pq.abc.PGconn, meter: Moved) -> None:
@@ -42,21 +44,27 @@ class Passthrough:
         self._meter = meter
         self._buffer = bytearray(_BUFFER)
         self._have = 0  #: bytes in the buffer
-        self._left = 0  #: bytes to come of a message whose beginning was handed on
+        self._answer = CopyOut()
         self._size = 0
-        self._rows = 0
-        self._ended = False
-        self._failure: psycopg.Error | None = None
+        self._spoke = False  #: the target has an error to report
 
     def run(self, copy_out: str) -> int:
-        """:return: bytes of the rows, without the headers of their messages."""
+        """:return: bytes of the rows.
+
+        :raises SourceError: the publisher failed.
+        :raises ProtocolViolation: what came is no answer to a COPY.
+        """
         query = copy_out.encode() + b"\0"
         self._ask(memoryview(b"Q" + struct.pack(">I", len(query) + 4) + query))
-        while not self._ended:
+        while self._answer.stage is not Stage.ENDED:
             self._receive()
             self._hand_on()
             self._meter(self._size)
-        return self._size - 5 * self._rows
+        if self._answer.failure is not None:
+            raise SourceError(self._answer.failure)
+        if self._have:  # libpq would miss it: a server that ends its session between two queries
+            raise self._lost(None)
+        return self._size
 
     def _ask(self, query: memoryview) -> None:
         while query:
@@ -87,62 +95,33 @@ class Passthrough:
 
     def _lost(self, error: OSError | None) -> SourceError:
         reason = f": {error.strerror}" if error is not None else ""
-        return SourceError(self._failure or psycopg.OperationalError(f"the connection was lost{reason}"))
+        return SourceError(self._answer.failure or psycopg.OperationalError(f"the connection was lost{reason}"))
 
     def _hand_on(self) -> None:
         """Everything in the buffer but the beginning of a message that is not known yet."""
-        start = 0
-        while start < self._have:
-            end = self._rows_end(start)
-            if end > start:
-                self._send(memoryview(self._buffer)[start:end])
-                self._size += end - start
-            start = self._message_end(end)
-            if start == end:
-                break
-        self._buffer[: self._have - start] = self._buffer[start : self._have]
-        self._have -= start
+        stretches, done = self._answer.cut(self._buffer, self._have)
+        if size := sum(map(len, stretches)):
+            self._send(memoryview(b"".join([_HEADER.pack(b"d", size + 4), *stretches])))
+            self._size += size
+            if self._spoke:
+                raise TargetSpoke
+        self._buffer[: self._have - done] = self._buffer[done : self._have]
+        self._have -= done
 
-    def _rows_end(self, start: int) -> int:
-        """How far CopyData reaches."""
-        buffer, have, position, length = self._buffer, self._have, start + self._left, _LENGTH.unpack_from
-        while position + 5 <= have and buffer[position] == _COPY_DATA:
-            position += 1 + length(buffer, position)[0]
-        self._left = max(0, position - have)
-        return min(position, have)
-
-    def _message_end(self, start: int) -> int:
-        """Take a message that is no CopyData; ``start`` where there is none, or not all of it."""
-        if self._have - start < 5 or self._buffer[start] == _COPY_DATA:
-            return start
-        end = start + 1 + int(_LENGTH.unpack_from(self._buffer, start)[0])
-        if end - start > _BUFFER:
-            raise SourceError(psycopg.OperationalError("the publisher sent a message that is too long"))
-        if end > self._have:
-            return start
-        self._message(bytes(self._buffer[start : start + 1]), bytes(self._buffer[start + 5 : end]))
-        return end
-
-    def _message(self, kind: bytes, body: bytes) -> None:
-        if kind == b"E":
-            self._failure = _report(body)
-        elif kind == b"C":
-            self._rows = int(body.rstrip(b"\0").rpartition(b" ")[2])
-        elif kind == b"Z":
-            if self._failure is not None:
-                raise SourceError(self._failure)
-            self._ended = True
-
-    def _send(self, stretch: memoryview) -> None:
-        while stretch:
-            if wait(self._target, select.POLLIN | select.POLLOUT, self._idle) & ~select.POLLOUT:
+    def _send(self, data: memoryview) -> None:
+        """A message that has begun is finished whatever the target says: libpq's next one must not end up in it."""
+        while data:
+            wanted = select.POLLOUT if self._spoke else select.POLLIN | select.POLLOUT
+            if wait(self._target, wanted, self._idle) & ~select.POLLOUT:
                 self._listen()
             try:
-                stretch = stretch[self._target.send(stretch, socket.MSG_NOSIGNAL) :]
+                data = data[self._target.send(data, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise psycopg.OperationalError(f"the connection was lost: {error.strerror}") from None
+                if self._spoke:
+                    raise TargetSpoke from None
+                raise _target_lost(error) from None
 
     def _listen(self) -> None:
         """The target speaks while rows are sent: an error ends the copy now, for it reads on without storing."""
@@ -151,24 +130,17 @@ class Passthrough:
         except BlockingIOError:
             return
         except OSError as error:
-            raise psycopg.OperationalError(f"the connection was lost: {error.strerror}") from None
-        if kind in (b"", b"E"):
+            raise _target_lost(error) from None
+        if kind == b"":
             raise TargetSpoke
-        self._pgconn.consume_input()
+        if kind == b"E":
+            self._spoke = True
+        else:
+            self._pgconn.consume_input()
 
 
-def _report(body: bytes) -> psycopg.Error:
-    """An ErrorResponse as psycopg would raise it."""
-    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0") if field}
-    kind = psycopg.Error
-    try:
-        kind = psycopg.errors.lookup(fields.get(b"C", ""))
-    except KeyError:
-        pass
-    lines = [fields.get(b"M", "unknown error"), fields.get(b"D"), fields.get(b"H")]
-    error = kind("\n".join(line for line in lines if line))
-    error.sqlstate = error.sqlstate or fields.get(b"C")
-    return error
+def _target_lost(error: OSError) -> psycopg.OperationalError:
+    return psycopg.OperationalError(f"the connection was lost: {error.strerror}")
 
 
 def wait(what: socket.socket | int, events: int, idle: Callable[[], None] = lambda: None) -> int:

@@ -1,8 +1,8 @@
 """Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
 
-CopyData messages look the same in both directions. So between connections that nothing encrypts the publisher's
-messages are handed on as they are: only their lengths are read, and a row of any size passes through one small buffer.
-libpq would make an object of every row and copy each several times; it remains for encrypted connections.
+Between connections that nothing encrypts rows go from socket to socket (:mod:`pgsub.tablesync.passthrough`), and a row
+of any size passes through one small buffer. libpq would make an object of every row and copy each several times; it
+remains for encrypted connections. Either way the target is sent messages made here, and no header of the publisher's.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
     result_or_none = _answer(source)
     if result_or_none is None or result_or_none.status != pq.ExecStatus.COMMAND_OK:
         raise SourceError(_error(result_or_none))
-    while _answer(source) is not None:
-        pass
+    if _answer(source) is not None:
+        raise SourceError(psycopg.OperationalError("the publisher sent more than was asked for"))
     return size
 
 

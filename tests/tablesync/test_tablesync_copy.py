@@ -248,6 +248,37 @@ def test_a_missing_column_fails_the_copy_and_names_it(pair: MakePair) -> None:
     p.same("t")
 
 
+@pytest.mark.since(18)
+@pytest.mark.parametrize("rows", ["", "INSERT INTO t VALUES (1, 7, DEFAULT)"], ids=["empty", "with a row"])
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("id int PRIMARY KEY", 'is missing replicated columns: "g", "h"'),
+        (
+            "id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 2) STORED, h int GENERATED ALWAYS AS (id + 2) STORED",
+            'has incompatible generated columns: "g", "h"',
+        ),
+        ("id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 2), h int", 'has incompatible generated column: "g"'),
+    ],
+    ids=["missing", "stored", "virtual"],
+)
+def test_columns_that_no_row_could_fill_are_found_when_the_copy_begins(
+    pair: MakePair, columns: str, said: str, rows: str
+) -> None:
+    p = pair(
+        pub=f"CREATE TABLE t (id int PRIMARY KEY, g int, h int GENERATED ALWAYS AS (id * 2) STORED); {rows};"
+        "CREATE PUBLICATION p FOR TABLE t (id, g, h)",
+        sub=f"CREATE TABLE t ({columns})",
+        state="i",
+    )
+    with pytest.raises(SchemaFault) as caught:
+        p.sync("t")
+    assert caught.value.message == f'logical replication target relation "public.t" {said}'
+    assert (caught.value.relation, caught.value.column, caught.value.sqlstate) == ("public.t", "g", "55000")
+    p.pubdb.execute("ALTER PUBLICATION p SET TABLE t (id)")
+    _synced(p, "t")
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_a_narrower_type_fails_the_copy_and_names_it(pair: MakePair, binary: bool) -> None:
     p = pair(

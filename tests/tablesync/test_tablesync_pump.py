@@ -173,8 +173,17 @@ def test_messages_are_told_apart_however_the_bytes_arrive(
     stream += b"".join(_frame(kind.encode(), body) for kind, body in messages)
     stream += _frame(b"c", b"") + _frame(b"C", b"COPY %d\0" % len(rows)) + _frame(b"Z", b"T")
     handed, size = _through(stream, cuts)
-    assert handed == b"".join(_frame(b"d", body) for body in rows)
+    assert b"".join(_contents(handed)) == b"".join(rows)
     assert size == sum(map(len, rows))
+
+
+def _contents(handed: bytes) -> Iterator[bytes]:
+    """Of CopyData messages, and nothing else."""
+    while handed:
+        assert handed[:1] == b"d"
+        end = 1 + struct.unpack_from(">xI", handed)[0]
+        yield handed[5:end]
+        handed = handed[end:]
 
 
 def _through(stream: bytes, cuts: list[int]) -> tuple[bytes, int]:
