@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.errors import UsageError
@@ -27,6 +28,17 @@ _ENVIRONMENT = {
     "PGAPPNAME": "application_name",
 }
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
+#: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
+#: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
+BELTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 
 
 def take_environment(environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
@@ -64,6 +76,24 @@ def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -
     if "service" in params:
         return dict(params)
     return {**{k: v for k, v in environment.items() if k != "application_name"}, **params}
+
+
+def unsaid(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Those of the defaults that neither the conninfo nor the service it names says anything about.
+
+    :param given: from :func:`parse`.
+    """
+    said = given.keys() | (_said_by_service(given["service"]) if "service" in given else set())
+    return {key: value for key, value in defaults.items() if key not in said}
+
+
+def _said_by_service(service: str) -> set[str]:
+    """Keywords of a service, read by libpq: it completes a conninfo before it finds that this one leads nowhere."""
+    nowhere = pq.PGconn.connect_start(make_conninfo("", service=service, host="/", hostaddr="").encode())
+    try:
+        return {option.keyword.decode() for option in nowhere.info if option.val is not None}
+    finally:
+        nowhere.finish()
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from pgsub import conninfo as ci
@@ -26,16 +27,18 @@ _SETTINGS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
-
-#: A peer that vanished without a FIN is noticed within a minute; a conninfo or service may say otherwise.
-_BELTS = {
-    "keepalives": "1",
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+#: What the publisher's database or role may not decide of what statements mean, and how they answer.
+_MEANINGS = {
+    "search_path": "",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
 }
+_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
 
 def connect(
@@ -112,6 +115,22 @@ def through_pooler(connection: Connection) -> bool:
     return scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
 
 
+def address(connection: Connection) -> str:
+    """A conninfo of the server that a session is with, where its own names several; without a password."""
+    info = connection.info
+    params = {key: value for key, value in info.get_parameters().items() if key not in ("replication", "options")}
+    where = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
+    return make_conninfo("", **{**params, **where, "connect_timeout": "5"})
+
+
+def refuses(conninfo: str) -> bool:
+    """Whether a server answers that it takes no connections now, as one does that shuts down.
+
+    PQping looks for SQLSTATE 57P03: another user, more room or another language would not help.
+    """
+    return pq.PGconn.ping(conninfo.encode()) == pq.Ping.REJECT
+
+
 def scalar(connection: Connection, query: str) -> object:
     """First column of the first row of a constant query; errors are psycopg's own."""
     row = connection.execute(query.encode()).fetchone()
@@ -127,9 +146,8 @@ def _parameters(
         pinned["options"] = f"{given.get('options', '')} {ours}".strip()
     if replication:
         pinned["replication"] = "database"
-    defaults = {**_BELTS, "fallback_application_name": application_name, "connect_timeout": str(timeout)}
-    if "service" in given:
-        defaults = {"fallback_application_name": application_name}
+    belts = ci.unsaid(given, {**ci.BELTS, "connect_timeout": str(timeout)})
+    defaults = {**belts, "fallback_application_name": application_name}
     return {**defaults, **{key: value for key, value in given.items() if key != "replication"}, **pinned}
 
 
@@ -140,7 +158,7 @@ def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
             f"the publisher runs PostgreSQL {version // 10000}, which is too old",
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
-    settings = {"search_path": "", **(_SETTINGS if by_sql else {})}
+    settings = {**_MEANINGS, **(_SETTINGS if by_sql else {})}
     settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if version >= since}
     calls = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))

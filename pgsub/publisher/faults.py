@@ -152,6 +152,8 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
         return PublisherUnavailable, "The slot is free once its walsender ends, after wal_sender_timeout at the latest."
     if state is None or is_transient(state) or state in ("57014", "58000", "58030"):
         return PublisherUnavailable, _limit_hint(text)
+    if state == "55000" and "synchronized from the primary" in (said.detail or ""):
+        return PublisherUnavailable, PROMOTE_HINT
     if state in ("42704", "55000", "58P01") and ("slot" in text.lower() or "WAL segment" in text):
         return SlotLost, RECREATE_HINT
     if state == "42704" and "publication" in text:
@@ -172,6 +174,10 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
 RECREATE_HINT = (
     "What the slot kept is lost, so every table has to be copied again. "
     "Drop the subscription, empty its tables on the target, and create it again."
+)
+
+PROMOTE_HINT = (
+    "Promote the standby, and the subscription goes on by itself; or give the primary's address in --connection."
 )
 
 WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wal_level = logical;"

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import psycopg
 
-from pgsub.errors import ReplicationBroken, SlotLost, StateForbids, WrongSystem
-from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
+from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import RECREATE_HINT, translate
+from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translate
 from pgsub.publisher.slots import SlotState
 
 
@@ -111,8 +111,9 @@ def check_identity(
             "the publisher is another database system",
             detail=f"The subscription was created for system identifier {expected.system_identifier}, "
             f"this server has {actual.system_identifier}.",
-            hint="Check host, port and name resolution of the subscription's connection. "
-            "After a dump and restore or pg_upgrade of the publisher, create the subscription anew.",
+            hint="Check host, port and name resolution of the subscription's connection. After a dump and restore of "
+            "the publisher create the subscription anew; after pg_upgrade, which takes slots along from 17 on:\n"
+            "pgsub alter NAME --publisher-upgraded",
         )
     if actual.database_oid != expected.database_oid:
         raise WrongSystem(
@@ -175,6 +176,35 @@ def verify_publisher(connection: Connection, expected: PublisherIdentity, *, rem
     return actual
 
 
+def check_upgraded(actual: PublisherIdentity, slot: SlotState | None, database_oid: int, done: int, name: str) -> int:
+    """Check what can be seen of a cluster that pg_upgrade made of the publisher, and of the slot that it took along.
+
+    :param database_oid: the recorded one; pg_upgrade keeps it from 15 on.
+    :param done: the furthest position of the old publisher that the target contains or has reported.
+    :param name: the slot's.
+    :return: the position that the slot goes on from.
+    :raises WrongSystem: it is none of the publisher.
+    :raises SlotLost: the slot did not come along.
+    """
+    if actual.database_oid != database_oid:
+        raise WrongSystem(
+            "this is no upgrade of the publisher",
+            detail=f'pg_upgrade keeps the OID of a database: "{actual.dbname}" has OID {actual.database_oid}, the '
+            f"subscription follows the one with OID {database_oid}.",
+            hint="Check dbname in the subscription's connection. " + RECREATE_HINT,
+        )
+    check_slot(slot, MAX_LSN, name, actual.dbname)
+    position = (slot.confirmed_flush_lsn if slot is not None else None) or 0
+    if position < done:
+        raise WrongSystem(
+            "this is no upgrade of the publisher",
+            detail="The WAL of a cluster that pg_upgrade made begins behind the old one's: the slot's "
+            f"confirmed_flush_lsn is {format_lsn(position)}, the target has changes up to {format_lsn(done)}.",
+            hint=RECREATE_HINT,
+        )
+    return position
+
+
 def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: str) -> None:
     """Check that the slot still has everything after the position that was last reported.
 
@@ -184,6 +214,7 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
     :param database: the publisher's database.
     :raises SlotLost: missing or invalidated.
     :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by somebody else.
+    :raises PublisherUnavailable: a standby's copy of its primary's slot, until the standby is promoted.
     """
     if slot is None:
         raise SlotLost(
@@ -207,6 +238,13 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
         raise ReplicationBroken(
             f'replication slot "{name}" was not created in this database',
             detail=f'It belongs to database "{slot.database}", the subscription to "{database}".',
+        )
+    if slot.synced and slot.in_recovery:
+        raise PublisherUnavailable(
+            f'replication slot "{name}" is still synchronized from the primary',
+            detail="The publisher is a standby that has not been promoted.",
+            hint=PROMOTE_HINT,
+            sqlstate="55000",
         )
     _check_gap(slot, reported_lsn)
 
@@ -243,6 +281,6 @@ def _check_gap(slot: SlotState, reported_lsn: int) -> None:
         f'replication slot "{slot.name}" is past the subscription\'s position',
         detail=f"The slot's confirmed_flush_lsn is {format_lsn(slot.confirmed_flush_lsn)}, the subscription last "
         f"reported {format_lsn(reported_lsn)}; changes between the two will not be sent again.",
-        hint="The target was restored from a backup, or somebody else advanced, used or re-created the slot. "
-        + RECREATE_HINT,
+        hint="The target was restored from a backup or is a promoted standby that lagged, or somebody else advanced, "
+        "used or re-created the slot. " + RECREATE_HINT,
     )

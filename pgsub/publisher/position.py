@@ -6,26 +6,49 @@ Mirrors what ``wait_for_catchup`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm`
 from __future__ import annotations
 
 import contextlib
+import time
 
 import psycopg
 
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.publisher.connect import connect, scalar
+from pgsub.publisher.connect import Connection, connect, scalar
 from pgsub.publisher.faults import translate
 
-_POSITION = """
+_INSERTED = """
+SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn()::pg_catalog.text END
+"""
+_FLUSHED = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
             ELSE pg_catalog.pg_current_wal_flush_lsn() END::pg_catalog.text
 """
+#: Milliseconds after which the WAL writer has flushed every commit.
+_DELAY = "SELECT 3 * setting::pg_catalog.int4 FROM pg_catalog.pg_settings WHERE name = 'wal_writer_delay'"
+_POLL = 0.01
 
 
-def flush_position(conninfo: str, application_name: str) -> int:
-    """``pg_current_wal_flush_lsn()`` of the publisher; on a standby the position it has replayed.
+def committed_position(conninfo: str, application_name: str) -> int:
+    """Where the publisher's WAL is flushed to, with every commit of this moment; on a standby what it has replayed.
+
+    A commit with ``synchronous_commit = off`` is flushed later, within three times ``wal_writer_delay``, and sent only
+    then. The insert position itself is no answer: what an open transaction has written may be flushed much later.
 
     :raises PgsubError: it cannot be asked.
     """
     with contextlib.closing(connect(conninfo, application_name=application_name)) as connection:
         try:
-            return parse_lsn(str(scalar(connection, _POSITION)))
+            return _committed(connection)
         except psycopg.Error as error:
             raise translate(error, "read the WAL position of the publisher") from None
+
+
+def _committed(connection: Connection) -> int:
+    inserted = scalar(connection, _INSERTED)
+    flushed = parse_lsn(str(scalar(connection, _FLUSHED)))
+    if inserted is None:
+        return flushed
+    wanted = parse_lsn(str(inserted))
+    deadline = time.monotonic() + float(str(scalar(connection, _DELAY) or 0)) / 1000
+    while flushed < wanted and time.monotonic() < deadline:
+        time.sleep(_POLL)
+        flushed = parse_lsn(str(scalar(connection, _FLUSHED)))
+    return min(flushed, wanted)

@@ -11,22 +11,42 @@ from pgsub.errors import PermissionMissing, StateForbids
 from pgsub.publisher.connect import Connection, scalar
 from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translate
 
+#: From here on logical decoding is switched on by the first logical slot where wal_level is replica.
+_ON_DEMAND = 190000
+
 
 def check_wal_level(connection: Connection) -> None:
-    """Check that the publisher can decode; from 19 ``replica`` suffices, for a logical slot switches decoding on.
+    """Check that the publisher can decode.
+
+    From 19 ``replica`` suffices on a primary, for its first logical slot switches decoding on; a standby only follows,
+    and ``effective_wal_level`` says whether it does.
 
     :raises StateForbids: with the setting to change.
     """
+    on_demand = connection.info.server_version >= _ON_DEMAND
     try:
         level = scalar(connection, "SHOW wal_level")
+        if on_demand and scalar(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
+            _check_primary(str(scalar(connection, "SHOW effective_wal_level")))
     except psycopg.Error as error:
         raise translate(error, "read wal_level of the publisher") from None
-    enough = ("logical", "replica") if connection.info.server_version >= 190000 else ("logical",)
+    enough = ("logical", "replica") if on_demand else ("logical",)
     if level not in enough:
         raise StateForbids(
             f'logical decoding requires "wal_level" >= "{enough[-1]}"',
             detail=f'The publisher runs with wal_level "{level}".',
             hint=WAL_LEVEL_HINT,
+            sqlstate="55000",
+        )
+
+
+def _check_primary(effective: str) -> None:
+    if effective != "logical":
+        raise StateForbids(
+            'logical decoding on standby requires "effective_wal_level" >= "logical" on the primary',
+            detail=f'The publisher is a standby, and its effective_wal_level is "{effective}".',
+            hint="Run this on its primary, which keeps the slot for as long as the standby is to be subscribed to:\n"
+            "SELECT pg_create_logical_replication_slot('decoding', 'pgoutput');",
             sqlstate="55000",
         )
 

@@ -97,6 +97,17 @@ def missing_publications(connection: Connection, publications: Sequence[str]) ->
     return [name for name in publications if name not in there]
 
 
+def publishing_sequences(connection: Connection, publications: Sequence[str]) -> list[str]:
+    """Those of the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
+    if connection.info.server_version < 190000:
+        return []
+    query = """
+        SELECT p.pubname::text FROM pg_catalog.pg_publication p
+        WHERE p.pubname = ANY(%(publications)s::name[]) AND p.puballsequences ORDER BY 1"""
+    rows = _rows(connection, sql.SQL(query), publications, "receive list of publications from the publisher")
+    return [name for (name,) in rows]
+
+
 def missing_warning(names: Sequence[str]) -> str:
     """The server's warning for missing publications.
 

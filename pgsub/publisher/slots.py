@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import psycopg
@@ -47,6 +48,10 @@ class SlotState:
     invalidation_reason: str | None
     retained_bytes: int | None  #: bytes of WAL from restart_lsn to current_lsn
     current_lsn: int  #: the server's write position, on a standby its replay position
+    in_recovery: bool = False  #: of the server
+    synced: bool | None = None  #: a copy of a primary's slot: of no use as long as the server is in recovery
+    conflicting: bool | None = None  #: invalidated by a conflict with recovery
+    inactive_since: datetime | None = None
 
 
 class FreeSlots(NamedTuple):
@@ -132,7 +137,8 @@ def slot_state(connection: Connection, name: str) -> SlotState | None:
     :raises PgsubError: translated.
     """
     query = """
-        SELECT s.*, w.lsn::text AS current_lsn, pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained
+        SELECT s.*, w.lsn::text AS current_lsn, pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained,
+            pg_catalog.pg_is_in_recovery() AS in_recovery
         FROM pg_catalog.pg_replication_slots s,
             (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                 ELSE pg_catalog.pg_current_wal_lsn() END) AS w (lsn)
@@ -161,6 +167,10 @@ def _state(row: dict[str, Any]) -> SlotState:
         invalidation_reason=_invalidation(row),
         retained_bytes=row["retained"],
         current_lsn=parse_lsn(row["current_lsn"] or "0/0"),
+        in_recovery=row["in_recovery"],
+        synced=row.get("synced"),
+        conflicting=row.get("conflicting"),
+        inactive_since=row.get("inactive_since"),
     )
 
 

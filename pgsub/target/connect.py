@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 
@@ -25,21 +26,28 @@ _SETTINGS = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    "datestyle": "ISO, MDY",
-    "intervalstyle": "postgres",
+    "datestyle": "ISO",  # and in which order text of a text column names day and month stays the target's own
     "extra_float_digits": "3",
     "row_security": "off",
     "array_nulls": "on",
     "xmloption": "content",
     "transform_null_equals": "off",
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "client_min_messages": "warning",
     "jit": "off",
+    # the server, too, is to notice a launcher that vanished: its session holds the lock that the next one needs
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
 _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
-_BELTS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+#: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
+#: and a backend that waits for a lock reads nothing. Whoever sends little has :data:`pgsub.conninfo.BELTS`.
+_PATIENCE = {"tcp_user_timeout": "300000"}
 _PASSWORD_STATES = ("28P01", "28000")
 
 
@@ -56,7 +64,12 @@ class SessionName:
 
 
 def connect(
-    conninfo: str, name: SessionName | str, *, synchronous_commit: str = "on", replica: bool = True
+    conninfo: str,
+    name: SessionName | str,
+    *,
+    synchronous_commit: str = "on",
+    replica: bool = True,
+    bulk: bool = False,
 ) -> psycopg.Connection:
     """Open a session with everything pinned that apply relies on.
 
@@ -64,25 +77,31 @@ def connect(
     :param name: the session's application_name.
     :param synchronous_commit: the session's default for that setting.
     :param replica: whether to try ``session_replication_role = replica``; see :func:`is_replica`.
+    :param bulk: whether rows will be sent: a vanished host is noticed within five minutes then, otherwise within one.
+        What the conninfo or its service says of it goes before.
     :return: an autocommit connection.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     """
-    params = {**_BELTS, **ci.parse(conninfo, "target"), "application_name": str(name), "client_encoding": "UTF8"}
+    given = ci.parse(conninfo, "target")
+    belts = ci.unsaid(given, {**ci.BELTS, **(_PATIENCE if bulk else {})})
+    params = {**belts, **given, "application_name": str(name), "client_encoding": "UTF8"}
     try:
         connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
     except psycopg.Error as error:
         raise _refused(error, params) from None
     settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
     settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if connection.info.server_version >= since}
+    # qualified: until then the search path is what the database's owner wants (CVE-2018-1058)
     calls = sql.SQL(", ").join(
-        sql.SQL("set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v)) for k, v in settings.items()
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v))
+        for k, v in settings.items()
     )
     try:
         connection.execute(sql.SQL("SELECT ") + calls)
         if replica:
-            connection.execute("SET session_replication_role = replica")
-    except psycopg.errors.InsufficientPrivilege:
-        pass  # works without; create and status say what that means and name the GRANT
+            # works without; create and status say what that means and name the GRANT
+            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+                connection.execute("SET session_replication_role = replica")
     except psycopg.Error as error:
         connection.close()
         raise translate(error, "prepare the session on the target") from None

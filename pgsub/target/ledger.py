@@ -150,7 +150,7 @@ def slot_created(
 
 
 def registered(connection: psycopg.Connection, subid: int) -> None:
-    """The state store knows the subscription: from now on its slot is not there by an interrupted creation."""
+    """The state store knows the subscription: neither its creation nor its drop is under way any more."""
     connection.execute("UPDATE pgsub.subscription SET slot_intent = false WHERE subid = %s", (subid,))
 
 
@@ -209,6 +209,27 @@ def forget(connection: psycopg.Connection, subid: int) -> None:
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s").format(sql.Identifier("pgsub", table)), (subid,)
             )
+
+
+def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
+    """Record that the main slot is about to be dropped: who finds it missing then need not ask why.
+
+    :return: whether that was recorded before.
+    """
+    with durable(connection):
+        row = connection.execute(
+            "UPDATE pgsub.subscription AS s SET slot_intent = true"
+            " FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR UPDATE) AS before"
+            " WHERE s.subid = before.subid RETURNING before.slot_intent",
+            (subid,),
+        ).fetchone()
+    return row is None or bool(row[0])
+
+
+def any_left(connection: psycopg.Connection) -> bool:
+    """Return whether the ledger holds a subscription."""
+    row = connection.execute("SELECT EXISTS (SELECT FROM pgsub.subscription)").fetchone()
+    return row is not None and bool(row[0])
 
 
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
+from pgsub.target import ledger_owner
 
 VERSION = 7
 
@@ -191,7 +192,6 @@ ALTER TABLE pgsub.control ADD COLUMN skip_rules jsonb;
 """
 
 _MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6, 7: _V7}
-_LOCK_KEY = 0x7067737562  # "pgsub"
 
 
 def installed_version(connection: psycopg.Connection) -> int:
@@ -227,28 +227,30 @@ def check(connection: psycopg.Connection) -> None:
 
 
 def install(connection: psycopg.Connection) -> None:
-    """Create or upgrade the ledger; safe with several callers at once.
+    """Create or upgrade the ledger, and give the session's user what it lacks there; safe with several callers at once.
 
     :raises PermissionMissing: the role may not; the hint holds the statement to run.
     :raises StateForbids: the ledger was written by a newer pgsub.
     """
+    ledger_owner.give(connection)
     version = installed_version(connection)
-    if version == VERSION:
-        return
     if version > VERSION:
         raise StateForbids(
             f"the ledger on the target has version {version}, this pgsub knows {VERSION}",
             hint="Upgrade pgsub.",
         )
+    if version < VERSION:
+        _install(connection, version)
+        ledger_owner.give(connection)
+
+
+def _install(connection: psycopg.Connection, version: int) -> None:
     try:
         with connection.transaction():
-            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (ledger_owner.LOCK_KEY,))
             connection.execute("SET LOCAL lock_timeout = '5s'")  # workers of other subscriptions are at work
-            if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
-                connection.execute("CREATE SCHEMA pgsub")
-            for number in range(installed_version(connection) + 1, VERSION + 1):
-                connection.execute(_MIGRATIONS[number].encode())
-                connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
+            with ledger_owner.acting(connection):
+                _migrate(connection)
     except psycopg.errors.InsufficientPrivilege as error:
         if version:
             raise _not_upgraded(version, error) from None
@@ -258,6 +260,14 @@ def install(connection: psycopg.Connection) -> None:
             hint=_hint(connection),
             sqlstate=error.sqlstate,
         ) from None
+
+
+def _migrate(connection: psycopg.Connection) -> None:
+    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+        connection.execute("CREATE SCHEMA pgsub")
+    for number in range(installed_version(connection) + 1, VERSION + 1):
+        connection.execute(_MIGRATIONS[number].encode())
+        connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
 
 
 def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
@@ -279,11 +289,7 @@ def _hint(connection: psycopg.Connection) -> str:
     row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
     database, user = row.fetchone() or ("", "")
     if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL").fetchone() == (True,):
-        return (
-            "Let the owner of schema pgsub run:\n"
-            f"GRANT USAGE ON SCHEMA pgsub TO {user};\n"
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO {user};"
-        )
+        return f"Let the owner of schema pgsub run:\n{ledger_owner.grants(user)}"
     return (
         "Let an owner of the database run one of these:\n"
         f"GRANT CREATE ON DATABASE {database} TO {user};\n"

@@ -3,7 +3,8 @@
 The server's subscriber refuses to apply where it may not become the owner, so that an owner's code (triggers, defaults,
 expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so a user that is
 no member of the owner but has rights of its own on the table goes on as itself: refusing would protect nobody. It is
-warned of, unless the owner is a superuser, who needs no such way and whom nobody should be made a member of.
+warned of, unless the owner is a superuser, who needs no such way and whom nobody should be made a member of. Where its
+rights do not suffice, what it lacks first is what the server says: that it may not become the owner.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from pgsub.subscription import Subscription
 from pgsub.target.relation import TargetRelation
 
 FILTERED = "0A000"  #: feature_not_supported: the SQLSTATE of the refusal of row-level security
+#: What a change takes, by its message type; TRUNCATE is never made as the owner.
+NEEDED = {"INSERT": ("INSERT",), "UPDATE": ("SELECT", "UPDATE"), "DELETE": ("SELECT", "DELETE")}
+
+# A privilege on columns is taken for enough: whether it is, the change itself will tell.
+_LACKING = """
+SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+       ARRAY(SELECT w FROM pg_catalog.unnest(%s::text[]) AS w
+              WHERE NOT pg_catalog.has_table_privilege(c.oid, w)
+                AND NOT (w <> 'DELETE' AND pg_catalog.has_any_column_privilege(c.oid, w)))
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
 
 
 def decided(target: TargetRelation, sub: Subscription) -> TargetRelation:
@@ -46,6 +58,42 @@ def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMiss
         detail=f'The changes of "{target.schema}.{target.name}" are made as its owner.',
         hint=f"Run this on the target: GRANT {owner} TO {user} WITH SET TRUE;\nOr let changes be made as the user of"
         f" --target:\npgsub alter {sub.name} --run-as-owner",
+        sqlstate="42501",
+    )
+
+
+def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subscription, needed: str) -> None:
+    """Whether a user that may not become the owner can make a change as itself.
+
+    :param connection: its session, out of a transaction that has failed.
+    :param needed: the message type of the change, as in :data:`NEEDED`.
+    :raises PermissionMissing: it lacks a privilege.
+    """
+    if sub.run_as_owner or target.access not in ("none", "trusted"):
+        return
+    row = connection.execute(_LACKING.encode(), (list(NEEDED.get(needed, ())), target.oid)).fetchone()
+    usable, lacking = row or (True, [])
+    if usable and not lacking:
+        return
+    user, owner = sql.Identifier(target.user).as_string(), sql.Identifier(target.owner).as_string()
+    what, grants = [], []
+    if not usable:
+        what.append(f'USAGE on schema "{target.schema}"')
+        grants.append(f"GRANT USAGE ON SCHEMA {sql.Identifier(target.schema).as_string()} TO {user};")
+    if lacking:
+        what.append(f'{", ".join(lacking)} on table "{target.schema}.{target.name}"')
+        table = sql.Identifier(target.schema, target.name).as_string()
+        grants.append(f"GRANT {', '.join(lacking)} ON TABLE {table} TO {user};")
+    become_it = ""
+    if target.access == "none":
+        option = " WITH SET TRUE" if target.server_version >= 160000 else ""
+        become_it = (
+            f"Run this on the target: GRANT {owner} TO {user}{option};\nOr let the role change the table as itself:\n"
+        )
+    raise PermissionMissing(
+        f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
+        detail=f"Its own privileges do not suffice: it lacks {' and '.join(what)}.",
+        hint=(become_it or "Run this on the target:\n") + "\n".join(grants),
         sqlstate="42501",
     )
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import time
 
+import patience
 import psycopg
 import pytest
 from fix_servers import Database
@@ -25,6 +28,7 @@ from pgsub.errors import (
 )
 from pgsub.publisher.connect import connect, is_replication, scalar, through_pooler
 from pgsub.publisher.faults import ServerError, classify, refused, translate
+from pgsub.target import connect as target
 
 SECRET = "S3NT1NEL"
 
@@ -94,6 +98,32 @@ def test_a_service_gives_address_and_options_and_the_settings_are_pinned_all_the
         shown = [scalar(session, f"SHOW {name}") for name in ("work_mem", "application_name", "row_security")]
         assert shown == ["7MB", "orders", "off"]
         assert str(scalar(session, "SHOW datestyle")).startswith("ISO")
+
+
+def test_a_vanished_peer_is_noticed_in_time_and_the_words_of_conninfo_and_service_go_before(
+    pubdb, tmp_path, monkeypatch
+):
+    """Both sides alike; only what many rows are sent to has more patience."""
+    address = f"host=127.0.0.1 port={pubdb.server.port} dbname={pubdb.name} user=postgres"
+    (tmp_path / "services").write_text("\n".join(["[src]", *address.split(), "tcp_user_timeout=7000", ""]))
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+
+    def timeouts(conninfo, side, **more):
+        with contextlib.closing(side(conninfo, **more)) as session:
+            with socket.socket(fileno=os.dup(session.fileno())) as line:
+                options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT)
+                return [line.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+
+    publisher, subscriber = (
+        functools.partial(connect, application_name="x"),
+        functools.partial(target.connect, name="x"),
+    )
+    for side in (publisher, subscriber):
+        assert timeouts(address, side) == [60_000, 30, 3]
+        assert timeouts(f"{address} tcp_user_timeout=5000 keepalives_idle=9", side) == [5000, 9, 3]
+        assert timeouts("service=src", side) == [7000, 30, 3]
+    assert timeouts(address, subscriber, bulk=True) == [300_000, 30, 3]
+    assert timeouts("service=src", subscriber, bulk=True) == [7000, 30, 3]
 
 
 def test_the_word_replication_in_a_conninfo_does_not_make_every_session_a_walsender(pubdb):
@@ -205,7 +235,7 @@ def test_a_pooler_refuses_or_is_seen(pubdb, tmp_path):
     pooler = subprocess.Popen([shutil.which("pgbouncer"), "-q", str(tmp_path / "ini")], stderr=subprocess.DEVNULL)
     try:
         conninfo = f"host=127.0.0.1 port={port} dbname=pooled user=postgres"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience.SECONDS
         while True:
             try:
                 session = connect(conninfo, application_name="x")

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from pgsub.demo.servers import Server
-from pgsub.errors import ReplicationBroken, SlotLost, StateForbids, WrongSystem
+from pgsub.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.connect import connect
 from pgsub.publisher.identity import (
@@ -16,11 +16,13 @@ from pgsub.publisher.identity import (
     TimelineSwitch,
     check_identity,
     check_slot,
+    check_upgraded,
     identify,
     parse_history,
     timeline_history,
     verify_publisher,
 )
+from pgsub.publisher.position import committed_position
 from pgsub.publisher.prerequisites import check_wal_level
 from pgsub.publisher.slots import SlotState, create_slot, slot_state
 
@@ -140,6 +142,35 @@ def test_the_gap_left_by_a_restored_target_is_told_with_both_positions():
     assert "0/200" in raised.value.detail and "0/100" in raised.value.detail and "backup" in raised.value.hint
 
 
+def test_a_slot_that_a_standby_only_copies_is_waited_for_and_not_lost():
+    copied = dataclasses.replace(SLOT, synced=True, in_recovery=True)
+    with pytest.raises(PublisherUnavailable, match='slot "s" is still synchronized from the primary') as raised:
+        check_slot(copied, 100, "s", "app")
+    assert "Promote the standby" in raised.value.hint and raised.value.exit_code == 4
+    check_slot(dataclasses.replace(copied, in_recovery=False), 100, "s", "app")  # promoted
+
+
+def test_a_cluster_that_pg_upgrade_made_goes_on_from_the_slot_that_came_along():
+    who = actual(system_identifier="7000000000000000002", timeline=1)
+    assert check_upgraded(who, SLOT, KNOWN.database_oid, 99, "s") == SLOT.confirmed_flush_lsn
+
+
+@pytest.mark.parametrize(
+    ("slot", "done", "oid", "kind", "words"),
+    [
+        (None, 0, KNOWN.database_oid, SlotLost, "does not exist"),
+        (dataclasses.replace(SLOT, wal_status="lost"), 0, KNOWN.database_oid, SlotLost, "can no longer access"),
+        (SLOT, 0, KNOWN.database_oid + 1, WrongSystem, "no upgrade of the publisher"),
+        (SLOT, 101, KNOWN.database_oid, WrongSystem, "no upgrade of the publisher"),
+    ],
+)
+def test_a_cluster_that_cannot_be_the_publisher_upgraded_is_refused(slot, done, oid, kind, words):
+    who = actual(system_identifier="7000000000000000002", timeline=1)
+    with pytest.raises(kind, match=words) as raised:
+        check_upgraded(who, slot, oid, done, "s")
+    assert raised.value.hint
+
+
 def test_a_missing_slot_is_never_anything_but_lost():
     with pytest.raises(SlotLost, match='replication slot "s" does not exist') as raised:
         check_slot(None, 0, "s", "app")
@@ -157,3 +188,18 @@ def test_a_publisher_without_logical_wal_says_what_to_set_before_and_at_the_slot
             with pytest.raises(StateForbids) as raised:
                 attempt(connection)
             assert raised.value.hint.splitlines()[-1] == "ALTER SYSTEM SET wal_level = logical;"
+
+
+def test_a_commit_that_is_flushed_later_counts_to_where_the_publisher_is(pubdb):
+    """synchronous_commit = off: what is flushed lags, and whoever waits for it waits for that commit, too."""
+    pubdb.execute("CREATE TABLE late (id int); SET synchronous_commit = off")
+    for number in range(20):
+        pubdb.execute("INSERT INTO late VALUES (%s)", number)
+        end = parse_lsn(pubdb.value("SELECT pg_current_wal_insert_lsn()::text"))
+        assert (
+            committed_position(pubdb.conninfo, "test") >= end - 40
+        )  # of the next page nothing but its header is there
+    with pubdb.connect() as other:
+        other.execute("BEGIN; INSERT INTO late VALUES (0)")  # may be flushed when it ends
+        before = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+        assert committed_position(pubdb.conninfo, "test") >= before

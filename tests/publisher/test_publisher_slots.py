@@ -78,7 +78,7 @@ def test_a_slot_is_created_after_older_write_transactions_have_ended(pubdb):
         )
         assert not points
         writer.execute("COMMIT")
-        creator.join(30)
+        creator.join()
         assert points
     writer.close()
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from pgsub.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
+from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import ledger, ledger_schema, origins, states
 from pgsub.target.ledger import APPLY, Claim
@@ -68,7 +69,7 @@ def test_identity_is_what_was_learnt_of_the_publisher(session: psycopg.Connectio
     known = ledger.identity(session, SUBID)
     assert (known.system_identifier, known.publisher_dbname, known.publisher_dboid) == ("123", "db", 5)
     assert (known.timeline, known.consistent_point) == (3, 0x16_0000_00FF)
-    assert session.execute("SELECT reported_lsn::text FROM pgsub.progress").fetchone() == ("16/FF",)
+    assert session.execute("SELECT reported_lsn = '16/FF' FROM pgsub.progress").fetchone() == (True,)
     with pytest.raises(StateForbids, match="does not know this subscription"):
         ledger.identity(session, SUBID + 1)
 
@@ -150,6 +151,10 @@ def test_every_table_of_the_ledger_has_a_primary_key(session: psycopg.Connection
     assert rows.fetchall() == []
 
 
+def _of(subid: int) -> Subscription:
+    return Subscription(subid, "s", "", "", (), None)
+
+
 def test_without_create_on_the_database_the_statement_is_shown(subdb: Database) -> None:
     role = f"nobody_{subdb.name}"
     subdb.execute(f"CREATE ROLE {role} LOGIN")
@@ -162,7 +167,7 @@ def test_without_create_on_the_database_the_statement_is_shown(subdb: Database) 
             subdb.execute(f"CREATE SCHEMA pgsub AUTHORIZATION {role}")
             ledger_schema.check(session)
             ledger_schema.install(session)
-            assert origins.attach(session, SUBID) is None  # works without
+            assert origins.attach(session, _of(SUBID)) is None  # works without
     finally:
         subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -324,24 +329,49 @@ def test_nobody_waits_long_for_applys_row(session: psycopg.Connection, connect: 
     assert states.try_done(session, claim, 100).done
 
 
+def _end(session: psycopg.Connection, one: psycopg.Connection) -> None:
+    """Close a session and wait until the server has ended it: it lets go of its origin then."""
+    pid = one.info.backend_pid
+    one.close()
+    while session.execute("SELECT FROM pg_catalog.pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None:
+        pass
+
+
 def test_origins_of_a_pool_are_one_a_session(session: psycopg.Connection, connect: Connect) -> None:
     sessions = [connect() for _ in range(3)]
-    assert [origins.attach(one, SUBID) for one in sessions] == ["pgsub_7", "pgsub_7_1", "pgsub_7_2"]
-    assert origins.attach(connect(), SUBID + 1) == "pgsub_8"
-    sessions[1].close()
-    session.execute("SELECT pg_sleep(0.1)")
-    assert origins.attach(connect(), SUBID) == "pgsub_7_1"
+    assert [origins.attach(one, _of(SUBID)) for one in sessions] == ["pgsub_7", "pgsub_7_1", "pgsub_7_2"]
+    assert origins.attach(connect(), _of(SUBID + 1)) == "pgsub_8"
+    _end(session, sessions[1])
+    assert origins.attach(connect(), _of(SUBID)) == "pgsub_7_1"
 
 
 def test_origins_are_dropped_with_their_subscription_only(session: psycopg.Connection, connect: Connect) -> None:
     for subid in (SUBID, SUBID, 71):
         one = connect()
-        origins.attach(one, subid)
+        origins.attach(one, _of(subid))
         one.execute("SELECT pg_replication_origin_session_reset()")
     other = connect()
-    origins.attach(other, SUBID)
-    other.close()
-    session.execute("SELECT pg_sleep(0.1)")
+    origins.attach(other, _of(SUBID))
+    _end(session, other)
     origins.drop_all(session, SUBID)
     rows = session.execute("SELECT roname FROM pg_replication_origin WHERE roname LIKE 'pgsub_7%'").fetchall()
     assert rows == [("pgsub_71",)]
+
+
+def test_who_changes_several_tables_at_once_takes_them_in_the_order_of_their_oids(
+    session: psycopg.Connection, connect: Connect
+) -> None:
+    first, second = sorted((_relid(session), _relid(session, "b")))
+    session.execute("UPDATE pgsub.subscription_rel SET relname = relname WHERE srrelid = %s", (first,))
+    other = connect()
+    other.execute("SET enable_indexscan = off; SET enable_bitmapscan = off")  # the second one now comes first
+    changing = threading.Thread(target=states.unclaim, args=(other, SUBID, [first, second]))
+    locked = "SELECT FROM pgsub.subscription_rel WHERE srrelid = %s FOR UPDATE NOWAIT"
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted"
+    with session.transaction():
+        session.execute(locked, (first,))
+        changing.start()
+        while session.execute(waits, (other.info.backend_pid,)).fetchone() == (False,):
+            assert changing.is_alive()
+        session.execute(locked, (second,))  # a deadlock, if the other held it
+    changing.join()
