@@ -42,8 +42,6 @@ BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
 PING_SECONDS = 1.0
-#: Bytes of WAL without a transaction after which the ledger is written for keepalives alone.
-IDLE_REPORT_BYTES = 16 << 20
 #: At the end of a run the launcher gets this long to record what feedback must not pass.
 MIRROR_SECONDS = 2.0
 
@@ -92,14 +90,19 @@ class ApplyLoop:
             set_based=streams.set_based,
         )
         self._receiver = Receiver(
-            streams.walsender, self._progress.remote_lsn, self._progress.reported_lsn, streams.timing
+            streams.walsender,
+            self._progress.remote_lsn,
+            self._progress.reported_lsn,
+            streams.timing,
+            lambda: (self.position, self._committer.changes, [one.changes for one in self._parallel.busy]),
         )
         self._batch = Batch()
         self._batch_since = 0.0
         self._told: Keepalive | None = None  #: came after the batch
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
-        self._next_report = self._next_control = self._next_ping = 0.0
+        self._next_report = self._next_idle = self._next_control = self._next_ping = 0.0
+        self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
         self._committer.recorded = True  # an earlier worker may have left something
         streams.assembler.emitted = self._committer.emitted
         self._unmirrored = Unmirrored(self._progress)
@@ -154,12 +157,13 @@ class ApplyLoop:
     def _keepalive(self, keepalive: Keepalive) -> None:
         """A position without a transaction: it counts once everything before it is applied."""
         self._told = keepalive
+        self._asked |= keepalive.reply_requested
         if self._batch or self._ending:
             return
         self._told = None
         if keepalive.wal_end >= self.position:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
-        self._receiver.progress(applied=self.position)
+        self._receiver.progress(applied=self._reportable)
 
     def _take_run(self, run: Run) -> None:
         """Many at once, where none of them needs to be looked at."""
@@ -240,7 +244,7 @@ class ApplyLoop:
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
         self._pulse.transactions += len(batch)
-        self._receiver.progress(applied=self.position)
+        self._receiver.progress(applied=self._reportable)
         failpoints.point("apply.after_target_commit")
         batch.release()
 
@@ -266,32 +270,50 @@ class ApplyLoop:
         self._next_control = time.monotonic() + CONTROL_SECONDS
         return self._progress.control()
 
-    def _report_if_due(self, clock: float) -> None:
-        behind = self.remote_lsn > self._progress.reported_lsn
-        unreported = self.position - max(self._progress.reported_lsn, self.remote_lsn)
-        idle = unreported >= IDLE_REPORT_BYTES or (unreported > 0 and self._streams.standby.waits())
-        if clock >= self._next_report and (behind or idle):
-            self._report()
+    @property
+    def _reportable(self) -> int:
+        """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
+        return self._unmirrored.passed if self._committer.recorded else self.position
 
-    def _report(self) -> None:
-        """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
-        self._next_report = time.monotonic() + REPORT_SECONDS
-        position: int | None = self.position
-        if self._committer.recorded:
-            position = self._unmirrored.reportable(self.position)
-            self._committer.recorded = self._unmirrored.left
-        if position is None:
+    def _report_if_due(self, clock: float) -> None:
+        if clock < self._next_report:
             return
+        if self._committer.recorded:
+            self._next_report = clock + REPORT_SECONDS
+            self._committer.recorded = self._unmirrored.look(self.position)
+            self._receiver.progress(applied=self._reportable)
+        reported, position = self._progress.reported_lsn, self._reportable
+        behind = min(self.remote_lsn, position) > reported
+        if behind or (position > reported and self._wanted(clock)):
+            self._report(position)
+        self._asked = False  # who still waits asks again
+
+    def _wanted(self, clock: float) -> bool:
+        """Whether the ledger is to be written for WAL without a transaction.
+
+        Others follow what the target writes, and two subscriptions may feed each other: not more often than somebody
+        asks for it, or waits.
+        """
+        return self._asked or clock >= self._next_idle or self._streams.standby.waits()
+
+    def _report(self, position: int) -> None:
+        """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
+        clock = time.monotonic()
+        self._next_report, self._next_idle = clock + REPORT_SECONDS, clock + self._streams.timing.idle_interval
         self._progress.report(position)
         failpoints.point("apply.after_reported_lsn")
         self._receiver.progress(flushed=position)
+        self._beat(now=True)
 
     def _finish(self) -> None:
         deadline = time.monotonic() + MIRROR_SECONDS
-        while self._committer.recorded and self._progress.unmirrored_events() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self.position > self._progress.reported_lsn:
-            self._report()
+        while self._committer.recorded:
+            self._committer.recorded = self._unmirrored.look(self.position)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05 if self._committer.recorded else 0.0)
+        if self._reportable > self._progress.reported_lsn:
+            self._report(self._reportable)
         self._beat(now=True)
 
     def _beat(self, *, now: bool = False) -> None:

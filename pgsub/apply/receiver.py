@@ -6,20 +6,25 @@ the connection is the only one that sends feedback.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgsub import failpoints
+from pgsub.apply.standstill import STANDSTILL_SECONDS, Standstill
 from pgsub.errors import PublisherUnavailable
 from pgsub.protocol import envelope, frames
 from pgsub.protocol.envelope import Keepalive, XLogData
 from pgsub.protocol.frames import Frames
+from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher.walsender import WalSender
+from pgsub.threads import Owned
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
@@ -32,6 +37,9 @@ HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
+#: Seconds between two of them that say the same: a publisher that shuts down asks again as soon as it is answered. And
+#: after which the write position is told by itself: apply mostly has more to tell before.
+_SOON_SECONDS = 0.1
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 
 
@@ -46,10 +54,12 @@ class Timing:
 
     :ivar status_interval: between unsolicited status updates.
     :ivar timeout: of silence after which the publisher counts as lost; infinite where it never does.
+    :ivar idle_interval: between writes to the ledger for positions without a transaction that nobody asks for.
     """
 
     status_interval: float = 10.0
     timeout: float = 60.0
+    idle_interval: float = 10.0
 
     @classmethod
     def of(
@@ -64,20 +74,24 @@ class Timing:
         if status_interval is None:
             intervals.append(cls().status_interval)
         timeout = cls().timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
-        return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf)
+        idle = status_interval or cls().idle_interval
+        return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf, float(idle))
 
 
-class Receiver(threading.Thread):
+class Receiver(Owned):
     """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
 
     :param walsender: a started stream.
-    :param position: where it started; the first write and apply positions.
-    :param flushed: what the ledger says was reported before.
+    :param position: where it started; the first write position.
+    :param flushed: what the ledger says was reported before; the first flush and apply positions.
     :param timing: see :class:`Timing`.
+    :param applies: differs where anything was applied since it was called last.
     """
 
-    def __init__(self, walsender: WalSender, position: int, flushed: int, timing: Timing) -> None:
-        super().__init__(name="receiver", daemon=True)
+    def __init__(
+        self, walsender: WalSender, position: int, flushed: int, timing: Timing, applies: Callable[[], object]
+    ) -> None:
+        super().__init__("apply_receiver", "receiver", died=self._wake_taker)
         self._walsender = walsender
         self._status_interval = timing.status_interval
         self._timeout = timing.timeout
@@ -92,9 +106,12 @@ class Receiver(threading.Thread):
         self._floods = False  #: and much of it
         self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
+        self._asked = False  #: the publisher wants an answer
+        self._untold_since = 0.0  #: when something was received that it has not been told of, 0.0 for nothing
+        self._applies = applies
+        self._standstill = Standstill(walsender.connection)
         self.received = position
-        self.applied = position
-        self.flushed = flushed
+        self.applied = self.flushed = flushed
         self.reported = 0  #: flush position of the last feedback that was sent
         self.told = 0  #: apply position of the last feedback: latest_end_lsn of pg_stat_subscription
         self.last_send_ts = 0
@@ -108,7 +125,7 @@ class Receiver(threading.Thread):
         :raises PgsubError: the stream ended or broke, after everything received before was taken.
         """
         with self._ready:
-            if not self._queue and self._error is None:
+            if not self._queue and self._error is None and self.death is None:
                 self._ready.wait(timeout)
             if self._queue:
                 burst = self._queue.popleft()
@@ -117,8 +134,8 @@ class Receiver(threading.Thread):
                 if (was_full and self._queued < QUEUE_BYTES) or (self._held_since and not self._queue):
                     self._wake()
                 return burst
-            if self._error is not None:
-                raise self._error
+            if self._error is not None or self.death is not None:
+                raise self._error or self.death or AssertionError
             return None
 
     def idle(self) -> bool:
@@ -130,13 +147,12 @@ class Receiver(threading.Thread):
         return self._flows
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
-        """Set what the next feedback says, and send it soon."""
-        if applied is not None:
-            self.applied = max(self.applied, applied)
-        if flushed is not None:
-            self.flushed = max(self.flushed, flushed)
-        self._due = True
-        self._wake()
+        """Set what the next feedback says, and send it soon if that is new."""
+        applied, flushed = max(self.applied, applied or 0), max(self.flushed, flushed or 0)
+        if (applied, flushed) != (self.applied, self.flushed):
+            self.applied, self.flushed = applied, flushed
+            self._due = True
+            self._wake()
 
     def ping(self) -> None:
         """Ask the publisher for a keepalive: an idle one finishes hand-overs too."""
@@ -160,8 +176,8 @@ class Receiver(threading.Thread):
 
     # the thread
 
-    def run(self) -> None:
-        """Thread body."""
+    def work(self) -> None:
+        """Receive until :meth:`close`, then end the stream."""
         try:
             self._loop()
             self._walsender.stop(timeout=3)
@@ -169,15 +185,25 @@ class Receiver(threading.Thread):
             with self._ready:
                 self._error = error
                 self._ready.notify_all()
+            # what was received may take its time yet, and the publisher is not to wait for it
+            with contextlib.suppress(Exception):
+                self._walsender.stop(timeout=1)
+            with contextlib.suppress(Exception):
+                self._walsender.connection.close()
+
+    def _wake_taker(self) -> None:
+        with self._ready:
+            self._ready.notify_all()
 
     def _loop(self) -> None:
         last_heard = last_status = time.monotonic()
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
+            self.alive()
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             if self._flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
-            longest = HOLD_SECONDS if self._held_since else 1.0
+            longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if self._asked or self._untold_since else 1.0
             due = last_status + self._status_interval - time.monotonic()
             heard = not more and self._wait(max(0.0, min(longest, due)))
             full = self._queued >= QUEUE_BYTES
@@ -191,10 +217,24 @@ class Receiver(threading.Thread):
                 raise PublisherUnavailable("terminating logical replication worker due to timeout")
             elif clock - last_heard > self._timeout / 2 and not pinged:
                 pinged = self._ping = True
-            if self._due or self._ping or clock - last_status >= self._status_interval:
+            answers = self._asked and clock - last_status >= _SOON_SECONDS
+            late = self._untold_since and clock - self._untold_since >= _SOON_SECONDS
+            if self._due or self._ping or answers or late or clock - last_status >= self._status_interval:
                 self._feedback()
                 last_status = clock
+            if self._standstill.in_vain(clock, (self.received, self.flushed, self._applies()), unread=full):
+                raise self._shut_down()
         self._feedback()
+
+    def _shut_down(self) -> PublisherUnavailable:
+        received, flushed = format_lsn(self.received), format_lsn(self.flushed)
+        return PublisherUnavailable(
+            "terminating logical replication worker because the publisher is shutting down",
+            detail=f"Nothing has moved for {STANDSTILL_SECONDS:.0f} seconds: WAL was received up to {received} and"
+            f" confirmed up to {flushed}.",
+            hint="The publisher sends it again when it is back. What apply waits for on the target, such as a lock, is"
+            " in pg_stat_activity there.",
+        )
 
     def _holds(self) -> bool:
         """Read what is there; whether that is all for now."""
@@ -223,17 +263,21 @@ class Receiver(threading.Thread):
         return self._walsender.fileno in ready
 
     def _deliver(self, burst: Frames) -> None:
-        last = envelope.parse(burst.head(len(burst) - 1))
+        last, before = envelope.parse(burst.head(len(burst) - 1)), self.received
         if isinstance(last, XLogData):
             self.received = max(self.received, last.start, last.wal_end)
         else:
             self.received = max(self.received, last.wal_end)
+        if self.received > before:
+            self._untold_since = self._untold_since or time.monotonic()
         self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
         codes = burst.codes
         at = codes.find(frames.KEEPALIVE)
         while at >= 0:
             keepalive = envelope.parse(burst[at])
-            self._due |= isinstance(keepalive, Keepalive) and keepalive.reply_requested
+            if isinstance(keepalive, Keepalive) and keepalive.reply_requested:
+                self._asked = True
+                self._standstill.asked(time.monotonic())
             at = codes.find(frames.KEEPALIVE, at + 1)
         with self._ready:
             self._held, self._held_since = 0, 0.0
@@ -242,7 +286,7 @@ class Receiver(threading.Thread):
             self._ready.notify()
 
     def _feedback(self) -> None:
-        ping, self._ping, self._due = self._ping, False, False
+        ping, self._ping, self._due, self._asked, self._untold_since = self._ping, False, False, False, 0.0
         flushed = self.flushed
         write = max(self.received, self.applied, flushed)
         self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))

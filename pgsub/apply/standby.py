@@ -6,7 +6,6 @@ session of its own looks again, in a thread of its own, and only while there is 
 
 from __future__ import annotations
 
-import threading
 import time
 
 import psycopg
@@ -14,6 +13,7 @@ import psycopg
 from pgsub.errors import PgsubError
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
+from pgsub.threads import Owned
 
 #: Seconds between two looks: what the first commit waits at most after the setting was changed.
 LOOK_SECONDS = 15.0
@@ -21,7 +21,7 @@ _NAMES = ("synchronous_standby_names", "application_name")
 
 
 class StandbyNames:
-    """Answers at once with what the last look said.
+    """Answers at once with what the last look said; one that came to nothing, however it ended, is followed by another.
 
     :param conninfo: of the publisher; ``application_name`` is shown there unless the conninfo names one.
     :param waits: what the setting said at the start of the stream, see :func:`named`.
@@ -32,14 +32,14 @@ class StandbyNames:
         self._application_name = application_name
         self._waits = waits
         self._next = time.monotonic() + LOOK_SECONDS
-        self._thread: threading.Thread | None = None
+        self._thread: Owned | None = None
 
     def waits(self) -> bool:
         """Asked when there is a position to report that is only reported at once if somebody waits for it."""
         clock = time.monotonic()
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = clock + LOOK_SECONDS
-            self._thread = threading.Thread(target=self._look, name="standby names", daemon=True)
+            self._thread = Owned("standby_names", "standby names", self._look)
             self._thread.start()
         return self._waits
 

@@ -6,27 +6,28 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply.assembler import Assembler
 from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
-from pgsub.apply.spool import Spool
+from pgsub.apply.spool import Spool, limit
 from pgsub.apply.standby import StandbyNames, named
 from pgsub.apply.streams import Streams, TargetSession
-from pgsub.errors import PublisherUnavailable, TargetUnavailable
+from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
-from pgsub.subscription import Subscription
+from pgsub.subscription import Subscription, receiver_timeout
 from pgsub.target import connect as target
-from pgsub.target import ledger, membership, origins, two_phase
+from pgsub.target import ledger, ledger_owner, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.owner import must_use_password
@@ -62,6 +63,7 @@ class WorkerSpec:
     spool_dir: str | None = None
     relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
     set_based: bool = SET_BASED
+    spool_limit: int = field(default_factory=limit)
 
     @property
     def role(self) -> str:
@@ -86,7 +88,7 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
 
 def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sub, claim = spec.subscription, spec.claim
-    spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}")
+    spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}", spec.spool_limit)
     stack.callback(spool.close)
     own = _session(spec)
     stack.callback(own.connection.close)
@@ -114,9 +116,11 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     )
     parallel = walsender.negotiated(options).parallel_streaming
     standby = StandbyNames(sub.connection, spec.application_name, named(replication))
-    timing = _timing(own.connection, replication)
+    timing = _timing(own.connection, replication, spec.subscription)
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
+    if claim.worker == ledger.APPLY and not own.progress.tagged and origins.allowed(own.connection):
+        _say_untagged(own.connection, sub)
     return Streams(
         own,
         sender,
@@ -130,23 +134,38 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     )
 
 
-def _session(spec: WorkerSpec) -> TargetSession:
+def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
     """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
-    name = SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
-    return target_session(spec.subscription, name, spec.claim, spec.subscription.synchronous_commit)
+    sub, name = spec.subscription, SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
+    return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)
 
 
-def target_session(sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str) -> TargetSession:
+def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
+    """For the log: ``status`` shows it as long as it lasts."""
+    text = (
+        f'no replication origin is free on the target for subscription "{sub.name}"\nDETAIL:  What it writes looks as'
+        f" if it were written locally. Nobody is known to ask, and apply goes on.\nHINT:  {origins.SHORT_HINT}"
+    )
+    body = Jsonb({"kind": "log", "level": "WARNING", "text": text})
+    session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
+
+
+def target_session(
+    sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
+) -> TargetSession:
     """A session that makes changes of the subscription as apply does: its settings, its replication origin.
 
     :param claim: what its commits of progress are checked against.
+    :param must: see :func:`pgsub.target.origins.attach`.
+    :raises TargetUnavailable: no origin is free.
     """
-    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit)
+    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
     try:
         # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
         connection.execute("SET enable_seqscan = off")
-        progress = Progress(connection, claim, tagged=origins.attach(connection, sub.subid) is not None)
+        ledger_owner.check(connection)
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
         tracked = progress.tagged and target.tracks_commits(connection)
         relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
         return TargetSession(connection, progress, relations)
@@ -163,14 +182,9 @@ def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
     :raises Fenced: the epoch was raised.
     :raises TargetUnavailable: no origin is free.
     """
-    session = _session(spec)
+    session = _session(spec, must=tagged)
     try:
         session.progress.control()
-        if tagged and not session.progress.tagged:
-            raise TargetUnavailable(
-                "no replication origin is free on the target for a further session",
-                hint="Consider increasing max_active_replication_origins (max_replication_slots before 18).",
-            )
     except BaseException:
         session.connection.close()
         raise
@@ -199,8 +213,8 @@ def _two_phase(
     return False, True, position
 
 
-def _timing(session: psycopg.Connection, replication: publisher.Connection) -> Timing:
-    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them.
+def _timing(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> Timing:
+    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them, or by its option.
 
     The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
     that takes its time, or behind what apply has not taken yet.
@@ -214,6 +228,8 @@ def _timing(session: psycopg.Connection, replication: publisher.Connection) -> T
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
     timeout, interval = row or (None, None)
+    if (own := receiver_timeout(sub.wal_receiver_timeout)) is not None:
+        timeout = own
     patience = sender[0] if sender else None
     return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
 

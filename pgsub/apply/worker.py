@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply import rolled_back
 from pgsub.apply.admission import Filter, Kept
 from pgsub.apply.explain import explained
 from pgsub.apply.loop import ApplyLoop
@@ -18,6 +19,7 @@ from pgsub.apply.runs import Batch
 from pgsub.apply.start import WorkerSpec, streams
 from pgsub.apply.streams import Streams
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import ApplyError, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.pulse import Pulse, PulseSender
@@ -46,8 +48,21 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
     :raises PgsubError: whatever ended it; the launcher decides by its directive.
     """
+    try:
+        return _run(spec)
+    except ApplyError as error:
+        left_out = False
+        with contextlib.suppress(PgsubError):  # what stopped apply is what is to be told
+            left_out = rolled_back.leaves_out(spec.subscription, error)
+        if left_out:
+            raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
+        raise
+
+
+def _run(spec: WorkerSpec) -> WorkerResult:
     with streams(spec) as opened, contextlib.closing(ApplyRole(opened, spec)) as role:
-        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch)
+        untagged = not opened.progress.tagged
+        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
         loop = ApplyLoop(
             opened,
             role,
@@ -56,7 +71,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
             transactional=spec.subscription.apply_mode == "transactional",
             until_lsn=spec.until_lsn,
         )
-        with explained(opened.connection, spec.subscription.name):
+        with explained(opened.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 

@@ -21,6 +21,7 @@ from psycopg import sql
 from pgsub.errors import Fenced, PgsubError, TimeoutExpired
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
+from pgsub.threads import Owned
 
 #: message, detail, hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]
@@ -28,6 +29,7 @@ Report = Callable[[str, str | None, str | None], None]
 _AFTER = 2.0  #: seconds that a creation may take before anybody looks
 _POLL = 0.05
 _EVERY = 1.0  #: seconds between looks, and between tries to cancel
+_JOIN = 10.0  #: seconds for a look under way to end; its connection may be to a host that vanished
 _QUERY_LENGTH = 80
 
 
@@ -166,7 +168,7 @@ class SlotWatch:
         self._told: set[tuple[int | None, str | None, str | None]] = set()
         self._last: Sequence[OpenTransaction] = ()
         self._second: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name="slot watch", daemon=True)
+        self._thread = Owned("slot_creation", "slot creation", self._run, died=lambda: self._cancel("death"))
 
     def __enter__(self) -> SlotWatch:
         self._thread.start()
@@ -176,9 +178,11 @@ class SlotWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join(_JOIN)
         if self._cancelled is None or not isinstance(error, PgsubError | psycopg.Error):
             return
+        if self._cancelled == "death":
+            raise self._thread.death or error from None
         if self._cancelled == "stop":
             raise Fenced("asked to stop") from None
         raise self._timeout() from None
@@ -202,6 +206,7 @@ class SlotWatch:
         look, cancel = time.monotonic() + self._after, 0.0
         with contextlib.ExitStack() as stack:
             while not self._done.wait(_POLL):
+                self._thread.alive()
                 unwanted = self._unwanted()
                 if time.monotonic() >= look or (unwanted == "deadline" and not cancel and not self._told):
                     look = time.monotonic() + _EVERY if self._look(stack) else float("inf")
