@@ -3,7 +3,8 @@
 ``PGSUB_FAILPOINTS="apply.before_commit=kill;copy.middle=sleep:5@2"`` makes a crash deterministic: the action runs
 when the named point is reached (``@n``: only the n-th time in this process). Actions: ``kill`` (SIGKILL to this
 process), ``kill:PIDFILE`` (SIGKILL to the process whose pid that file holds), ``sleep:SECONDS``,
-``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``.
+``pause:FILE`` (wait until FILE exists), ``stop`` (SIGSTOP to this process), ``error`` (raise), ``error:SQLSTATE``,
+``die`` (end the thread by what no handler of errors catches).
 An action fires once per process and, with ``PGSUB_FAILPOINTS_DIR``, once for all: a file named after the point marks
 it as reached, so a restarted worker passes, and a test can assert that the point was really hit. A test that makes
 that file beforehand arms the point at the moment it removes it.
@@ -35,6 +36,7 @@ POINTS = (
     "apply.skipped",
     "apply.released",
     "mirror.before_state_db",
+    "mirror.before_events",
     "copy.middle",
     "copy.before_commit",
     "copy.after_commit",
@@ -66,6 +68,24 @@ POINTS = (
     "replay.taken",
     "replay.before_commit",
     "replay.committed",
+    "state.write",
+    "thread.apply_receiver",
+    "thread.applier",
+    "thread.janitor",
+    "thread.job",
+    "thread.log",
+    "thread.jvm_end",
+    "thread.notice",
+    "thread.publisher_state",
+    "thread.pulses",
+    "thread.recorder",
+    "thread.runner",
+    "thread.slot_creation",
+    "thread.slot_watch",
+    "thread.spark_start",
+    "thread.standby_names",
+    "thread.sync",
+    "thread.wait",
 )
 
 _counts: dict[str, int] = {}
@@ -118,6 +138,8 @@ def _act(name: str, action: str) -> None:
             time.sleep(0.02)
     elif verb == "error":
         raise TargetUnavailable(f"failpoint {name}", sqlstate=argument or "57P01")
+    elif verb == "die":
+        raise SystemExit(f"failpoint {name}")
     else:
         raise InternalError(f'unknown failpoint action "{action}"')
 

@@ -19,7 +19,7 @@ import pytest
 
 from pgsub.failpoints import POINTS
 
-#: What a run of apply, commands and faults has to reach, besides every failpoint.
+#: What a run of apply, commands, faults and launcher has to reach, besides every failpoint.
 BRANCHES = (
     "hand-over with apply behind",
     "hand-over with the sync worker behind",
@@ -57,7 +57,7 @@ WORKLOAD = (
     "commit prepared",
     "rollback prepared",
 )
-_FOLDERS = [Path(__file__).parent / name for name in ("apply", "commands", "faults")]
+_FOLDERS = [Path(__file__).parent / name for name in ("apply", "commands", "faults", "launcher")]
 _VARIABLE = "PGSUB_TEST_BRANCHES"
 
 
@@ -126,6 +126,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for name in (*BRANCHES, *WORKLOAD, *POINTS):
         if found[name] or (name not in WORKLOAD and _complete(config)):
             terminalreporter.line(f"{found[name]:5d}  {name}", red=not found[name])
+    if missing := _missing(config):
+        terminalreporter.line(f"NOT REACHED: {', '.join(missing)}", red=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

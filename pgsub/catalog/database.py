@@ -11,6 +11,7 @@ import os
 import shlex
 import sqlite3
 import threading
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,25 +40,60 @@ class Database:
     """A connection that the threads of one process share; every call holds the lock for its time.
 
     :param path: the file, in a folder that passed :func:`~pgsub.catalog.folder.prepare_folder`.
+    :param readable: be content with a copy in memory, to which nothing can be written, where there is no room, or no
+        right, for the files that those who share a write-ahead log need.
+    :ivar copied: why it is such a copy, None where it is the file.
     :raises StateStoreError: not private, damaged, not a state store, or written by a newer pgsub.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, readable: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
+        self.copied: PgsubError | None = None
+        self._file = (0, 0)
+        try:
+            self._connection = self._opened()
+        except PgsubError as error:
+            if not readable or not isinstance(error, StateStoreError) or (copy := _copy(path)) is None:
+                raise
+            self._connection, self.copied = copy, error
+            self._check_version()
+
+    def _opened(self) -> sqlite3.Connection:
         with self._errors():
-            _create(path)
-        create_private(path)
+            _create(self.path)
+        create_private(self.path)
         with self._errors():
             self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
         try:
+            self._file = _identity(self.path)
             self._prepare()
         except BaseException:
             self._connection.close()
             raise
+        return self._connection
+
+    def reopen(self) -> None:
+        """Open the file anew, after whatever befell it; a new one where it was removed.
+
+        :raises StateStoreError: as the constructor.
+        """
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._depth = 0
+            self._connection = self._opened()
+            self.copied = None
+
+    def replaced(self) -> bool:
+        """Whether the name no longer leads to the file that is open: what is written to that is lost."""
+        try:
+            return self.copied is None and _identity(self.path) != self._file
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the connection; again does nothing."""
@@ -152,6 +188,9 @@ class Database:
         self.check(_CHECK_STATE)
 
     def _is_current(self) -> bool:
+        return self._check_version() == MIGRATIONS[-1][0]
+
+    def _check_version(self) -> int:
         version = int(self.rows("PRAGMA user_version")[0][0])
         application = int(self.rows("PRAGMA application_id")[0][0])
         newest = MIGRATIONS[-1][0]
@@ -167,7 +206,7 @@ class Database:
                 detail="It was written by a newer pgsub.",
                 hint="Upgrade pgsub.\npgsub version",
             )
-        return version == newest
+        return version
 
     def _upgrade(self) -> None:
         # one process at a time: the change to WAL does not wait for others, and the backup must precede the steps
@@ -190,6 +229,33 @@ class Database:
             raise _translated(self.path, error) from None
         except OverflowError:
             raise InternalError("a number is too large for the state store") from None
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _copy(path: Path) -> sqlite3.Connection | None:
+    """What a state store holds, in memory; None where it cannot be read at all.
+
+    Who has it alone needs no file to share, and where nothing is in the write-ahead log the file is all there is.
+    """
+    quoted, log = urllib.parse.quote(str(path)), path.with_name(f"{path.name}-wal")
+    ways = [("rw", "PRAGMA locking_mode = EXCLUSIVE")]
+    if not log.exists() or not log.stat().st_size:
+        ways.append(("ro&immutable=1", "PRAGMA query_only = ON"))
+    for mode, pragma in ways:
+        copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{quoted}?mode={mode}", uri=True, timeout=1)) as file:
+                file.execute(pragma)
+                file.backup(copy)
+            copy.execute("PRAGMA query_only = ON")
+            return copy
+        except sqlite3.Error:
+            copy.close()
+    return None
 
 
 def _create(path: Path) -> None:

@@ -14,6 +14,12 @@ from pathlib import Path
 from pgsub.errors import StateStoreError
 
 _MOUNTS = Path("/proc/self/mounts")
+#: Beginnings of the types of file systems that several machines may share; ``fuse.`` is what mount(8) shows of FUSE.
+_NETWORKS = (
+    *("nfs", "cifs", "smb", "9p", "afs", "ceph", "coda", "glusterfs", "lustre", "beegfs", "gpfs", "ocfs2", "gfs"),
+    *("fuse.sshfs", "fuse.ceph", "fuse.gluster", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "fuse.mount.davfs"),
+    *("fuse.juicefs", "fuse.gcsfuse", "fuse.blobfuse", "fuse.curlftpfs", "fuse.smbnetfs", "fuse.goofys", "davfs"),
+)
 
 
 def state_dir(option: str | None) -> Path:
@@ -34,7 +40,8 @@ def prepare_folder(folder: Path) -> None:
     """Create the state folder, or refuse one that others could read or exchange.
 
     :param folder: absolute path.
-    :raises StateStoreError: symbolic link, foreign owner, group or others may enter it or replace it, NFS.
+    :raises StateStoreError: symbolic link, foreign owner, group or others may enter it or replace it, on
+        a network file system.
     """
     try:
         if not os.path.lexists(folder):
@@ -103,7 +110,7 @@ def network_file_system(path: Path, mounts: str) -> str | None:
         point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[1]))
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), words[2]
-    return kind if kind.startswith("nfs") else None
+    return kind if kind.startswith(_NETWORKS) else None
 
 
 def _create(folder: Path) -> None:

@@ -6,6 +6,7 @@ dies, whatever killed it. What stands in the file is only for messages.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -17,7 +18,7 @@ from pgsub.catalog.times import utc_now
 from pgsub.errors import LockHeld, StateStoreError
 
 _RETRY_SECONDS = 0.01
-_MAX_TEXT = 200
+_MAX_TEXT = 400
 
 
 class Lock:
@@ -35,7 +36,7 @@ class Lock:
 
         :param timeout: seconds to keep trying. The default outlasts someone who only looks with :meth:`holder`.
         :return: False if another holder has it; True if this object has it already.
-        :raises StateStoreError: if the file is not private or cannot be written.
+        :raises StateStoreError: if the file is not private or cannot be opened.
         """
         deadline = time.monotonic() + timeout
         while self._descriptor is None:
@@ -60,7 +61,8 @@ class Lock:
         if unlink:
             self.path.unlink(missing_ok=True)
         else:
-            os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):  # the room stays ours: a full disk has none to give back
+                os.pwrite(self._descriptor, b" " * os.fstat(self._descriptor).st_size, 0)
         os.close(self._descriptor)
         self._descriptor = None
 
@@ -91,13 +93,52 @@ class Lock:
             return False
 
     def _sign(self, descriptor: int) -> None:
-        text = f"pid {os.getpid()} on host {socket.gethostname()} since {utc_now()}\n"
+        # in place, without a moment of an empty file: what a full disk has room for is what was there before
+        text = f"pid {os.getpid()} on host {socket.gethostname()} since {utc_now()}\n".encode()
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, text.encode(), 0)
-        except OSError as error:
-            self.release()
-            raise StateStoreError(f'could not write lock file "{self.path}": {error.strerror}') from None
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+        except OSError:
+            return  # the lock is what counts; who has it is for messages only
+
+
+class Sign:
+    """Tells other processes of a trouble by a lock: that needs no room, and ends with the process that gives it.
+
+    :param path: the file; its folder passed :func:`~pgsub.catalog.folder.prepare_folder`. What says why is written over
+        room that is taken at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = open_private(path)
+        with contextlib.suppress(OSError):
+            if os.fstat(self._descriptor).st_size < _MAX_TEXT:
+                os.pwrite(self._descriptor, b" " * _MAX_TEXT, 0)
+
+    def give(self, text: str) -> None:
+        """Say that there is a trouble, from now on."""
+        with contextlib.suppress(OSError):  # another process gives it already
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(self._descriptor, text.replace("\n", " ").encode()[:_MAX_TEXT].ljust(_MAX_TEXT), 0)
+
+    def end(self) -> None:
+        """It is over."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """It is over, and no other will be told of."""
+        os.close(self._descriptor)
+
+
+#: Signs of a launcher: it cannot write to the state store, or to its log.
+UNRECORDED, UNLOGGED = "unrecorded.lock", "unlogged.lock"
+
+
+def troubles(folder: Path) -> list[str]:
+    """What launchers of a state folder cannot write at this moment, and why, as far as that could be told."""
+    said = {name: Lock(folder / name).holder() for name in (UNRECORDED, UNLOGGED)}
+    return [text.strip() for text in said.values() if text is not None]
 
 
 def launcher_lock(folder: Path) -> Lock:

@@ -27,6 +27,9 @@ MIGRATIONS: tuple[tuple[int, str], ...] = (
     (8, schema.VERSION_8),
     (9, schema.VERSION_9),
     (10, schema.VERSION_10),
+    (11, schema.VERSION_11),
+    (12, schema.VERSION_12),
+    (13, schema.VERSION_13),
 )
 
 

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from pgsub.catalog.codec import Table
-from pgsub.catalog.rows import CopyRow, HeldRow, OriginRow, PreparedRow, RelationRow, ServerRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import (
+    CopyRow,
+    HeldRow,
+    OriginRow,
+    PreparedRow,
+    RelationRow,
+    ServerRow,
+    SkippedRow,
+    SlotRow,
+    WorkerRow,
+)
 from pgsub.catalog.subscriptions import SubscriptionCatalog
 from pgsub.catalog.times import utc_now
 
@@ -21,6 +31,7 @@ _RELATION = Table("pg_subscription_rel", RelationRow, "srsubid")
 _ORIGIN = Table("pgsub_origin", OriginRow, "subid")
 _PREPARED = Table("pgsub_prepared_pending", PreparedRow, "subid")
 _HELD = Table("pgsub_held_table", HeldRow, "subid")
+_SKIPPED = Table("pgsub_skipped", SkippedRow, "subid")
 _WORKER = Table("pgsub_worker", WorkerRow, "subid")
 _COPY = Table("pg_stat_progress_copy", CopyRow, "subid")
 _SLOT = Table("pgsub_slot", SlotRow, "subid")
@@ -68,6 +79,14 @@ class ProgressCatalog(SubscriptionCatalog):
     def held(self, subid: int) -> list[HeldRow]:
         """Tables whose changes are kept, by schema and name."""
         return sorted(self._get(_HELD, subid), key=lambda row: (row.schemaname, row.relname))
+
+    def put_skipped(self, subid: int, row: SkippedRow) -> None:
+        """Set how much is kept of what was skipped; nothing kept is no row."""
+        self._put(_SKIPPED, subid, [row] if row.waiting_changes or row.replayed_changes else [])
+
+    def skipped(self, subid: int) -> SkippedRow | None:
+        """How much is kept of what was skipped, None where nothing is."""
+        return _first(self._get(_SKIPPED, subid))
 
     def put_workers(self, subid: int, rows: Sequence[WorkerRow]) -> None:
         """Make pg_stat_subscription show exactly these workers; without any it shows one row of NULLs."""

@@ -63,8 +63,21 @@ class HeldRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """pgsub_skipped: how much pgsub.skipped_change of the target holds of a subscription, as was seen last."""
+
+    waiting_changes: int  #: not replayed
+    replayed_changes: int
+    bytes: int  #: of all of them, as stored
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """pg_stat_subscription without subid and subname: one worker that runs now."""
+    """pg_stat_subscription without subid and subname: one worker that runs now.
+
+    :ivar silent_since: when it was last heard of, where that is not a moment ago: it is inside a statement.
+    :ivar waits_for: what is known of why.
+    """
 
     worker_type: str  #: apply, parallel apply, table synchronization
     pid: int | None
@@ -75,6 +88,8 @@ class WorkerRow:
     last_msg_receipt_time: Time | None = None
     latest_end_lsn: Lsn | None = None
     latest_end_time: Time | None = None
+    silent_since: Time | None = None
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,3 +343,26 @@ CREATE TABLE pgsub_held_table (
 VERSION_10 = """
 ALTER TABLE pg_subscription ADD COLUMN pgsub_on_conflict TEXT NOT NULL DEFAULT '[]';
 """
+
+# How much is kept of what was skipped.
+VERSION_11 = """
+CREATE TABLE pgsub_skipped (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    waiting_changes INTEGER NOT NULL,
+    replayed_changes INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
+"""
+
+# Since when a worker has given no sign of life, and what it waits for.
+VERSION_12 = """
+ALTER TABLE pgsub_worker ADD COLUMN silent_since TEXT;
+ALTER TABLE pgsub_worker ADD COLUMN waits_for TEXT;
+"""
+
+# The origin bears the name by which queries written for the server find it (ReplicationOriginNameForLogicalRep).
+VERSION_13 = """
+DROP VIEW pg_replication_origin_status;
+CREATE VIEW pg_replication_origin_status AS
+    SELECT subid AS local_id, 'pg_' || subid AS external_id, remote_lsn, local_lsn FROM pgsub_origin;
+"""

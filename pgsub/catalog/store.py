@@ -14,7 +14,7 @@ from typing import Any
 from pgsub.catalog.database import Database
 from pgsub.catalog.folder import prepare_folder, state_dir
 from pgsub.catalog.history import HistoryCatalog
-from pgsub.errors import UsageError
+from pgsub.errors import PgsubError, UsageError
 
 __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
 
@@ -34,6 +34,7 @@ VIEWS = (
     "pgsub_slot",
     "pgsub_prepared_pending",
     "pgsub_held_table",
+    "pgsub_skipped",
     "pgsub_server",
 )
 
@@ -49,14 +50,32 @@ class StateStore(HistoryCatalog):
         self._version = database.changed()
 
     @classmethod
-    def open(cls, folder: Path) -> StateStore:
+    def open(cls, folder: Path, *, readable: bool = False) -> StateStore:
         """Open the store of a state folder; folder, file and all tables are created if they are missing.
 
         :param folder: see :func:`~pgsub.catalog.folder.state_dir`.
+        :param readable: where it cannot be written, be content with what can be read of it; see :attr:`copied`.
         :raises StateStoreError: not private, damaged, written by a newer pgsub, or not writable.
         """
         prepare_folder(folder)
-        return cls(Database(folder / FILE_NAME))
+        return cls(Database(folder / FILE_NAME, readable=readable))
+
+    @property
+    def copied(self) -> PgsubError | None:
+        """Why this is only a copy in memory, as of the opening, of a file that cannot be written; else None."""
+        return self._database.copied
+
+    def replaced(self) -> bool:
+        """Whether the file was removed or exchanged since it was opened."""
+        return self._database.replaced()
+
+    def reopen(self) -> None:
+        """Open the file anew, a new one where it was removed. The folder is not made anew.
+
+        :raises StateStoreError: as :meth:`open`.
+        """
+        self._database.reopen()
+        self._version = self._database.changed()
 
     @property
     def path(self) -> Path:

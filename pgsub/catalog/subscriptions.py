@@ -32,6 +32,8 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "binary": ("subbinary", BOOL),
     "streaming": ("substream", choice({"off": "f", "on": "t", "parallel": "p"})),
     "synchronous_commit": ("subsynccommit", TEXT),
+    # NULL where it was created before the option was there
+    "wal_receiver_timeout": ("subwalrcvtimeout", Kind(TEXT.encode, lambda text: TEXT.decode(text or "-1"))),
     "two_phase": ("subtwophasestate", _words("d", "p", "e")),
     "disable_on_error": ("subdisableonerr", BOOL),
     "password_required": ("subpasswordrequired", BOOL),

@@ -15,6 +15,11 @@ def utc_now() -> str:
     return _text(datetime.now(UTC))
 
 
+def utc_text(moment: datetime) -> str:
+    """A time with a time zone, as a server gave it, as RFC 3339 text."""
+    return _text(moment.astimezone(UTC))
+
+
 def ago(seconds: float) -> str:
     """The time so many seconds before now as RFC 3339 text; as early as there is one at most."""
     try:

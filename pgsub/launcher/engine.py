@@ -13,6 +13,7 @@ from pgsub.apply import worker
 from pgsub.spark import gateway, jobs, session, settings
 from pgsub.subscription import Subscription
 from pgsub.tablesync import catchup, copy
+from pgsub.threads import Owned
 
 #: Their functions are submitted.
 _MODULES = tuple(module.__name__ for module in (worker, copy, catchup))
@@ -55,13 +56,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Open the context in the background: a JVM takes seconds, the first look at the servers less."""
-        threading.Thread(target=self._try_open, name="spark start", daemon=True).start()
-
-    def _try_open(self) -> None:
-        try:
-            self._open()
-        except Exception:
-            pass
+        Owned("spark_start", "spark start", self._open).start()  # whatever ends it, the first job meets it again
 
     def _open(self) -> jobs.Submitter:
         with self._lock:
@@ -86,6 +81,10 @@ class Engine:
         :raises PgsubError: Spark could not be started.
         """
         return self._open().submit(name, function, items, len(items))
+
+    def rotate_log(self) -> None:
+        """Keep Spark's log below its limit."""
+        gateway.rotate(self._state_dir)
 
     def close(self) -> None:
         """Stop Spark."""

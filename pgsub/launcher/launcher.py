@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.errors import PgsubError, TimeoutExpired
+from pgsub.errors import PgsubError, StateStoreError, TimeoutExpired, one_line
 from pgsub.launcher.engine import Engine
+from pgsub.launcher.recorder import Recorder, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
+from pgsub.threads import Clerk, Unanswered
 
 Log = Callable[[str, str], None]
 
 TICK = 0.1
 #: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
 AGAIN_SECONDS = 30.0
+#: For all runners together to stop: each has half a minute for its workers.
+JOIN_SECONDS = 45.0
+TIDY_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -65,11 +71,15 @@ class Launcher:
         self._named: set[int] = set()  #: subids that a name led to: one that is renamed stays ours
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
+        self._recorder = Recorder(store, log)
         self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
         self._pulses = PulseReceiver(self._engine.driver_host())
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}
+        self._unusable: dict[int, str] = {}
+        self._janitor = Clerk("janitor", TICK)
+        self._next_tidy = 0.0
 
     def run(
         self, stop: threading.Event, timeout: float | None = None, tick: Callable[[], None] = lambda: None
@@ -82,9 +92,10 @@ class Launcher:
         :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
         :raises LockHeld: at its start a subscription that was named, or any of a bounded run, is served by others.
         """
-        self._pulses.start()
         deadline = None if timeout is None else time.monotonic() + timeout
+        expired: PgsubError | None = None
         try:
+            self._listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
             self._engine.warm_up()  # not before: whoever is refused a lock needs no JVM
             while not stop.is_set():
@@ -96,15 +107,35 @@ class Launcher:
                         detail=f"Not finished: {', '.join(s.runner.sub.name for s in self._served.values())}.",
                     )
                 stop.wait(TICK)
-                tick()
+                self._listen()
+                with contextlib.suppress(StateStoreError):  # it only shows
+                    tick()
                 self._reap()
                 self._reconcile()
+                self._tidy()
+        except TimeoutExpired as error:
+            expired = error
         finally:
             self._stop_all()
-        return list(self._ended.values())
+        problem = failed(self._recorder, expired) if self._bounded else expired
+        if expired is not None:
+            raise problem or expired
+        return [replace(one, error=one.error or problem) for one in self._ended.values()]
+
+    def _tidy(self) -> None:
+        if time.monotonic() >= self._next_tidy:
+            self._next_tidy = time.monotonic() + TIDY_SECONDS
+            with contextlib.suppress(Unanswered, OSError):
+                self._janitor.do(self._engine.rotate_log)
+
+    def _listen(self) -> None:
+        """Heartbeats are heard whatever ended their thread."""
+        ended = self._pulses.start()
+        if ended is not None:
+            self._log("WARNING", f"heartbeats of workers were not heard for a moment\nDETAIL:  {ended.message}.")
 
     def _wanted(self) -> dict[int, Subscription]:
-        subscriptions = self._store.subscriptions()
+        subscriptions = self._recorder.subscriptions()
         self._named |= {s.subid for s in subscriptions if s.name in self._names}
         return {
             s.subid: s
@@ -124,15 +155,28 @@ class Launcher:
     def _start(self, sub: Subscription, *, refuse: bool) -> None:
         lock = self._locks.pop(sub.subid, None)
         if lock is None:
-            lock = subscription_lock(self._folder, sub.subid)
-            if not lock.acquire():
+            try:
+                lock = subscription_lock(self._folder, sub.subid)
+                taken = lock.acquire()
+            except StateStoreError as error:
+                if refuse:
+                    raise
+                self._unlocked(sub, error)
+                return
+            if not taken:
                 if refuse:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # somebody else serves it; when they end, we do
         self._count_slots(sub)
-        runner = Runner(sub, self._store, self._engine, self._pulses, self._log, self._goal)
+        runner = Runner(sub, self._store, self._recorder, self._engine, self._pulses, self._log, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()
+
+    def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
+        """The state folder cannot be used: tried again with every look, told of once."""
+        if self._unusable.get(sub.subid) != error.message:
+            self._unusable[sub.subid] = error.message
+            self._log("ERROR", "\n".join([one_line(error.message), *error.lines()]))
 
     def _count_slots(self, sub: Subscription) -> None:
         """A long task pins its slot: what comes when all are taken would wait without a word."""
@@ -151,21 +195,34 @@ class Launcher:
             runner = served.runner
             if runner.is_alive():
                 continue
+            if runner.outcome is None:  # whatever ended its thread, it was no good end
+                runner.outcome, runner.error = "failed", runner.death
+                self._log("ERROR", f"{runner.error.message}" if runner.error else f'thread "{runner.name}" has ended')
             if runner.outcome == "failed" and not self._bounded:
                 served.again_at = served.again_at or clock + AGAIN_SECONDS
-                if clock < served.again_at and self._store.subscription_by_id(subid) == runner.sub:
+                if clock < served.again_at and self._recorder.current(subid) == runner.sub:
                     continue
             served.lock.release()
             del self._served[subid]
             if self._bounded and runner.outcome != "stopped":
-                self._ended[subid] = Ended(runner.sub.name, runner.outcome or "stopped", runner.error)
+                self._ended[subid] = Ended(runner.sub.name, runner.outcome, runner.error)
 
     def _stop_all(self) -> None:
         for served in self._served.values():
             served.runner.stop()
+        deadline = time.monotonic() + JOIN_SECONDS
         for served in self._served.values():
-            served.runner.join()
-            served.lock.release()
+            served.runner.join(max(0.0, deadline - time.monotonic()))
+            if served.runner.is_alive():
+                self._log(
+                    "WARNING",
+                    f'subscription "{served.runner.sub.name}" did not stop in time\n'
+                    "DETAIL:  A server does not answer. What is not committed on the target is sent again.",
+                )
+            else:
+                served.lock.release()  # otherwise the end of the process does
         self._served.clear()
         self._engine.close()
         self._pulses.close()
+        self._recorder.close()
+        self._janitor.close()

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgsub.errors import Directive, Fenced, PgsubError, StreamsMustRestart, UsageError
+from pgsub.errors import Directive, Fenced, PgsubError, SpoolFailed, StreamsMustRestart, UsageError
 
 if TYPE_CHECKING:
     import psycopg  # commands that ask no server need not load it
@@ -39,14 +39,15 @@ class Retry:
     def failed(self, error: PgsubError, *, growing: bool = False) -> None:
         """Schedule the next start.
 
-        :param growing: double the wait with every fault (a copy that fails on data would fail again).
+        :param growing: double the wait with every fault (a copy that fails on data would fail again); so does a spool
+            that is full, for each try has the publisher send the transactions again.
         """
         self.error = error
         if isinstance(error, Fenced | StreamsMustRestart):
             wait = 0.2 if self.failures == 0 else 1.0
         elif error.directive is Directive.STOP:
             wait = BROKEN_SECONDS
-        elif growing and error.directive is Directive.FAULT:
+        elif isinstance(error, SpoolFailed) or (growing and error.directive is Directive.FAULT):
             # days of failures must not make a number that no float holds
             wait = min(self.interval * 2 ** min(self.faults, 16), COPY_BACKOFF_MAX)
             self.faults += 1

@@ -14,25 +14,27 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.errors import Directive, LockHeld, PgsubError
+from pgsub.errors import Directive, LockHeld, PgsubError, StateStoreError
 from pgsub.launcher import faults, retry
 from pgsub.launcher.apply_side import ApplySide
 from pgsub.launcher.backlog import Backlog
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.mirror import Mirror
+from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import Retry
 from pgsub.launcher.slot_watch import SlotWatch
 from pgsub.launcher.sync_side import SyncSide
 from pgsub.launcher.trouble import APPLY, Trouble
-from pgsub.publisher.position import flush_position
+from pgsub.publisher.position import committed_position
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, two_phase
+from pgsub.target import ledger, ledger_owner, ledger_schema, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.owner import must_use_password
+from pgsub.threads import Owned
 
 Log = Callable[[str, str], None]
 
@@ -75,7 +77,7 @@ class _Serving:
     stopping: threading.Event
 
 
-class Runner(threading.Thread):
+class Runner(Owned):
     """A thread for one subscription; ends when stopped, when its goal is reached, or when it can never succeed.
 
     :param sub: as of its start; a changed one is served by a new runner.
@@ -84,43 +86,55 @@ class Runner(threading.Thread):
     """
 
     def __init__(
-        self, sub: Subscription, store: StateStore, engine: Engine, pulses: PulseReceiver, log: Log, goal: Goal
+        self,
+        sub: Subscription,
+        store: StateStore,
+        recorder: Recorder,
+        engine: Engine,
+        pulses: PulseReceiver,
+        log: Log,
+        goal: Goal,
     ) -> None:
-        super().__init__(name=f"subscription {sub.name}", daemon=True)
+        super().__init__("runner", f"subscription {sub.name}")
         self.sub = sub
         self._store = store
+        self._recorder = recorder
         self._engine = engine
         self._pulses = pulses
         self._log = log
         self._goal = goal
         self._stop_event = threading.Event()
-        self._trouble = Trouble(store, sub, log)
+        self._trouble = Trouble(store, sub, log, recorder)
         self._lost = Retry()  #: the target
         self._goal_position = 0
-        self._next_mirror = 0.0
+        self._news = pulses.news(sub.subid)
+        self._next_mirror = self._next_early = 0.0
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
     def stop(self) -> None:
         """Ask to stop at the next transaction boundary; returns at once."""
         self._stop_event.set()
+        self._news.set()
 
-    def run(self) -> None:
-        """Thread body."""
+    def work(self) -> None:
+        """Serve until stopped or done."""
         while not self._stop_event.is_set() and self.outcome is None:
             try:
                 self._connected()
             except PgsubError as error:
-                self._trouble.report(APPLY, error)
-                if error.directive is Directive.RETRY:
-                    self._lost.failed(error)
-                    self._stop_event.wait(max(0.0, self._lost.not_before - time.monotonic()))
-                else:
-                    self._end("failed", error)
+                self._failed(error)
             except Exception as error:
-                self._end("failed", faults.bug(error))
-                self._trouble.report(APPLY, faults.bug(error))
+                self._failed(faults.bug(error))
         self.outcome = self.outcome or "stopped"
+
+    def _failed(self, error: PgsubError) -> None:
+        if error.directive is not Directive.RETRY:
+            self._end("failed", error)  # before it is told: whatever happens then, this was no good end
+        self._trouble.report(APPLY, error)
+        if error.directive is Directive.RETRY:
+            self._lost.failed(error)
+            self._stop_event.wait(max(0.0, self._lost.not_before - time.monotonic()))
 
     def _end(self, outcome: str, error: PgsubError | None = None) -> None:
         self.outcome, self.error = outcome, error
@@ -130,6 +144,7 @@ class Runner(threading.Thread):
         with contextlib.closing(target.connect(self.sub.target, name, replica=False)) as session:
             try:
                 self._lock(session)
+                ledger_owner.check(session)
                 ledger_schema.install(session)
                 known = ledger.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
@@ -169,33 +184,57 @@ class Runner(threading.Thread):
             until_lsn=self._goal.until_lsn,
             interval=interval,
         )
-        mirror = Mirror(session, self._store, sub, pulses, self._log)
+        mirror = Mirror(session, self._store, sub, pulses, self._log, self._recorded)
         return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble, interval), stopping)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
-        watch = SlotWatch(self.sub, self._store, backlog)
-        self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
+        watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)
         try:
             while not self._stop_event.is_set() and self.outcome is None:
                 self._tick(serving)
                 watch.tick()
-                self._stop_event.wait(TICK)
+                self._rest()
         finally:
             self._wind_down(serving)
             watch.close()
 
+    def _recorded(self, work: Callable[[], None]) -> None:
+        """See :class:`~pgsub.launcher.mirror.Mirror`; who serves is in the store before anything that he has seen."""
+
+        def both() -> None:
+            server = self._store.server(self.sub.subid)
+            if server is None or server.pid != os.getpid():
+                self._store.put_server(self.sub.subid, os.getpid(), socket.gethostname())
+            work()
+
+        self._recorder.run(both)
+
     def _tick(self, serving: _Serving) -> None:
-        serving.mirror.events()
-        serving.apply.tick(serving.session)
+        self.alive()
+        self._trouble.flush()
+        with contextlib.suppress(StateStoreError):  # the recorder tells; feedback waits for the ledger's events
+            serving.mirror.events()
+        if self._trouble.disabling is None:
+            serving.apply.tick(serving.session)
         clock = time.monotonic()
         if clock >= self._next_mirror:
             self._next_mirror = clock + MIRROR_SECONDS
             alive = serving.sync.alive
-            serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=alive)
+            with contextlib.suppress(StateStoreError):
+                serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=alive)
             serving.apply.clear_if_past(serving.mirror)
-            serving.sync.tick(serving.mirror.relations, alive)
+            if self._trouble.disabling is None:
+                serving.sync.tick(serving.mirror.relations, alive)
             self._check_goal(serving)
         self._check_ends(serving)
+
+    def _rest(self) -> None:
+        """Wait for the next look; not for long where apply has got further: who waited for that looks at the store."""
+        news = self._news.wait(TICK)
+        self._news.clear()
+        clock = time.monotonic()
+        if news and clock >= self._next_early:
+            self._next_early, self._next_mirror = clock + MIRROR_SECONDS, clock
 
     def _check_ends(self, serving: _Serving) -> None:
         """Disabled by a fault; or a bounded run that met what it cannot get past (an unbounded one keeps trying)."""
@@ -219,9 +258,11 @@ class Runner(threading.Thread):
         if serving.mirror.held.releasing:
             return
         if not self._goal_position:
-            self._goal_position = flush_position(self.sub.connection, self.sub.name)
+            self._goal_position = committed_position(self.sub.connection, self.sub.name)
         pulse = serving.mirror.apply_pulse()
-        if serving.apply.alive and pulse is not None and pulse.position >= self._goal_position:
+        # the ledger is enough, only later: heartbeats may all be lost
+        position = max(serving.mirror.reported_lsn, 0 if pulse is None else pulse.position)
+        if serving.apply.alive and position >= self._goal_position:
             self._end("failed" if error else "reached", error)
 
     def _wind_down(self, serving: _Serving) -> None:
@@ -243,7 +284,7 @@ class Runner(threading.Thread):
         with contextlib.suppress(psycopg.Error, PgsubError):
             serving.mirror.events()
             serving.mirror.refresh(apply_alive=False, syncing=set())
-            self._store.clear_server(self.sub.subid)
+            self._recorder.run(lambda: self._store.clear_server(self.sub.subid))
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
@@ -252,6 +293,7 @@ def same_service(before: Subscription, after: Subscription) -> bool:
         "disable_on_error",
         "skip_lsn",
         "skips",
+        "unavailable",
         "two_phase",
     )  # the last changes while nobody serves, and by the mirror
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 
 from pgsub.catalog.rows import SlotRow
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.times import utc_now
+from pgsub.catalog.times import utc_now, utc_text
 from pgsub.errors import PgsubError
 from pgsub.launcher.backlog import Backlog, Waiting
+from pgsub.launcher.mirror import Run
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
+from pgsub.threads import Owned
 
 SECONDS = 5.0
 #: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
@@ -21,14 +22,18 @@ WINDOW, SHORTEST = 300.0, 20.0
 
 
 class SlotWatch:
-    """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up."""
+    """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up.
 
-    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog) -> None:
+    A look that came to nothing, however it ended, is followed by another.
+    """
+
+    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run) -> None:
         self._sub = sub
         self._store = store
         self._backlog = backlog
+        self._run = run  #: see :class:`~pgsub.launcher.mirror.Mirror`
         self._next = 0.0
-        self._thread: threading.Thread | None = None
+        self._thread: Owned | None = None
         self._growth: deque[tuple[float, int]] = deque()
 
     def tick(self) -> None:
@@ -37,7 +42,7 @@ class SlotWatch:
         if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
             return
         self._next = clock + SECONDS
-        self._thread = threading.Thread(target=self._look, name="slot watch", daemon=True)
+        self._thread = Owned("slot_watch", "slot watch", self._look)
         self._thread.start()
 
     def _look(self) -> None:
@@ -49,7 +54,8 @@ class SlotWatch:
                 waiting = self._backlog.waiting(connection) if state is not None else None
             finally:
                 connection.close()
-            self._store.put_slot(self._sub.subid, self._row(state, waiting) if state is not None else None)
+            row = self._row(state, waiting) if state is not None else None
+            self._run(lambda: self._store.put_slot(self._sub.subid, row))
         except PgsubError:
             return  # the apply worker meets the same problem and reports it
 
@@ -84,6 +90,9 @@ class SlotWatch:
             two_phase=state.two_phase,
             invalidation_reason=state.invalidation_reason,
             failover=state.failover,
+            synced=state.synced,
+            conflicting=state.conflicting,
+            inactive_since=utc_text(state.inactive_since) if state.inactive_since else None,
             retained_bytes=state.retained_bytes,
             taken_at=utc_now(),
             current_lsn=state.current_lsn,

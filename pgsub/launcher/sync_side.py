@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +13,10 @@ from pgsub.pulse import PulseReceiver
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
+from pgsub.tablesync.copy import LOCKED
 from pgsub.tablesync.machine import INIT
 from pgsub.target.ledger import RelationState
+from pgsub.threads import Owned
 
 
 @dataclass(slots=True)
@@ -23,11 +24,15 @@ class _Sync:
     """One worker: a table, or some small ones together."""
 
     relids: tuple[int, ...]
-    thread: threading.Thread
+    thread: Owned
     failure: PgsubError | None = None  #: of all of them
     errors: dict[int, PgsubError] = field(default_factory=dict)
     outdated: set[int] = field(default_factory=set)  #: tables that a refresh took from it: its errors say nothing now
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread did, however."""
+        return not self.thread.is_alive()
 
 
 class SyncSide:
@@ -94,9 +99,8 @@ class SyncSide:
                 sync.failure = error
             except Exception as error:
                 sync.failure = faults.bug(error)
-            sync.ended = True
 
-        sync = _Sync(relids, threading.Thread(target=body, name=f"sync {relids[0]}", daemon=True))
+        sync = _Sync(relids, Owned("sync", f"sync {relids[0]}", body))
         self._running.append(sync)
         sync.thread.start()
 
@@ -106,9 +110,12 @@ class SyncSide:
             self._pulses.forget(self._sub.subid, relid)
             if relid in sync.outdated:
                 continue
-            error = sync.errors.get(relid) or sync.failure
+            error = sync.errors.get(relid) or sync.failure or sync.thread.death
             if error is None:
                 self._retry(relid).succeeded()
+                continue
+            if relid in sync.errors and error.sqlstate == LOCKED and len(sync.relids) > 1:
+                self._retry(relid).own = True  # no error: from now on it waits for the lock by itself, as by the server
                 continue
             self._retry(relid).failed(error, growing=True)
             own = relid in sync.errors or len(sync.relids) == 1

@@ -11,7 +11,7 @@ import os
 import shutil
 import site
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,24 @@ def log_file(state_dir: Path) -> Path:
     for name in ("log", "run"):
         (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_scratch(state_dir / "run")
-    write_atomically(state_dir / "run" / "log4j2.properties", _LOG4J)
+    configuration = state_dir / "run" / "log4j2.properties"
+    if not configuration.exists() or configuration.read_text() != _LOG4J:  # a full disk has no room for the same again
+        write_atomically(configuration, _LOG4J)
+    rotate(state_dir)
     log = state_dir / "log" / "spark.log"
-    if log.exists() and log.stat().st_size > _LOG_LIMIT:
-        log.replace(log.with_suffix(".log.1"))
     os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     return log
+
+
+def rotate(state_dir: Path) -> None:
+    """Keep the log below its limit, while it is written too: whoever has it open appends, wherever its end is."""
+    log = state_dir / "log" / "spark.log"
+    with suppress(OSError):
+        if log.stat().st_size > _LOG_LIMIT:
+            with suppress(OSError):  # without room for the old part there is all the more reason to let it go
+                shutil.copyfile(log, log.with_suffix(".log.1"))
+                log.with_suffix(".log.1").chmod(0o600)
+            os.truncate(log, 0)
 
 
 def _remove_scratch(run: Path) -> None:

@@ -11,26 +11,21 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
-from pgsub.errors import Directive, InternalError, PgsubError, TimeoutExpired
+from pgsub.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.spark.session import alive
+from pgsub.threads import Owned
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _numbers = itertools.count(1)
-
-
-class WorkerDied(PgsubError):
-    """A task ended without a word: its python worker, its executor or Spark's JVM was killed."""
-
-    directive = Directive.RETRY
 
 
 class JobCancelled(PgsubError):
@@ -46,14 +41,14 @@ class Job(Generic[Item, Result]):
         self.name = name
         self.group = f"pgsub {next(_numbers)} {name}"
         self._context = context
-        self._task = partial(_run_task, function)
+        self._function = function
         self._items = items
         self._next = iter(range(len(items)))
         self._results: dict[int, Result] = {}
         self._error: BaseException | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Owned] = []
 
     def start(self, slots: int) -> None:
         """Begin; called once, by the submitter.
@@ -64,8 +59,7 @@ class Job(Generic[Item, Result]):
         :param slots: tasks that run at once.
         """
         self._threads = [
-            threading.Thread(target=self._work, name=f"{self.group} {number}", daemon=True)
-            for number in range(min(slots, len(self._items)))
+            Owned("job", f"{self.group} {number}", self._work) for number in range(min(slots, len(self._items)))
         ]
         for thread in self._threads:
             thread.start()
@@ -96,7 +90,9 @@ class Job(Generic[Item, Result]):
         try:
             context.setJobGroup(self.group, self.name, interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", self.name)  # FAIR is between pools, not inside one
-            [outcome] = context.parallelize([item], 1).mapPartitions(self._task).collect()
+            # the item goes with the task: parallelize() would write it to a file, for which there may be no room
+            task = partial(_run_task, self._function, item)
+            [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, OSError, EOFError, AttributeError) as error:
             raise self._failure(error) from None
         succeeded, value = pickle.loads(outcome)
@@ -143,8 +139,9 @@ class Job(Generic[Item, Result]):
         """
         if not self.wait(timeout):
             raise TimeoutExpired(f'job "{self.name}" still runs')
-        if self._error is not None:
-            raise self._error
+        death = next((thread.death for thread in self._threads if thread.death is not None), None)
+        if self._error is not None or death is not None:
+            raise self._error or death or AssertionError
         return [self._results[number] for number in range(len(self._items))]
 
     def cancel(self) -> None:
@@ -188,9 +185,9 @@ class Submitter:
         return job
 
 
-def _run_task(function: Callable[[Any], Any], items: Any) -> list[bytes]:
+def _run_task(function: Callable[[Any], Any], item: Any, _: Iterable[Any]) -> list[bytes]:
     """In the python worker: an exception is a result too, or Spark would turn it into text."""
-    return [_outcome(function, item) for item in items]
+    return [_outcome(function, item)]
 
 
 def _outcome(function: Callable[[Any], Any], item: Any) -> bytes:

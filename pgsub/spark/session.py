@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pgsub.errors import PgsubError
 from pgsub.spark import archive, daemon, gateway, settings
 from pgsub.spark.archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
+from pgsub.threads import Owned
 
 #: Seconds that executors of a cluster may take to register (spark.scheduler.maxRegisteredResourcesWaitingTime).
 _REGISTRATION = 30
@@ -147,7 +149,8 @@ def _python(conf: SparkConf) -> str | None:
 def _write_pid(jvm: Any, state_dir: Path) -> None:
     pid = jvm.jvm.java.lang.ProcessHandle.current().pid()
     (state_dir / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
+    with suppress(OSError):  # on a full disk: it is only for the one who starts next and removes what was left
+        write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
 def _check_cluster_slots(context: SparkContext, workers: int) -> None:
@@ -194,12 +197,12 @@ def close_context(context: SparkContext, patience: float = 20, train: bool = Tru
         if process is None or context._jsc is None:
             context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
             return
-        ending = threading.Thread(target=_end_jvm, args=(process, patience))
+        ending = Owned("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
         ending.start()
         context._jsc = None
         context.stop()
         ending.join()
-        gateway.forget()
+        gateway.forget()  # kills a JVM that is still there
         started = _started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
         if train and process.returncode == 0:

@@ -76,6 +76,7 @@ def test_a_new_subscription_has_the_servers_values_and_null_where_a_column_does_
         "subfailover": 0,
         "subconninfo": "host=p",
         "subsynccommit": "off",
+        "subwalrcvtimeout": "-1",
         "subpublications": '["pub"]',
         "suborigin": "any",
         "pgsub_target": "host=t",
@@ -115,10 +116,14 @@ def test_relation_states_name_the_table_and_write_the_lsn_as_text(store: StateSt
     ]
 
 
-def test_the_origin_is_named_after_the_subscription(store: StateStore) -> None:
+def test_the_origin_is_found_by_its_subscription_as_in_the_server(store: StateStore) -> None:
     store.put_origin(5, 0x1A0, None)
+    joined = (
+        "SELECT remote_lsn FROM pg_replication_origin_status o, pg_subscription s WHERE external_id = 'pg_' || s.oid"
+    )
+    assert read(store, joined) == [{"remote_lsn": "0/1A0"}]
     assert read(store, "SELECT * FROM pg_replication_origin_status") == [
-        {"local_id": 5, "external_id": "pgsub_5", "remote_lsn": "0/1A0", "local_lsn": None}
+        {"local_id": 5, "external_id": "pg_5", "remote_lsn": "0/1A0", "local_lsn": None}
     ]
 
 

@@ -153,9 +153,17 @@ def test_a_network_file_system_is_recognised_by_the_longest_mount_point() -> Non
             "srv:/home /home nfs4 rw 0 0",
             "/dev/sdb /home/local xfs rw 0 0",
             "srv:/my /mnt/my\\040files nfs rw 0 0",
+            "me@srv:/ /mnt/sshfs fuse.sshfs rw 0 0",
+            "//srv/share /mnt/cifs cifs rw 0 0",
+            "C: /mnt/c 9p rw 0 0",
+            "/dev/sdc /mnt/usb fuseblk rw 0 0",
             "bad",
         ]
     )
+    for kind in ("cifs", "fuse.sshfs"):
+        assert network_file_system(Path(f"/mnt/{kind.rpartition('.')[2]}/state"), mounts) == kind
+    assert network_file_system(Path("/mnt/c/state"), mounts) == "9p"
+    assert network_file_system(Path("/mnt/usb/state"), mounts) is None
     assert network_file_system(Path("/home/a/state"), mounts) == "nfs4"
     assert network_file_system(Path("/mnt/my files/state"), mounts) == "nfs"
     assert network_file_system(Path("/home/local/state"), mounts) is None

@@ -28,6 +28,7 @@ OTHER = Subscription(
     binary=True,
     streaming="on",
     synchronous_commit="remote_apply",
+    wal_receiver_timeout="5min",
     two_phase="p",
     disable_on_error=True,
     password_required=False,

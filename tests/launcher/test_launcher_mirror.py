@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgsub.apply import loop
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.launcher import mirror as mirrors
@@ -321,3 +324,73 @@ def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(
         _refresh(mirrored)
         _, [row] = mirrored.store.view("pg_subscription")
         assert row[2] == shown.pop(0)[0]
+
+
+def test_a_worker_that_has_no_replication_origin_is_shown_as_long_as_it_has_none(mirrored):
+    sender = PulseSender(mirrored.pulses.address)
+    for untagged in (True, False):
+        sender.send(Pulse(mirrored.subid, 0, untagged=untagged), now=True)
+        _arrived(mirrored, lambda pulses, wanted=untagged: [p.untagged for p in pulses] == [wanted])
+        _refresh(mirrored)
+        shown = mirrored.store.subscription_by_id(mirrored.subid).unavailable
+        assert shown == (("replication origins",) if untagged else ())
+
+
+def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db(pair, pulses, state_dir, at):
+    p, log, file = pair(_TABLES), [], state_dir / "go"
+    position = "SELECT replay_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
+    sent = "SELECT sent_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(p.sub)
+        mirror = Mirror(p.session, store, p.sub, pulses, lambda level, text: log.append(text))
+        task = p.start()
+        p.pubdb.execute("INSERT INTO a VALUES (1), (2)")
+        p.until("SELECT count(*) FROM a", value=2, task=task)
+        p.pubdb.wait(f"SELECT ({position}) >= %s", p.sub.name, p.published())  # nothing to tell: told at once
+        p.subdb.execute("DELETE FROM a")
+        before = p.published()
+        for row in (1, 2):  # a later conflict changes nothing for whoever waits for the first
+            p.pubdb.execute(f"DELETE FROM a WHERE id = {row}")
+        behind = p.published()
+        p.until("SELECT count(*) FROM pgsub.event", value=2, task=task)
+        at(f"mirror.before_events=pause:{file}")
+        mirroring = p.submit("mirror", lambda _: mirror.events(), [None])
+        p.pubdb.wait(f"SELECT ({sent}) >= %s", p.sub.name, behind)
+        for _ in range(3):  # looks of the worker, each a tenth of a second apart
+            time.sleep(loop.REPORT_SECONDS)
+            assert p.pubdb.value(position, p.sub.name) <= before
+        assert log == []
+        file.touch()
+        p.pubdb.wait(f"SELECT ({position}) >= %s", p.sub.name, behind)
+        assert [text.count("delete_missing") for text in log] == [1, 1]
+        with closing(sqlite3.connect(state_dir / "state.db")) as other:
+            assert other.execute("SELECT count(*) FROM pgsub_conflict").fetchone() == (2,)
+        mirroring.result()
+        p.stop(task)
+
+
+def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
+    """However long: what it told last stays, for its task runs."""
+    monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.05)
+    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True)
+    _arrived(mirrored, lambda pulses: len(pulses) == 1)
+    holder, pid = mirrored.subdb.connect(application_name="psql"), "SELECT pg_backend_pid()"
+    holder.execute("BEGIN; LOCK TABLE public.a")
+    name = f"pgsub {mirrored.subid} apply 1"
+    with closing(holder), closing(mirrored.subdb.connect(application_name=name)) as worker:
+        waiting = threading.Thread(target=worker.execute, args=("SELECT FROM public.a",))
+        waiting.start()
+        mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
+        monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.0)
+        mirrored.mirror._locks.again()
+        _refresh(mirrored)
+        [row] = mirrored.store.workers(mirrored.subid)
+        assert row.received_lsn == 9 and row.silent_since is not None
+        wanted = f"a lock on table public.a that PID {holder.execute(pid).fetchone()[0]} (postgres, psql, idle"
+        assert row.waits_for.startswith(wanted) and row.waits_for.endswith("LOCK TABLE public.a")
+        since = row.silent_since
+        _refresh(mirrored)
+        assert mirrored.store.workers(mirrored.subid)[0].silent_since == since
+        holder.execute("ROLLBACK")
+        waiting.join()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import patience
 import pytest
 
 from pgsub.catalog.store import StateStore
@@ -32,7 +33,7 @@ class Failing:
 
     def run(self) -> dict[int, PgsubError]:
         """As of :class:`TableSync`."""
-        assert self.let.wait(10)
+        assert self.let.wait(patience.SECONDS)
         raise TargetSchemaError(f"of {self._relids}")
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import patience
 import pyspark
 import pytest
 import task_functions as tasks
@@ -102,7 +103,7 @@ def test_a_cancelled_job_frees_the_driver_and_its_worker_ends(submitter, tmp_pat
     job.cancel()
     with pytest.raises(JobCancelled, match='job "long" was cancelled'):
         job.result(60)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience.SECONDS
     while _exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -133,7 +134,7 @@ def _exists(pid: int) -> bool:
 
 
 def _first_file(folder: Path) -> Path:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience.SECONDS
     while time.monotonic() < deadline:
         for file in folder.iterdir():
             return file

@@ -1,0 +1,143 @@
+"""The launcher's way to its state store: what befalls that holds nobody up.
+
+``state.db`` stands outside the chain that carries the promise. It may be full, locked, read-only, damaged, removed, or
+on a file system that hangs: workers go on, what could not be written is written later, and until then ``status`` and
+the log say so. A bounded run that ends meanwhile ends with the error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pgsub import failpoints
+from pgsub.catalog.locks import UNRECORDED, Sign
+from pgsub.catalog.store import StateStore
+from pgsub.errors import PgsubError, StateStoreError, one_line
+from pgsub.subscription import Subscription
+from pgsub.threads import Clerk, Unanswered
+
+Log = Callable[[str, str], None]
+Result = TypeVar("Result")
+
+#: Seconds that a caller waits for the store.
+PATIENCE = 3.0
+#: Seconds between tries while it fails: doubled from the one to the other.
+SHORTEST, LONGEST = 0.5, 15.0
+
+
+class Recorder:
+    """Reads and writes in a thread of its own, which callers wait for as long as they have patience.
+
+    :param store: used by nobody else while the launcher runs, but for what only shows progress.
+    """
+
+    def __init__(self, store: StateStore, log: Log) -> None:
+        self._store = store
+        self._log = log
+        self._clerk = Clerk("recorder", PATIENCE)
+        self._sign = Sign(store.path.with_name(UNRECORDED))
+        self._known = {sub.subid: sub for sub in store.subscriptions()}
+        self._broken = False  #: opened anew before anything else
+        self._wait = SHORTEST
+        self._again = 0.0
+        self._since = 0.0
+        self.trouble: StateStoreError | None = None
+        if store.copied is not None:
+            self._failed(StateStoreError(store.copied.message, detail=store.copied.detail, hint=store.copied.hint))
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Do something with the store.
+
+        :raises StateStoreError: it cannot be done now; what takes long may come to its end unheard.
+        :raises PgsubError: what ``work`` raises.
+        """
+        if self.trouble is not None and time.monotonic() < self._again:
+            raise self.trouble
+        try:
+            done = self._clerk.do(lambda: self._do(work))
+        except Unanswered:
+            self._failed(
+                StateStoreError(
+                    f'state store "{self._store.path}" does not answer',
+                    detail="Reading or writing it takes longer than usual.",
+                    hint=f"Look at the disk and at who uses the file.\nfuser -v {self._store.path}",
+                )
+            )
+        except StateStoreError as error:
+            self._broken = True
+            self._failed(error)
+        else:
+            self._works()
+            return done
+        assert self.trouble is not None
+        raise self.trouble
+
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions by name, as of the last time that they could be read."""
+        try:
+            self._known = {sub.subid: sub for sub in self.run(self._store.subscriptions)}
+        except StateStoreError:
+            pass
+        return list(self._known.values())
+
+    def current(self, subid: int) -> Subscription | None:
+        """One subscription, as of that time; None if it was dropped."""
+        return self._known.get(subid)
+
+    def close(self) -> None:
+        """End the thread; the store stays open."""
+        self._clerk.close()
+        self._sign.close()
+
+    # in the thread
+
+    def _do(self, work: Callable[[], Result]) -> Result:
+        failpoints.point("state.write")
+        replaced = self._store.replaced()
+        if self._broken or replaced or self._store.copied is not None:
+            self._store.reopen()
+            self._broken = False
+        if replaced:
+            self._put_back()
+        return work()
+
+    def _put_back(self) -> None:
+        """The file was removed or exchanged: what is served is not dropped by that."""
+        present = {sub.subid for sub in self._store.subscriptions()}
+        for sub in self._known.values():
+            if sub.subid not in present:
+                self._store.add_subscription(sub)
+                self._log(
+                    "WARNING",
+                    f'subscription "{sub.name}" was put back into state store "{self._store.path}"\n'
+                    "DETAIL:  The file was removed or exchanged while the launcher served it; conflicts and the journal"
+                    " that were in it are gone.",
+                )
+
+    # in the callers'
+
+    def _failed(self, error: StateStoreError) -> None:
+        clock = time.monotonic()
+        before, self.trouble = self.trouble, error
+        self._wait = SHORTEST if before is None else min(2 * self._wait, LONGEST)
+        self._again = clock + self._wait
+        if before is None:
+            self._since = clock
+        self._sign.give(error.message)
+        if before is None or before.message != error.message:
+            lines = [one_line(error.message), *error.lines()]
+            lines.insert(1, "DETAIL:  Replication goes on; status shows what was recorded before.")
+            self._log("ERROR", "\n".join(lines))
+
+    def _works(self) -> None:
+        if self.trouble is not None:
+            self.trouble, seconds = None, time.monotonic() - self._since
+            self._sign.end()
+            self._log("LOG", f'state store "{self._store.path}" can be used again, after {seconds:.0f} s')
+
+
+def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:
+    """The error that a bounded run ends with: what could not be recorded is no success, and no mere lack of time."""
+    return recorder.trouble if recorder.trouble is not None and (ended is None or ended.exit_code == 8) else ended

@@ -1,0 +1,35 @@
+"""What workers that give no sign of life wait for: locks on the target, and who holds them."""
+
+from __future__ import annotations
+
+import psycopg
+
+#: Seconds without a pulse from which on a worker is taken to be inside a statement: it sends several a second.
+SILENT_SECONDS = 2.0
+
+_LOCKS = """
+SELECT pg_catalog.split_part(a.application_name, ' ', 3), t.oid::pg_catalog.regclass::text, b.pid,
+       b.usename::text, b.application_name, b.state,
+       pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
+  FROM pg_catalog.pg_stat_activity a
+ CROSS JOIN LATERAL (SELECT p.pid FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS p (pid) LIMIT 1) AS by
+  JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
+  LEFT JOIN pg_catalog.pg_locks l ON l.pid = a.pid AND NOT l.granted
+  LEFT JOIN pg_catalog.pg_class t ON l.locktype IN ('relation', 'tuple') AND t.oid = l.relation
+ WHERE a.datname = pg_catalog.current_database() AND a.wait_event_type = 'Lock'
+   AND pg_catalog.starts_with(a.application_name, %s)
+"""
+
+
+def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
+    """Find the locks that sessions of a subscription wait for.
+
+    :param session: the launcher's, on the target.
+    :return: by role of the session (``apply``, ``sync:16385``): which lock, and who holds it.
+    """
+    rows = session.execute(_LOCKS.encode(), (f"pgsub {subid} ",)).fetchall()
+    found: dict[str, str] = {}
+    for role, table, pid, user, name, state, query in rows:
+        lock = "a lock" if table is None else f"a lock on table {table}"
+        found.setdefault(role, f"{lock} that PID {pid} ({user}, {name or 'no name'}, {state}) holds: {query}")
+    return found
