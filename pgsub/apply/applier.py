@@ -30,6 +30,7 @@ from pgsub.apply.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.frames import Segment
+from pgsub.threads import Owned
 
 #: Seconds without more to apply after which an applier asks whether it stands in the way.
 IDLE_SECONDS = 0.5
@@ -57,7 +58,7 @@ class _Growth:
     end: int
 
 
-class Applier(threading.Thread):
+class Applier(Owned):
     """One further target session, and the thread that applies one transaction at a time through it.
 
     The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
@@ -73,7 +74,7 @@ class Applier(threading.Thread):
     def __init__(
         self, number: int, open_session: Callable[[], TargetSession], subid: int, *, set_based: bool = True
     ) -> None:
-        super().__init__(name=f"parallel apply {number}", daemon=True)
+        super().__init__("applier", f"parallel apply {number}")
         self._open_session = open_session
         self._subid = subid
         self._set_based = set_based
@@ -100,7 +101,8 @@ class Applier(threading.Thread):
     @property
     def changes(self) -> int:
         """Rows of this transaction applied so far, for statistics."""
-        return 0 if self._executor is None else self._executor.changes - self._changes
+        executor = self._executor  # other threads ask, too
+        return 0 if executor is None else executor.changes - self._changes
 
     @property
     def counters(self) -> Counters:
@@ -149,6 +151,9 @@ class Applier(threading.Thread):
         """
         self._commands.put(partial(self._drain, transaction))
         while not self._ready.wait(0.2):
+            if not self.is_alive():  # nobody else uses what was its own
+                self._give_up(str(self.death or "its thread has ended"))
+                break
             beat()
         return None if self.reason is not None else self._records
 
@@ -176,8 +181,8 @@ class Applier(threading.Thread):
 
     # the thread
 
-    def run(self) -> None:
-        """Thread body."""
+    def work(self) -> None:
+        """One command after the other, until :meth:`stop`."""
         while True:
             try:
                 command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)
@@ -186,6 +191,7 @@ class Applier(threading.Thread):
             if command is None:
                 break
             try:
+                self.alive()
                 if not self._closing:
                     command()
             except Exception as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from pgsub.apply.runs import RUN_FROM, WHOLE, Run
+from pgsub.apply.runs import CHANGES, RUN_FROM, Run, Stretches
 from pgsub.apply.spool import Spool, SpooledTransaction
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.errors import ProtocolViolation
@@ -34,8 +34,7 @@ from pgsub.protocol.messages import (
 )
 from pgsub.protocol.reader import INT32
 
-#: Changes and what describes them: part of the transaction that they stand in.
-_CHANGES = re.compile(rb"[IUDRYTM]++")
+_CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
@@ -97,6 +96,7 @@ class Assembler:
         :raises ProtocolViolation: malformed or out of order.
         """
         at, codes = 0, received.codes
+        stretches = Stretches(codes) if codes.count(_COMMIT) >= RUN_FROM else None
         while at < len(codes):
             code = codes[at]
             if self._current is not None or self._stream is not None:
@@ -105,8 +105,8 @@ class Assembler:
                     self._change(received.range(at, changes.end()))
                     at = changes.end()
                     continue
-            elif code == _BEGIN:
-                run = self._run(received, at)
+            elif code == _BEGIN and stretches is not None:
+                run = self._run(received, at, stretches.end(at))
                 if run is not None:
                     yield run
                     at = run.segment.end
@@ -125,12 +125,11 @@ class Assembler:
         if transaction is not None:
             yield transaction
 
-    def _run(self, received: Frames, at: int) -> Run | None:
+    def _run(self, received: Frames, start: int, end: int) -> Run | None:
         """Many transactions that need no looking at one by one."""
-        match = WHOLE.match(received.codes, at)
-        if match is None or received.codes.count(_COMMIT, at, match.end()) < RUN_FROM:
+        if received.codes.count(_COMMIT, start, end) < RUN_FROM:
             return None
-        run = Run.of(received.range(at, match.end()))
+        run = Run.of(received.range(start, end))
         if run is None or not self._decoder.passes(int(run.end_lsns[0]), run.end_lsn):
             return None
         self._describes(run.segment, 1)

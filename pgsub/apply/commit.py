@@ -115,10 +115,8 @@ class LedgerCommit:
         self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
         if self._connection.info.parameter_status("server_encoding") != "UTF8":  # a message must not stop apply
             records = [one.escaped() if isinstance(one, EmittedMessage) else one for one in records]
-        missing = [one for one in records if isinstance(one, MissingRow)]
-        leafed = iter(conflict.with_leaves(self._connection, missing))
-        records = [next(leafed) if isinstance(one, MissingRow) else one for one in records]
-        rows = [(self._subid, Jsonb(one.body(self._subid))) for one in records]
+        located = conflict.with_leaves(self._connection, records)
+        rows = [(self._subid, Jsonb(one.body(self._subid))) for one in located]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 

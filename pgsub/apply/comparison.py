@@ -17,7 +17,7 @@ from pgsub.apply.foresight import Foresight
 from pgsub.apply.overlay import Done, Table, Version
 from pgsub.apply.relations import NEVER, RelationCache, local_name
 from pgsub.apply.resolution import Verdict
-from pgsub.errors import PgsubError
+from pgsub.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.target.look import Found, Looker, Row, TableLook
 from pgsub.target.mapping import RelationMap, check_updatable
@@ -307,6 +307,8 @@ class Comparison:
         for i in relation.lookup:
             if values.values[i] is not None:
                 equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
+            if unfit.exceeds(values, i, relation.columns[i]):
+                raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
         return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
 
     def _find(self, table: Table, key: Row) -> Version | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
 from pgsub.apply import conflict_record, unfit, wording
 from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ApplyError, PgsubError
+from pgsub.errors import ApplyError, PermissionMissing, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target import routing
@@ -62,6 +62,11 @@ class MissingRow(NamedTuple):
         record.context = context(subid, self.place)
         return record
 
+    def worded(self, names: Sequence[str]) -> MissingRow:
+        """With rows in the order of the partition's columns."""
+        version, remote, identity = _ordered(self, names)
+        return self._replace(detail=wording.missing(version, self.place.message_type, remote, identity))
+
 
 class OtherOrigin(NamedTuple):
     """update_origin_differs or delete_origin_differs: somebody else wrote the row last. The change is applied."""
@@ -87,6 +92,24 @@ class OtherOrigin(NamedTuple):
         record.local_conflicts = [self.local.told()]
         record.context = context(subid, self.place)
         return record
+
+    def worded(self, names: Sequence[str]) -> OtherOrigin:
+        """As of :class:`MissingRow`."""
+        version, remote, identity = _ordered(self, names)
+        there = self.local.row or {}
+        hit = replace(self.local, row={name: there.get(name) for name in names})
+        return self._replace(detail=wording.other_origin(version, self.place.message_type, hit, remote, identity))
+
+
+def _ordered(one: MissingRow | OtherOrigin, names: Sequence[str]) -> tuple[int, wording.Row | None, str]:
+    """Version of the target, remote row, and how the row was searched."""
+    relation = one.place.relation
+    assert relation is not None
+    remote = None if one.remote is None else wording.ordered(relation, one.remote, names)
+    identity = f"replica identity {one.key}"
+    if wording.full(relation):
+        identity = f"replica identity full {wording.row(wording.ordered(relation, one.identity, names))}"
+    return relation.target.server_version, remote, identity
 
 
 class LeftOut(NamedTuple):
@@ -128,24 +151,36 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     )
 
 
-def with_leaves(connection: psycopg.Connection, missing: Sequence[MissingRow]) -> list[MissingRow]:
-    """Rows missing in partitioned tables with the partition that they are missing in.
+_R = TypeVar("_R")
+
+
+def with_leaves(connection: psycopg.Connection, records: Sequence[_R]) -> list[_R]:
+    """Records of rows of partitioned tables with the partition, and the rows as that has its columns.
 
     :param connection: in the transaction that records them.
     """
-    named = list(missing)
+    named: list[Any] = list(records)
     tables: dict[int, list[int]] = {}
-    for number, one in enumerate(named):
-        relation = one.place.relation
-        if relation is not None and relation.target.relkind == "p":
-            tables.setdefault(id(relation), []).append(number)
+    parts = [n for n, one in enumerate(named) if isinstance(one, MissingRow | OtherOrigin) and _in_parts(one)]
+    for number in parts:
+        if isinstance(named[number], MissingRow):
+            tables.setdefault(id(named[number].place.relation), []).append(number)
     for numbers in tables.values():
         relation = named[numbers[0]].place.relation
-        assert relation is not None
         rows = [{**(named[number].remote or {}), **named[number].identity} for number in numbers]
         for number, leaf in zip(numbers, routing.leaves(connection, relation.target, rows), strict=True):
             named[number] = named[number]._replace(leaf=leaf)
+    orders: dict[tuple[str, str], list[str]] = {}
+    for number in parts:
+        leaf = named[number].leaf
+        if leaf is not None:
+            order = orders[leaf] = orders.get(leaf) or routing.columns(connection, leaf)
+            named[number] = named[number].worded(order)
     return named
+
+
+def _in_parts(one: MissingRow | OtherOrigin) -> bool:
+    return one.place.relation is not None and one.place.relation.target.relkind == "p"
 
 
 class Resolved(NamedTuple):
@@ -251,6 +286,8 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
         raised.detail = diag.message_detail or raised.detail
         if place.relation is not None and isinstance(raised, ApplyError):
             raised = unfit.explained(raised, error, place.relation, place.new, statement)
+        elif place.relation is not None and isinstance(raised, PermissionMissing):
+            raised.denied = place.relation.target, place.message_type
     located(raised, subid, place)
     return raised
 

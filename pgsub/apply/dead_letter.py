@@ -18,6 +18,10 @@ from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate,
 
 #: Letters, and bytes of them, that are written together.
 LETTERS, LETTERS_BYTES = 1000, 4 << 20
+#: Bytes of a change from which on its large values are not kept: a jsonb has 256 MB, and they may stand there in
+#: hexadecimal. What stands for such a value names its length.
+KEEPABLE = 100 << 20
+CUT = "bytes"
 _BINARY, _UNCHANGED = ord("b"), ord("u")
 _KEY = 1  #: flag of a column of the replica identity
 
@@ -28,6 +32,7 @@ class DeadLetters:
     :param connection: holds the data; when something is written it is between two statements.
     :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
     :ivar count: kept so far.
+    :ivar cut: values that were too large to be kept.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class DeadLetters:
         self._waiting: list[tuple[str, str, str]] = []
         self._bytes = 0
         self.count = 0
+        self.cut = 0
+        self._longest: int | None = None  #: of values that are kept of the present change; None: all are
 
     @property
     def full(self) -> bool:
@@ -61,6 +68,7 @@ class DeadLetters:
             "identity": [c.name for c in relation.columns if c.flags & _KEY],
             **reason,
         }
+        self._longest = _longest(message)
         if self._of_sync:
             body["sync"] = True
         if isinstance(message, Insert | Update):
@@ -86,6 +94,9 @@ class DeadLetters:
         """Text as it is; what is no text, or what the target's encoding may not know, in hexadecimal."""
         if value is None:
             return None
+        if self._longest is not None and len(value) > self._longest:
+            self.cut += 1
+            return {CUT: str(len(value))}
         if kind == _BINARY:
             return {"binary": value.hex()}
         try:
@@ -104,6 +115,14 @@ class DeadLetters:
             for letter in self._waiting:
                 copy.write_row((*place, *letter))
         self._waiting, self._bytes = [], 0
+
+
+def _longest(message: Message) -> int | None:
+    tuples = [message.new] if isinstance(message, Insert | Update) else []
+    if isinstance(message, Update | Delete) and message.old is not None:
+        tuples.append(message.old)
+    values = [len(value) for row in tuples for value in row.values if value is not None]
+    return KEEPABLE // (2 * len(values)) if sum(values) > KEEPABLE else None
 
 
 def changed(message: Message) -> Sequence[int]:

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _ROWS = frozenset(b"IUD")
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
-_STRETCH = re.compile(rb"[RYTM]|[^RYTM]++")
+_STRETCH = re.compile(rb"[RYTM]|[^RYTM]+")
 #: Rows and bytes of a piece: bounds memory, and what is replayed where it cannot be a set.
 PIECE_ROWS, PIECE_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.

@@ -16,9 +16,11 @@ from psycopg.pq import TransactionStatus
 from pgsub.apply import conflict_record, wording
 from pgsub.apply.conflict import Clash
 from pgsub.apply.conflict_record import ConflictRecord
-from pgsub.errors import ApplyError
-from pgsub.target import hits, statements
+from pgsub.errors import ApplyError, PermissionMissing
+from pgsub.subscription import Subscription
+from pgsub.target import hits, roles, statements
 from pgsub.target.hits import Hit, Search
+from pgsub.target.relation import TargetRelation
 
 _log = logging.getLogger(__name__)
 
@@ -26,25 +28,46 @@ _BINARY = ord("b")
 
 
 @contextlib.contextmanager
-def explained(connection: psycopg.Connection, name: str) -> Iterator[None]:
-    """Whatever unique violation ends the body is told in full.
+def explained(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
+    """Whatever unique violation, or missing privilege, ends the body is told in full.
 
     :param connection: the session that it was met in; the body leaves it out of its transaction.
-    :param name: of the subscription, for the hint.
     """
     try:
         yield
     except ApplyError as error:
         if isinstance(error.clash, Clash):
-            if connection.info.transaction_status != TransactionStatus.IDLE:
-                with contextlib.suppress(psycopg.Error):
-                    connection.execute("ROLLBACK")
+            _leave_transaction(connection)
             look_closer(connection, error)
             error.hint = (
                 "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
-                f"pgsub status {name} --runbook"
+                f"pgsub status {sub.name} --runbook"
             )
         raise
+    except PermissionMissing as error:
+        denied, error.denied = error.denied, None
+        if denied is not None:
+            _leave_transaction(connection)
+            with contextlib.suppress(psycopg.Error):
+                _say_what_it_lacks(connection, sub, error, *denied)
+        raise
+
+
+def _leave_transaction(connection: psycopg.Connection) -> None:
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+
+
+def _say_what_it_lacks(
+    connection: psycopg.Connection, sub: Subscription, error: PermissionMissing, target: TargetRelation, change: str
+) -> None:
+    """The server would not have come as far as the table's privileges."""
+    try:
+        roles.check_own(connection, target, sub, change)
+    except PermissionMissing as refusal:
+        refusal.context = error.context
+        raise refusal from None
 
 
 def look_closer(connection: psycopg.Connection, error: ApplyError) -> None:

@@ -244,7 +244,7 @@ def _unfit(relation: RelationMap, columns: Sequence[int], rows: Rows) -> str | N
             return _MIXED
         if not column.fits:
             return f'the length of values of column "{column.name}" is only checked by its input function'
-        if text and not column.from_text:
+        if text and (not column.from_text or position in relation.read):
             return f'text cannot be cast to the type of column "{column.name}" as its input function reads it'
         if binary and not column.array_oid:
             return f'there are no arrays of the type of column "{column.name}"'

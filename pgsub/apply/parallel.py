@@ -62,6 +62,9 @@ class ParallelApply:
             self._before_block()
 
     def _assign(self, xid: int, spooled: SpooledTransaction) -> Applier | None:
+        for dead in [one for one in self._appliers if not one.is_alive() and one not in self._busy.values()]:
+            dead.close()
+            self._appliers.remove(dead)
         applier = next((one for one in self._appliers if one.free), None)
         admits = self._admits() if applier is not None or len(self._appliers) < self._limit else None
         if admits is None:

@@ -128,17 +128,20 @@ class Reading:
     def _messages(self) -> Iterator[tuple[int, bytes | None]]:
         """LSN and message; without one it is a position that the publisher has sent everything before."""
         answer = ask = time.monotonic() + _ASK
+        received = self._start
         while True:
             frames = self._sender.receive()
             for frame in frames:
                 parsed = envelope.parse(frame)
+                received = max(received, parsed.wal_end)
                 if isinstance(parsed, Keepalive):
                     yield parsed.wal_end, None
                 else:
                     yield parsed.start, parsed.payload
             clock = time.monotonic()
             if (not frames and clock >= ask) or clock >= answer:
-                self._sender.send(envelope.standby_status(self._start, self._start, self._start, now(), not frames))
+                # confirmed as well, for a publisher that shuts down waits for that; the copy of the slot ends with us
+                self._sender.send(envelope.standby_status(received, received, received, now(), not frames))
                 ask, answer = clock + _ASK, clock + _ANSWER
             if not frames:
                 self._sender.wait(_ASK)

@@ -18,7 +18,7 @@ from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
 from pgsub.target import definitions, remedy, roles
 from pgsub.target.mapping import RelationMap, map_relation, missing
-from pgsub.target.relation import describe, find_oids, name_of, renamed
+from pgsub.target.relation import TargetRelation, describe, find_oids, name_of, partitions, renamed
 from pgsub.target.skip import Flood
 from pgsub.target.statements import Statement
 
@@ -180,6 +180,10 @@ class RelationCache:
             if found.get(oid) is None or found[oid] != self._prints.get(oid):
                 self._oids.pop(local_name(one.remote), None)
                 self._forget(relid)
+
+    def partitions(self, target: TargetRelation) -> list[tuple[int, str]]:
+        """As :func:`pgsub.target.relation.partitions`; who remembers what is made of it forgets it after any DDL."""
+        return partitions(self._connection, target.oid)
 
     def known(self, relid: int) -> RelationMap | None:
         """The map, if it was made before: making one needs the session."""

@@ -6,6 +6,7 @@ and in bounded transactions that remove what they apply. A fault is one of the r
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -77,7 +78,8 @@ class Releasing:
         except ApplyError as error:
             error.hint = error.hint or (
                 "The change was kept while the table was held. Mend what is in its way on the target, or hold the table"
-                f" again, and the others go on:\npgsub alter {self._spec.subscription.name} --hold {error.relation}"
+                f" again, and the others go on:\npgsub alter {self._spec.subscription.name}"
+                f" --hold {shlex.quote(str(error.relation))}"
             )
             raise
 

@@ -24,13 +24,13 @@ from pgsub.apply.revival import Revival
 from pgsub.apply.start import target_session
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ApplyError, PgsubError, StateForbids, TargetUnavailable
+from pgsub.errors import ApplyError, PgsubError, StateForbids
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import letters, origins
+from pgsub.target import letters
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import APPLY, Claim
 from pgsub.target.letters import Kept
@@ -100,15 +100,7 @@ def replay(sub: Subscription, order: Order) -> list[OtherOrigin]:
 def _session(sub: Subscription) -> TargetSession:
     name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
     # what a rule would do with it is done: now it is applied, or not
-    session = target_session(replace(sub, on_conflict=()), name, claim, "on")
-    if not session.progress.tagged and origins.allowed(session.connection):
-        session.connection.close()
-        raise TargetUnavailable(
-            "no replication origin is free on the target",
-            detail='Without one, peers with "origin = none" would take what is replayed for changes of this database.',
-            hint="Consider increasing max_active_replication_origins (max_replication_slots before 18).",
-        )
-    return session
+    return target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
 
 
 @contextlib.contextmanager

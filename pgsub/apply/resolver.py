@@ -13,7 +13,7 @@ import psycopg
 
 from pgsub import conflict_rules as rules
 from pgsub.apply import conflict, obstacles
-from pgsub.apply.conflict import MissingRow, OtherOrigin, Place
+from pgsub.apply.conflict import OtherOrigin, Place
 from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.apply.deviation import Deviation
 from pgsub.apply.dispatch import Dispatch
@@ -152,6 +152,7 @@ class Resolver:
     def _differing(self, case: Case, differs: OtherOrigin) -> bool:
         """Whether the change is to be made."""
         how = self._rulings.rule(case, f"{case.place.message_type.lower()}_origin_differs")
+        [differs] = conflict.with_leaves(self._connection, [differs])
         record = differs.record(self._subid)
         verdict = self._rulings.decide(how or rules.APPLY_REMOTE, case, [differs.local])
         self._rulings.note(case, record, how, verdict)
@@ -165,15 +166,13 @@ class Resolver:
             case.met = True
             self._rows.records.append((self._rows.depth, missing))
             return
-        record = self._with_leaf(missing).record(self._subid)
+        [missing] = conflict.with_leaves(self._connection, [missing])
+        record = missing.record(self._subid)
         verdict = self._rulings.decide(how, case, [])
         if verdict is Verdict.APPLY:
             self._insert_missing(case, record, how)
         else:
             self._rulings.note(case, record, how, verdict)
-
-    def _with_leaf(self, missing: MissingRow) -> MissingRow:
-        return conflict.with_leaves(self._connection, [missing])[0]
 
     def _insert_missing(self, case: Case, record: ConflictRecord, how: str) -> None:
         """The row of an update is inserted, where the publisher sent all of it."""

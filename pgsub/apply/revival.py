@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.dead_letter import CUT
 from pgsub.apply.transactions import Kind, RemoteTransaction
 from pgsub.errors import StateForbids
 from pgsub.protocol.encoder import RowMessage
@@ -18,7 +19,7 @@ from pgsub.target.letters import Kept, Letter
 
 _TEXT = 25
 _TYPES = """
-SELECT a.attname::text, a.atttypid::bigint, a.atttypmod FROM pg_catalog.pg_attribute a
+SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
   JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
@@ -35,10 +36,10 @@ class Revival:
 
     def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: Kept) -> None:
         self._relations: dict[object, Relation] = {}
-        self._types: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+        self._types: dict[tuple[str, str], dict[str, int]] = {}
         for schema, name, _ in kept.totals:
             rows = connection.execute(_TYPES, (schema, name)).fetchall()
-            self._types[schema, name] = {column: (oid, typmod) for column, oid, typmod in rows}
+            self._types[schema, name] = dict(rows)
         self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
 
     def changes(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, list[Relation], RowMessage]]:
@@ -75,7 +76,8 @@ class Revival:
         if known is None:
             table = (letter.schemaname, letter.relname)
             types, identity = self._types[table], set(body["identity"])
-            columns = tuple(Column(int(n in identity), n, *types.get(n, (_TEXT, -1))) for n in names)
+            # the target's modifiers are not those that the values had
+            columns = tuple(Column(int(n in identity), n, types.get(n, _TEXT), -1) for n in names)
             known = Relation(len(self._relations) + 1, *table, body["replica_identity"], columns)
             self._relations[key] = known
         return known
@@ -122,4 +124,10 @@ def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
     if isinstance(value, str):
         return "t", value.encode()
     [(form, digits)] = value.items()
+    if form == CUT:
+        raise StateForbids(
+            f'the value of column "{name}" was too large to be kept',
+            detail=f"It had {digits} bytes, and pgsub.skipped_change keeps no row of so many.",
+            hint="Bring the row by hand, from the publisher.",
+        )
     return ("b" if form == "binary" else "t"), bytes.fromhex(digits)

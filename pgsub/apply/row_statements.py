@@ -16,7 +16,7 @@ from pgsub.target.statements import Statement
 #: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
 STATEMENTS = 5000
 
-_UNCHANGED = ord("u")
+_UNCHANGED, _BINARY = b"ub"
 #: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
 #: NULL.
 _SETS = bytes.maketrans(b"ntb", b"vvv")
@@ -40,23 +40,46 @@ class RowStatements:
         relation, new = place.relation, place.new
         assert relation is not None and new is not None
         _check_width(relation, new)
-        return self._known(place, b"I", b"", lambda: statements.insert(relation))
+        return self._known(place, b"I" + _reads(relation, new), b"", lambda: statements.insert(relation, new.kinds))
 
-    def update(self, place: Place) -> Statement:
-        """Updates the row that ``place.old`` or the key of ``place.new`` finds."""
+    def update(self, place: Place, *, leaves: bool = False) -> Statement:
+        """Updates the row that ``place.old`` or the key of ``place.new`` finds.
+
+        :param leaves: it leaves its partition.
+        """
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        if leaves:
+            return self._updating(place, b"R", statements.reroute)
+        _check_width(relation, new)
+        if old is not None:
+            _check_width(relation, old)
+        moves = _moves(relation, new, old)
+        return self._updating(place, b"M", statements.move) if moves else self._updating(place, b"U", statements.update)
+
+    def leaves(self, place: Place) -> Statement:
+        """Reads whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
         relation, new, old = place.relation, place.new, place.old
         assert relation is not None and new is not None
         _check_width(relation, new)
-        old_kinds = None
         if old is not None:
             _check_width(relation, old)
-            old_kinds = old.kinds
-        build = statements.move if _moves(relation, new, old) else statements.update
+
+        def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+            return statements.leaves(relation, kinds, old_kinds, self._relations.partitions(relation.target))
+
+        return self._updating(place, b"P", build)
+
+    def _updating(
+        self, place: Place, kind: bytes, build: Callable[[RelationMap, bytes, bytes | None], Statement]
+    ) -> Statement:
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
         return self._known(
             place,
-            (b"M" if build is statements.move else b"U") + new.kinds.translate(_SETS),
+            kind + new.kinds.translate(_SETS) + _reads(relation, new),
             (b"n" if old is None else b"o") + _finds(relation, old or new),
-            lambda: _checked(relation, build(relation, new.kinds, old_kinds)),
+            lambda: _checked(relation, build(relation, new.kinds, None if old is None else old.kinds)),
         )
 
     def delete(self, place: Place) -> Statement:
@@ -113,7 +136,12 @@ def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
 
 
 def _finds(relation: RelationMap, row: Tuple) -> bytes:
-    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS)
+    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS) + _reads(relation, row)
+
+
+def _reads(relation: RelationMap, row: Tuple) -> bytes:
+    """Whether values come as text, of columns where that makes another statement."""
+    return bytes([row.kinds[i] == _BINARY for i in sorted(relation.read)])
 
 
 def _check_width(relation: RelationMap, row: Tuple) -> None:

@@ -133,7 +133,18 @@ class RowWriter:
     def update(self, place: Place) -> None:
         """Update the row that ``place.old`` or the key of ``place.new`` finds."""
         self.flush()
-        self._change(self._statements.update(place), place)
+        self._change(self._statements.update(place, leaves=self._leaves_partition(place)), place)
+
+    def _leaves_partition(self, place: Place) -> bool:
+        """Whether the row goes to another partition, where triggers see the difference (apply_handle_tuple_routing)."""
+        assert place.relation is not None
+        if place.relation.target.relkind != "p" or not place.relation.target.fires:
+            return False
+        self.sync()
+        found: list[bool] = []
+        self._send(self._statements.leaves(place), place, None, lambda row: found.append(row[0] == "t"))
+        self.sync()
+        return bool(found) and found[0]
 
     def delete(self, place: Place) -> None:
         """Delete the row that ``place.old`` finds."""

@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import bisect
-import re
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -20,15 +19,48 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Origin
 
-#: Whole plain transactions, by the types of their messages; keepalives may stand between them.
-WHOLE = re.compile(rb"BO?+[IUDRYTM]*+C(?:\0*+BO?+[IUDRYTM]*+C)*+")
 #: From so many transactions on it pays to read their ends together.
 RUN_FROM = 16
 
+#: Changes and what describes them, by their types: part of the transaction that they stand in.
+CHANGES = b"IUDRYTM"
 _BEGIN, _COMMIT, _ORIGIN = b"BCO"
 _BEGIN_SIZE = frames.ENVELOPE + 1 + 8 + 8 + 4
 _COMMIT_SIZE = frames.ENVELOPE + 1 + 1 + 8 + 8 + 8
 _Numbers = NDArray[np.int64]
+
+
+def _breaks() -> NDArray[np.bool_]:
+    """By the types of two messages, 256 times the first plus the second: they do not follow each other in a run.
+
+    There is nothing but plain transactions in it; keepalives may stand between them, and an origin behind BEGIN.
+    """
+    table = np.ones((256, 256), np.bool_)
+    for first, second in (b"B", b"O" + CHANGES + b"C"), (b"O" + CHANGES, CHANGES + b"C"), (b"C\0", b"B\0"):
+        table[np.ix_(list(first), list(second))] = False
+    return table.reshape(-1)
+
+
+_BREAKS = _breaks()
+
+
+class Stretches:
+    """Where whole plain transactions one behind the other end, by the types of received messages.
+
+    :param codes: the types.
+    """
+
+    def __init__(self, codes: bytes) -> None:
+        self._codes = codes
+        types = np.frombuffer(codes, np.uint8)
+        pairs = types[:-1].astype(np.uint16) << 8
+        pairs |= types[1:]
+        self._ends: list[int] = [*(np.flatnonzero(_BREAKS[pairs]) + 1).tolist(), len(codes)]
+
+    def end(self, start: int) -> int:
+        """Behind the last COMMIT of those that begin with a message; ``start`` where not one is whole."""
+        stop = self._ends[bisect.bisect_right(self._ends, start)]
+        return max(self._codes.rfind(_COMMIT, start, stop) + 1, start)
 
 
 class Run:
@@ -53,14 +85,16 @@ class Run:
 
     @classmethod
     def of(cls, segment: Segment) -> Run | None:
-        """Read messages that match :data:`WHOLE`; None where one of them is not as it must be.
+        """Read what :class:`Stretches` found; None where a message is not as it must be, or is not one of them.
 
         Whoever reads them one by one finds out which.
         """
         codes = np.frombuffer(segment.codes, np.uint8)
+        begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
+        if not _alternate(begins, commits, len(codes)):
+            return None
         edges = segment.frames.places[segment.start : segment.end + 1]
         sizes = np.diff(edges)
-        begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
         if (sizes[begins] != _BEGIN_SIZE).any() or (sizes[commits] != _COMMIT_SIZE).any():
             return None
         words = _Words(segment.frames.buffer)
@@ -189,6 +223,13 @@ class Batch:
         for item in self.items:
             if isinstance(item, RemoteTransaction):
                 item.release()
+
+
+def _alternate(begins: _Numbers, commits: _Numbers, size: int) -> bool:
+    """Whether each of some messages but keepalives is of one transaction, from its BEGIN to its COMMIT."""
+    if not len(begins) or len(begins) != len(commits) or begins[0] != 0 or commits[-1] != size - 1:
+        return False
+    return bool((begins < commits).all() and (commits[:-1] < begins[1:]).all())
 
 
 def _count(item: Item) -> int:

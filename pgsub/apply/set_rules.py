@@ -47,6 +47,8 @@ def _key_reason(relation: RelationMap) -> str | None:
         column = relation.columns[position]
         if column.type_oid not in KEY_TYPES or relation.remote.columns[position].type_oid != column.type_oid:
             return f'equality of key column "{column.name}" is not that of its bytes'
+        if position in relation.modified:
+            return f'the modifier of key column "{column.name}" may make one key of two'
         if not column.deterministic:
             return f'the collation of key column "{column.name}" is not deterministic'
     return None if relation.target.key_collated else "the key's index has a collation of its own"

@@ -73,25 +73,26 @@ class Skipping:
         left.write()
         failpoints.point("apply.skipped")
         if clears:
-            self._ending.consume(self._consumed(skip, last.finish_lsn, left.count))
+            self._ending.consume(self._consumed(skip, last.finish_lsn, left))
 
-    def _consumed(self, skip: Skip, finish_lsn: int, count: int) -> Consumed:
+    def _consumed(self, skip: Skip, finish_lsn: int, kept: DeadLetters) -> Consumed:
         """The transaction was skipped; of several LSNs those before it can be none of a transaction to come."""
         missed, name = skip.missed_at(finish_lsn), self._session.relations.subname
         messages = tuple(cleared(lsn, finish_lsn, name) for lsn in missed)
         left = skip.without([*missed, finish_lsn])
-        return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, count)), done=finish_lsn)
+        return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
 
-    def _skipped(self, rows: str, finish_lsn: int, count: int) -> tuple[tuple[str, str], ...]:
+    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, str], ...]:
         lsn = format_lsn(finish_lsn)
         what = "whole" if rows == WHOLE else "its conflicting rows"
-        kept = counted(count, "change", ("was", "were"))
+        kept = counted(left.count, "change", ("was", "were"))
+        cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
         return (
             ("LOG", f"logical replication starts skipping transaction at LSN {lsn}"),
             (
                 "LOG",
                 f"logical replication completed skipping transaction at LSN {lsn}\n"
-                f"DETAIL:  Skipped {what}: {kept} not applied, see pgsub.skipped_change.",
+                f"DETAIL:  Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
             ),
         )
 

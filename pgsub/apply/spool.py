@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import tempfile
 import threading
@@ -24,7 +26,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pgsub.errors import Directive, InternalError, PgsubError
+from pgsub.errors import InternalError, SpoolFailed, UsageError
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.reader import INT32
@@ -32,16 +34,72 @@ from pgsub.protocol.reader import INT32
 _BUFFER = 1 << 20
 #: Bytes of a followed file that are kept in memory.
 _RECENT = 16 << 20
+#: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
+#: it is looked at again.
+SPARE, SPARE_PART, _LOOK = 1 << 30, 20, 1 << 20
+_UNITS = {None: 0, "kB": 10, "MB": 20, "GB": 30, "TB": 40}
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
 _SUBXID = frames.ENVELOPE + 5
 _unpack = INT32.unpack_from
 
 
-class SpoolFailed(PgsubError):
-    """A transaction could not be kept until its commit."""
+def limit() -> int:
+    """Bytes that the spool of one worker may take by PGSUB_SPOOL_LIMIT, 0 where nothing is said.
 
-    directive = Directive.RETRY
+    :raises UsageError: it is no size.
+    """
+    text = os.environ.get("PGSUB_SPOOL_LIMIT", "0")
+    found = re.fullmatch(r"\s*(\d+)\s*(kB|MB|GB|TB)?\s*", text)
+    if found is None:
+        raise UsageError(
+            f'"{text}" is no size', detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB."
+        )
+    return int(found[1]) << _UNITS[found[2]]
+
+
+class Room:
+    """What a worker's spool may take: its limit, and not what must stay free where it lies.
+
+    :param limit: bytes, 0 for none.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._taken = self._seen = 0
+
+    def take(self, size: int) -> None:
+        """Before so many bytes are written.
+
+        :raises SpoolFailed: there is no room for them.
+        """
+        if self._limit and self._taken + size > self._limit:
+            raise SpoolFailed(
+                f'transactions in progress take more room than spool "{self._folder}" may have',
+                detail=f"The limit is {self._limit} bytes.",
+                hint="Set PGSUB_SPOOL_LIMIT to more for pgsub run; apply tries again by itself.",
+            )
+        if self._taken + size - self._seen >= _LOOK or not self._seen:
+            self._look(size)
+            self._seen = self._taken + size
+        self._taken += size
+
+    def _look(self, size: int) -> None:
+        """Whoever else writes there, the state store above all, must not fail because of the spool."""
+        found = os.statvfs(self._folder)
+        free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
+        if free < spare + size + _LOOK // 2:
+            raise SpoolFailed(
+                f'too little room is left where spool "{self._folder}" lies',
+                detail=f"{free} bytes are free, {spare} of them are left to others.",
+                hint=f"Free some space; apply tries again by itself.\ndf -h {shlex.quote(str(self._folder.parent))}",
+            )
+
+    def give(self, size: int) -> None:
+        """So many bytes were removed."""
+        self._taken -= size
+        self._seen = min(self._seen, self._taken)
 
 
 class Spool:
@@ -49,18 +107,27 @@ class Spool:
 
     :param folder: where spools live (0700), None for the system's temporary folder.
     :param owner: names the worker; what an older attempt of the same owner left behind is removed.
+    :param limit: see :func:`limit`.
+    :raises SpoolFailed: the folder cannot be made.
     """
 
-    def __init__(self, folder: str | None, owner: str) -> None:
+    def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
         base = Path(folder or tempfile.gettempdir())
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in base.glob(f"pgsub-spool-{owner}-*") if folder else ():
-            shutil.rmtree(leftover, ignore_errors=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"pgsub-spool-{owner}-", dir=base))
+        try:
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in base.glob(f"pgsub-spool-{owner}-*") if folder else ():
+                shutil.rmtree(leftover, ignore_errors=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"pgsub-spool-{owner}-", dir=base))
+        except OSError as error:
+            raise SpoolFailed(
+                f'could not create a spool folder in "{base}": {error.strerror}',
+                hint=f"Free space there, or make it writable; apply goes on.\nls -la {shlex.quote(str(base))}",
+            ) from None
+        self._room = Room(self._folder, limit)
 
     def open(self, xid: int) -> SpooledTransaction:
         """A new, empty file for a top-level transaction."""
-        return SpooledTransaction(self._folder / f"{xid}.changes")
+        return SpooledTransaction(self._folder / f"{xid}.changes", self._room)
 
     def close(self) -> None:
         """Remove everything."""
@@ -74,8 +141,9 @@ class SpooledTransaction:
     :ivar end: bytes of the file that :meth:`segments` may read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: Room | None = None) -> None:
         self._path = path
+        self._room = room
         self._writer: BinaryIO | None = None
         self._aborted: set[int] = set()
         self._ended: list[Segment] = []  #: Stream Aborts since the last message was written
@@ -97,8 +165,10 @@ class SpooledTransaction:
     def append(self, messages: Segment) -> None:
         """Add messages.
 
-        :raises PgsubError: the disk is full or fails; the publisher sends the transaction again.
+        :raises PgsubError: there is no room, or the disk fails; the publisher sends the transaction again.
         """
+        if self._room is not None:
+            self._room.take(messages.size + sum(piece.size for piece in self._ended))
         try:
             if self._writer is None:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -216,6 +286,9 @@ class SpooledTransaction:
         with contextlib.suppress(SpoolFailed):
             self.pause()
         self._path.unlink(missing_ok=True)
+        if self._room is not None:
+            self._room.give(self.size)
+            self._room = None
 
 
 class _Recent:

@@ -79,7 +79,12 @@ class TwoPhase:
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
-        ending.end(transaction, prepared.prepare(gid))
+        try:
+            ending.end(transaction, prepared.prepare(gid))
+        except ApplyError as error:
+            if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
+                error.hint = f"{error.hint}\n{prepared.ENABLE}"
+            raise
         failpoints.point("apply.after_prepare")
 
     def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:

@@ -25,6 +25,7 @@ SHOWN, KEPT = 64, 4096
 _REWORDED = 190000  #: the first version with rows behind what happened, and LSNs of eight digits after the slash
 _BINARY, _UNCHANGED = ord("b"), ord("u")
 _LOADERS = Transformer()
+_LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: the beginning of what they send is that of their text
 _JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
 
 
@@ -124,10 +125,10 @@ def identity(relation: RelationMap, searched: Tuple) -> str:
 
 
 def identity_key(relation: RelationMap, searched: Tuple) -> str:
-    """The columns that a row is searched by, and their values."""
+    """The columns that a row is searched by and their values, of long ones the beginning: no index may bound them."""
     columns = [(relation.columns[i], i) for i in relation.lookup]
     names = [column.quoted or column.name for column, _ in columns]
-    return key(names, [value(searched, i, column) for column, i in columns])
+    return key(names, [kept(value(searched, i, column)) for column, i in columns])
 
 
 def full(relation: RelationMap) -> bool:
@@ -145,6 +146,12 @@ def remote_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
         else:
             found[column.name] = value(values, sent[column.name], column) if column.name in sent else None
     return found
+
+
+def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str, str | None]:
+    """As :func:`remote_row`, from what :func:`sent_row` keeps, in the order of a partition's columns."""
+    virtual = {column.name for column in relation.target.columns if column.virtual}
+    return {name: "virtual" if name in virtual else sent.get(name) for name in names}
 
 
 def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
@@ -179,9 +186,10 @@ def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
     raw = values.values[position]
     if raw is None:
         return None
-    if values.kinds[position] == _BINARY:
-        return _text_of(raw, column.type_oid)
-    return raw.decode("utf-8", "replace")
+    binary = values.kinds[position] == _BINARY
+    if not binary or column.type_oid in _LONG:
+        raw = raw[: 4 * (KEPT + 1)]  # nobody shows more of it, and a value may have a gigabyte
+    return _text_of(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")
 
 
 def _text_of(raw: bytes, oid: int) -> str:

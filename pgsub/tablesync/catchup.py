@@ -47,7 +47,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
             PulseSender(spec.pulse),
             transactional=spec.subscription.apply_mode == "transactional",
         )
-        with explained(opened.connection, spec.subscription.name):
+        with explained(opened.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 

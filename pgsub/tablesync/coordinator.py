@@ -8,13 +8,14 @@ task: a slot and a job for each of them would take longer than their rows.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 
 import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.start import WorkerSpec
-from pgsub.errors import Fenced, PgsubError, SlotLost
+from pgsub.errors import Fenced, PgsubError, SlotLost, field, one_line
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
@@ -22,7 +23,7 @@ from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.preparation import Prepared
 from pgsub.tablesync.workforce import Workforce
 from pgsub.target import connect as target
-from pgsub.target import ledger, states
+from pgsub.target import ledger, ledger_owner, states
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, RelationState
 from pgsub.target.owner import must_use_password
@@ -55,6 +56,7 @@ class TableSync:
         name = SessionName(self._sub.subid, "launcher", 0)
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
+                ledger_owner.check(session)
                 self._claims = ledger.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:
@@ -88,11 +90,11 @@ class TableSync:
         self._context.log(
             "LOG",
             f'logical replication table synchronization worker for subscription "{self._sub.name}",'
-            f' table "{row.relname}" has {what}',
+            f' table "{one_line(row.relname)}" has {what}',
         )
 
     def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
-        lines = [message, *(f"{word}:  {text}" for word, text in (("DETAIL", detail), ("HINT", hint)) if text)]
+        lines = [one_line(message), *(field(word, text) for word, text in (("DETAIL", detail), ("HINT", hint)) if text)]
         self._context.log("LOG", "\n".join(lines))
 
     # copy
@@ -260,7 +262,7 @@ class TableSync:
         except SlotLost as error:
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
-                f"pgsub refresh {self._sub.name} --resync {state.schemaname}.{state.relname}"
+                f"pgsub refresh {self._sub.name} --resync {shlex.quote(f'{state.schemaname}.{state.relname}')}"
             )
             raise
 

@@ -26,9 +26,6 @@ _NAMING = """
 SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)
  ORDER BY srrelid FOR UPDATE
 """
-_LOCK = """
-SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s) ORDER BY srrelid FOR UPDATE
-"""
 #: Seconds to wait for a slot that is still streamed: rows of the ledger are locked meanwhile.
 _PATIENCE = 10.0
 _CLEAR = """
@@ -78,12 +75,15 @@ def release_slot(
 
 
 def forget_copy(session: psycopg.Connection, sub: Subscription, claims: Sequence[Claim]) -> None:
-    """Tables are handed over: their slots and the book-keeping of their copies go."""
+    """Tables are handed over: the book-keeping of their copies and their slots go.
+
+    The slots go last: as long as a table names one its worker is started again, and nothing is left behind.
+    """
     relids = [claim.worker for claim in claims]
-    release(session, sub, *relids, claims=claims)
     with durable(session):
         states.fence_all(session, claims)
         chunks.forget(session, sub.subid, relids)
+    release(session, sub, *relids, claims=claims)
 
 
 def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
@@ -93,7 +93,7 @@ def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: C
     """
     with durable(session):
         # whoever would name it waits
-        session.execute(_LOCK.encode(), (sub.subid, list(relids)))
+        states.lock_tables(session, sub.subid, relids)
         if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
                 slots.drop_slot(source, slot, timeout=_PATIENCE)

@@ -70,12 +70,6 @@ def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation
     return None
 
 
-def columns_of(remote: RemoteTable, target: TargetRelation) -> list[str]:
-    """The columns to copy: what is published and is no generated column of the target."""
-    generated = {c.name for c in target.columns if c.generated}
-    return [c.name for c in remote.columns if c.name not in generated]
-
-
 def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, publisher_version: int) -> bool:
     """Whether the copy goes in the binary format, as the server's own copy_table decides."""
     if not sub.binary or publisher_version < 160000:
@@ -98,7 +92,7 @@ def make(
 
     :param mode: atomic or chunked, as decided with the look under the lock.
     """
-    names = columns_of(remote, target)
+    names = [c.name for c in remote.columns]
     rules = rules_of(sub, target)
     binary = not rules and binary_copy(sub, remote, target, publisher_version)
     times = any(resolution == conflict_rules.LAST_UPDATE_WINS for _, resolution in rules)

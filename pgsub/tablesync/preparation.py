@@ -51,7 +51,9 @@ def find_targets(
             errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
             continue
         try:
-            found[row.srrelid] = roles.decided(relation, sub)
+            decided = roles.decided(relation, sub)
+            roles.check_own(session, relation, sub, "INSERT")
+            found[row.srrelid] = decided
         except PermissionMissing as error:
             errors[row.srrelid] = error
     return found, errors
@@ -106,12 +108,11 @@ def _other_types(
 ) -> tuple[tuple[str, str], ...]:
     """The publisher's types, as SQL of the target, of columns that are of other types there.
 
-    :raises SchemaFault: the target lacks a column (logicalrep_rel_open in copy_table).
+    :raises SchemaFault: the target lacks a column, or has it as a generated one: logicalrep_rel_open in copy_table,
+        which asks before the first row, and where there is none.
     """
-    ours = {c.name: (c.type_oid, c.typmod) for c in target.columns}
+    ours = {c.name: (c.type_oid, c.typmod) for c in target.columns if not c.generated}
     other = [c for c in remote.columns if ours.get(c.name) != (c.type_oid, c.typmod)]
-    if not other:
-        return ()
     names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in other}
     types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in other], names)
     found = {c.name: text for c, text in zip(other, types, strict=True)}
@@ -133,7 +134,7 @@ def _prepare(
         reason = "the target table is not empty"
     mode = "chunked" if reason is None else "atomic"
     made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
-    described = resolving_copy.described(table.remote, relation, plan.columns_of(table.remote, relation))
+    described = resolving_copy.described(table.remote, relation)
     resolves = bool(plan.rules_of(sub, relation))
     pieces = [
         Piece(

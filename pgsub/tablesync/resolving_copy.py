@@ -7,7 +7,7 @@ of it is one transaction, as there. The server has no such copy: its copy_table 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -19,6 +19,7 @@ from pgsub.apply.explain import explained
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.resolver import Change
 from pgsub.apply.transactions import RemoteTransaction
+from pgsub.errors import ProtocolViolation
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.tables import RemoteTable, selection
@@ -35,6 +36,7 @@ ROWS, BYTES = 2000, 4 << 20
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 _CONTROL = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _NULL = rb"\N"
+_TIME = re.compile(rb"-?[0-9]{1,18}")
 _KEY = 1  #: flag of a column of the replica identity
 
 
@@ -52,23 +54,12 @@ class Described:
     selection: str
 
 
-def described(remote: RemoteTable, local: TargetRelation, columns: Sequence[str]) -> Described:
-    """A table that is to be copied.
-
-    :param columns: names of those that are copied, in their order.
-    """
-    known = {c.name: c for c in remote.columns}
-    sent = tuple(
-        Column(
-            _KEY if known[name].is_key or remote.replica_identity == "f" else 0,
-            name,
-            known[name].type_oid,
-            known[name].typmod,
-        )
-        for name in columns
-    )
+def described(remote: RemoteTable, local: TargetRelation) -> Described:
+    """A table that is to be copied."""
+    full = remote.replica_identity == "f"
+    sent = tuple(Column(_KEY if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
     relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
-    return Described(relation, local.oid, selection(remote, columns).as_string(None))
+    return Described(relation, local.oid, selection(remote, [c.name for c in sent]).as_string(None))
 
 
 class Writer:
@@ -83,7 +74,7 @@ class Writer:
         self.relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
         self.ending = LedgerCommit(session, Progress(session, claim, tagged=tagged), sub.subid)
         self.executor = Executor(session, sub.subid, self.relations, self.ending.record, set_based=False)
-        self.session, self.subname = session, sub.name
+        self.session, self.sub = session, sub
 
 
 def move(source: Connection, writer: Writer, copy_out: str, rows_of: Described, moved: Moved) -> tuple[int, int]:
@@ -111,7 +102,7 @@ def store(writer: Writer, rows_of: Described, rows: Iterable[bytes]) -> Iterator
     """
     executor = writer.executor
     writer.relations.learn(rows_of.relation)
-    with explained(writer.session, writer.subname), executor.naming_rows():
+    with explained(writer.session, writer.sub), executor.naming_rows():
         executor.begin()
         for changes, size in _batches(rows, rows_of.relation):
             executor.copied(changes, lambda relation, oid, finish_lsn: rows_of.oid)
@@ -143,11 +134,19 @@ def _batches(rows: Iterable[bytes], relation: Relation) -> Iterator[tuple[list[C
 
 
 def _change(row: bytes, relation: Relation) -> Change:
-    """A row of COPY in text form as an INSERT message of a transaction that nobody knows."""
+    """A row of COPY in text form as an INSERT message of a transaction that nobody knows.
+
+    :raises ProtocolViolation: it is no such row.
+    """
     fields = row[:-1].split(b"\t") if len(row) > 1 or relation.columns else []
     values = [_value(field) for field in fields]
-    time = values.pop() if len(values) > len(relation.columns) else None
-    transaction = RemoteTransaction(0, 0, commit_ts=int(time or 0))
+    time = (values.pop() if len(values) > len(relation.columns) else None) or b"0"
+    if len(values) != len(relation.columns) or row[-1:] != b"\n" or not _TIME.fullmatch(time):
+        raise ProtocolViolation(
+            "malformed row in the publisher's answer to COPY",
+            detail=f"A row of {len(relation.columns)} columns in text form was expected.",
+        )
+    transaction = RemoteTransaction(0, 0, commit_ts=int(time))
     parts = [b"I", relation.relid.to_bytes(4, "big"), b"N", len(values).to_bytes(2, "big")]
     for value in values:
         parts += [b"n"] if value is None else [b"t", len(value).to_bytes(4, "big"), value]

@@ -69,6 +69,8 @@ class Workforce:
             self._snapshot.snapshot_name,
             self._snapshot.slot_name,
             context.pulse,
+            spare=bool(self._running),
+            grouped=not self._alone,
         )
         name = f"copy {first.name}" + ("" if self._alone else f" and {len(self._pieces) - 1} more")
         self._running.append(context.submit(name, copy.run, [spec]))
@@ -108,6 +110,7 @@ class Workforce:
         """
         self._tries[piece] = self._tries.get(piece, 0) + 1
         hopeless = error.directive is not Directive.RETRY or self._tries[piece] >= TRIES
+        hopeless |= error.sqlstate == copy.LOCKED and not self._alone  # it leaves the others, and waits by itself
         if piece is None or not self._snapshot.alive():
             if hopeless or not self._snapshot.alive():
                 raise error

@@ -54,8 +54,11 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Look again, then try again.")
         connection.execute(
-            "UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %s AND srsubstate IN ('d', 'f')",
-            (claim.subid,),
+            "WITH waiting AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"
+            " AND srsubstate IN ('d', 'f') ORDER BY srrelid FOR UPDATE)"
+            " UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %(subid)s"
+            " AND srrelid IN (SELECT srrelid FROM waiting)",
+            {"subid": claim.subid},
         )
         connection.execute(
             "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"

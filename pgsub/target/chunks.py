@@ -40,10 +40,11 @@ def plan(connection: psycopg.Connection, rows: Sequence[tuple[ChunkKey, int | No
     :param rows: chunk, estimated bytes, estimated rows.
     :param mode: atomic or chunked.
     """
-    subid = rows[0][0].claim.subid
+    subid, relids = rows[0][0].claim.subid, {key.claim.worker for key, _, _ in rows}
+    states.lock_tables(connection, subid, relids)
     connection.execute(
         "UPDATE pgsub.subscription_rel SET copy_mode = %s WHERE subid = %s AND srrelid = ANY (%s)",
-        (mode, subid, sorted({key.claim.worker for key, _, _ in rows})),
+        (mode, subid, list(relids)),
     )
     with connection.cursor() as cursor:
         cursor.executemany(

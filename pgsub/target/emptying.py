@@ -164,7 +164,7 @@ def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> No
             f'the TRUNCATE of table {table} would be replicated by publication "{name}" of the target',
             detail="Without a replication origin its subscribers take it for a local change; a publisher that"
             " subscribes to the target would lose its own rows.",
-            hint=f"Let a superuser run:\n{origins.grant_hint(role[0] if role else '')}",
+            hint=f"Let a superuser run:\n{origins.grant_hint(connection, role[0] if role else '')}",
         )
 
 

@@ -179,6 +179,7 @@ def first(connection: psycopg.Connection, subid: int, relids: Collection[int], s
         f" {_EPOCH}) * 1000000)::bigint, relation, messages, changes FROM pgsub.held_change"
         f" WHERE {_TABLES} AND id = ANY (%s) ORDER BY id".encode(),
         (subid, list(relids), chosen),
+        binary=True,  # in text form a bytea of more than 512 MB cannot be sent
     )
     return [
         Stretch(number, relid, xid, parse_lsn(lsn), commit_ts, relation, messages, changes)

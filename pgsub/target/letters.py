@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -49,6 +49,29 @@ class Kept:
     totals: dict[tuple[str, str, str], int]
     replayed: int
     last_replayed_at: str | None
+
+
+class Usage(NamedTuple):
+    """How much ``pgsub.skipped_change`` holds of a subscription.
+
+    :ivar waiting: changes that were not replayed; ``replayed`` those that were.
+    :ivar bytes: that all of them take, as stored.
+    """
+
+    waiting: int
+    replayed: int
+    bytes: int
+
+
+class Pruning(NamedTuple):
+    """Which changes are to be removed.
+
+    :ivar replayed: only those that were replayed.
+    :ivar before: only those that were skipped before this time of the target, as RFC 3339 text; None for any.
+    """
+
+    replayed: bool
+    before: str | None = None
 
 
 def kept(
@@ -136,3 +159,52 @@ def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iter
                 (subid, list(ids[start : start + CHUNK])),
             ).fetchall()
         ]
+
+
+_PRUNED = (
+    "subid = %(subid)s AND (NOT %(replayed)s OR replayed_at IS NOT NULL)"
+    " AND (%(before)s::timestamptz IS NULL OR skipped_at < %(before)s::timestamptz)"
+)
+
+
+def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = None) -> Usage:
+    """Count what is kept.
+
+    :param pruning: only what it would remove.
+    """
+    row = connection.execute(
+        "SELECT pg_catalog.count(*) FILTER (WHERE replayed_at IS NULL),"
+        " pg_catalog.count(*) FILTER (WHERE replayed_at IS NOT NULL),"
+        " coalesce(pg_catalog.sum(pg_catalog.pg_column_size(body)), 0)::bigint"
+        f" FROM pgsub.skipped_change WHERE {_PRUNED}".encode(),
+        _pruned(subid, pruning or Pruning(False)),
+    ).fetchone()
+    assert row is not None
+    return Usage(*row)
+
+
+def moment(connection: psycopg.Connection, seconds: float) -> str:
+    """Return the time on the target that many seconds ago, as :class:`Pruning` takes it."""
+    row = connection.execute(
+        "SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',"
+        ' \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')',
+        (seconds,),
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def prune(connection: psycopg.Connection, subid: int, pruning: Pruning) -> int:
+    """Remove at most :data:`CHUNK` changes for good; a replay of one of them under way is waited for.
+
+    :return: how many were removed: fewer than :data:`CHUNK` once nothing is left to be removed.
+    """
+    return connection.execute(
+        "DELETE FROM pgsub.skipped_change WHERE id = ANY (ARRAY(SELECT id FROM pgsub.skipped_change"
+        f" WHERE {_PRUNED} ORDER BY id LIMIT {CHUNK})) AND {_PRUNED}".encode(),
+        _pruned(subid, pruning),
+    ).rowcount
+
+
+def _pruned(subid: int, pruning: Pruning) -> dict[str, Any]:
+    return {"subid": subid, **pruning._asdict()}

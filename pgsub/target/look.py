@@ -15,7 +15,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from pgsub.target import roles
+from pgsub.target import modifier, roles
 from pgsub.target.relation import TargetColumn, TargetRelation
 from pgsub.target.statements import equality, only
 from pgsub.target.unique import INDEXES, UniqueIndex
@@ -263,5 +263,8 @@ def _partitions(looker: Looker | Within, target: TargetRelation) -> list[tuple[s
 
 
 def _value(column: TargetColumn, position: int) -> sql.Composed:
+    parameter = sql.SQL(f"${position + 1}")
+    if modifier.is_read_by(column):
+        return modifier.read(column, sql.SQL("{}::text").format(parameter))
     # format_type quoted the name already
-    return sql.SQL("CAST({} AS {})").format(sql.SQL(f"${position + 1}"), sql.SQL(column.full_type))
+    return sql.SQL("CAST({} AS {})").format(parameter, sql.SQL(column.full_type))

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from pgsub.errors import SchemaFault
 from pgsub.protocol.messages import Relation
-from pgsub.target import remedy
+from pgsub.target import modifier, remedy
 from pgsub.target.relation import TargetColumn, TargetRelation
 
 _RELKINDS = ("r", "p")
@@ -74,6 +74,10 @@ class RelationMap:
     local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
     always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
     types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where somebody asked
+    #: remote positions of columns whose modifier may make another value of what is sent; of these, ``read`` are those
+    #: where no assignment makes the value of it that the input function does
+    modified: frozenset[int] = frozenset()
+    read: frozenset[int] = frozenset()
     rules: tuple[tuple[str, str], ...] = ()  #: what is done with conflicts other than by the server, type by type
 
     def rule(self, conflict: str) -> str | None:
@@ -115,7 +119,10 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
         local_only = tuple(c for c in target.columns if c.name not in positions and not c.generated)
     columns = tuple(names[c.name] for c in remote.columns)
     always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
-    return RelationMap(remote, target, columns, lookup, local_only, always, types)
+    pairs = list(enumerate(zip(remote.columns, columns, strict=True)))
+    modified = frozenset(i for i, (sent, column) in pairs if modifier.changes(sent, column))
+    read = frozenset(i for i in modified if modifier.is_read_by(columns[i]))
+    return RelationMap(remote, target, columns, lookup, local_only, always, types, modified, read)
 
 
 def is_updatable(relation: RelationMap) -> bool:

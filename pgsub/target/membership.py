@@ -87,6 +87,7 @@ def forsake(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
     with states.deciding(connection, subid):
         for claim in claims:
             states.fence(connection, claim)
+        states.lock_tables(connection, subid, relids)
         connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL"
             " WHERE subid = %s AND srrelid = ANY (%s::oid[]) AND srsubstate = 'f'",
@@ -182,6 +183,25 @@ def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> N
         )
         connection.execute(
             "UPDATE pgsub.subscription SET consistent_point = %s WHERE subid = %s", (format_lsn(position), claim.subid)
+        )
+
+
+def replace_publisher(
+    connection: psycopg.Connection, claim: Claim, system_identifier: str, timeline: int, position: int
+) -> None:
+    """Record the cluster that took the publisher's place, and the position of the slot that came along.
+
+    ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
+    """
+    with ledger.durable(connection):
+        states.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, timeline = %s WHERE subid = %s",
+            (system_identifier, timeline, claim.subid),
+        )
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s",
+            (format_lsn(position), claim.subid, APPLY),
         )
 
 

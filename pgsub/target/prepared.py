@@ -26,6 +26,11 @@ from psycopg import sql
 
 from pgsub.protocol.lsn import format_lsn
 
+#: For a target whose max_prepared_transactions is 0.
+ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + (
+    "ALTER SYSTEM SET max_prepared_transactions = 20;"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -51,8 +51,9 @@ WITH advanced AS (
     WHERE ctid = $3::tid AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
         SELECT FROM pgsub.control c WHERE c.subid = $4 AND c.worker = $5 AND c.epoch = $7 AND c.token = $8)
     RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
-SELECT pg_catalog.min(place), 1 / pg_catalog.count({}) FROM advanced"""
-_TAG = "(pg_catalog.pg_replication_origin_xact_setup(remote_lsn, remote_commit_ts) IS NULL)"
+SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
+# In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
+_TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
 _NOT_HIT = "22012"  #: division_by_zero
 _DEALLOCATED = "26000"  #: invalid_sql_statement_name; see :mod:`pgsub.apply.committer`
 _TEXT = (0,)
@@ -82,7 +83,7 @@ class Progress:
         self._connection = connection
         self._pipeline = Pipeline(connection, "pgsubprogress")
         self._tagged = tagged
-        advance = sql.SQL(_ADVANCE.format(_TAG if tagged else "*"))
+        advance = sql.SQL(_ADVANCE.format(_TAG if tagged else ""))
         self._advance = Statement(sql.Composed([advance]), (), ())
         self._claim = claim
         self._key = (claim.subid, claim.worker)

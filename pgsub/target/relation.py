@@ -133,6 +133,16 @@ SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
 """
 
 
+# Partitions that have rows, and which rows each takes; NULL: every one.
+_PARTITIONS = """
+WITH RECURSIVE member AS (
+     SELECT %s::oid AS oid
+      UNION
+     SELECT i.inhrelid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid)
+SELECT c.oid::bigint, pg_catalog.pg_get_partition_constraintdef(c.oid)
+  FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind <> 'p' ORDER BY c.oid
+"""
+
 _OIDS = """
 SELECT n.nspname::text, c.relname::text, c.oid::bigint
   FROM unnest(%s::text[], %s::text[]) AS w (nspname, relname)
@@ -149,6 +159,15 @@ def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) 
     wanted = list(names)
     rows = connection.execute(_OIDS.encode(), ([schema for schema, _ in wanted], [name for _, name in wanted]))
     return {(schema, name): oid for schema, name, oid in rows}
+
+
+def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str]]:
+    """Read the partitions of a partitioned table: oid of each, and which rows it takes, as SQL.
+
+    Each is locked as by an UPDATE of the table (ACCESS SHARE, for that matter).
+    """
+    rows = connection.execute(_PARTITIONS.encode(), (root,)).fetchall()
+    return [(oid, takes) for oid, takes in rows if takes is not None]
 
 
 def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:

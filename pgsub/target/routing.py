@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.target import roles
-from pgsub.target.relation import TargetRelation
+from pgsub.target import modifier, roles
+from pgsub.target.relation import TargetColumn, TargetRelation
 
 #: Schema and name of a table.
 Name = tuple[str, str]
@@ -23,6 +23,18 @@ SELECT n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintd
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE t.isleaf AND t.level > 0 ORDER BY t.relid
 """
+
+
+_COLUMNS = """
+SELECT a.attname::text FROM pg_catalog.pg_attribute a
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
+    """The columns of a partition in its own order, which need not be that of the partitioned table."""
+    return [name for (name,) in connection.execute(_COLUMNS.encode(), leaf)]
 
 
 def leaves(
@@ -59,7 +71,7 @@ def _routed(
     )
     names = sql.SQL(", ").join(sql.Identifier(f"v{n}") for n in range(len(columns)))
     values = sql.SQL(", ").join(
-        sql.SQL("{}::{} AS {}").format(sql.Identifier(f"v{n}"), sql.SQL(column.full_type), sql.Identifier(column.name))
+        sql.SQL("{} AS {}").format(_value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
         for n, column in enumerate(columns)
     )
     arrays = sql.SQL(", ").join(sql.SQL(f"${n}::text[]") for n in range(1, len(columns) + 1))
@@ -71,3 +83,9 @@ def _routed(
     with psycopg.RawCursor(connection) as cursor:  # names and constraints may hold a percent sign
         numbers = cursor.execute(query, parameters).fetchall()
     return [None if number is None else (found[number][0], found[number][1]) for (number,) in numbers]
+
+
+def _value(column: TargetColumn, text: sql.Composable) -> sql.Composed:
+    if modifier.is_read_by(column):
+        return modifier.read(column, text)
+    return sql.SQL("{}::{}").format(text, sql.SQL(column.full_type))

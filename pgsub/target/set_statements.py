@@ -37,13 +37,19 @@ class Parameter:
 
 
 def plan(*, pinned: bool) -> Statement:
-    """Set for this transaction what the planner may do, or set it back."""
-    values = [(name, value if pinned else None) for name, value in PLAN.items()]
-    calls = sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, {}, true)").format(sql.Literal(name), sql.Literal(value))
-        for name, value in values
-    )
-    return Statement(sql.SQL("SELECT {}").format(calls), (), ())
+    """Compose what sets for this transaction what the planner may do, or sets it back to what it was before.
+
+    That is remembered in settings of our own: NULL would bring back the default of the session, not what it had SET.
+    """
+    text = "set_config({setting}, current_setting({kept}), true)"
+    if pinned:
+        text = "set_config({kept}, current_setting({setting}), true), set_config({setting}, {value}, true)"
+    text = text.replace("set_config", "pg_catalog.set_config").replace("current_", "pg_catalog.current_")
+    calls = [
+        sql.SQL(text).format(setting=sql.Literal(name), kept=sql.Literal(f"pgsub.{name}"), value=sql.Literal(value))
+        for name, value in PLAN.items()
+    ]
+    return Statement(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)), (), ())
 
 
 def element_type(column: TargetColumn, *, binary: bool) -> int:

@@ -1,7 +1,7 @@
 """SQL of single changes, composed once per relation and shape. Mirrors execReplication.c's single-row operations.
 
 Parameters are declared with the *target* column's type, so a value is read by the very input (or receive) function
-that the server's own apply would call.
+that the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.modifier`'s.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.errors import SchemaFault
+from pgsub.target import modifier
 from pgsub.target.mapping import RelationMap
 from pgsub.target.relation import TargetColumn, TargetRelation
 
 #: Bytes of a value above which it is not read to be shown.
 LARGEST = 65536
-_OID, _TID = 26, 27
+_TEXT, _OID, _TID = 25, 26, 27
+_BINARY = ord("b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,22 @@ def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> 
     return sql.SQL("COPY {}{} FROM STDIN{}").format(table_name(target), listed, options)
 
 
-def insert(relation: RelationMap) -> Statement:
-    """INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value."""
+def insert(relation: RelationMap, kinds: bytes) -> Statement:
+    """INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value.
+
+    :param kinds: kinds of the new tuple's columns.
+    """
     if not relation.columns:
         text = sql.SQL("INSERT INTO {} DEFAULT VALUES").format(table_name(relation.target))
         return Statement(text, (), ())
+    build = _Builder()
+    values = [build.value(relation, "n", i, kinds) for i in range(len(relation.columns))]
     text = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
         table_name(relation.target),
         sql.SQL(", ").join(sql.Identifier(c.name) for c in relation.columns),
-        sql.SQL(", ").join(sql.SQL(f"${i + 1}") for i in range(len(relation.columns))),
+        sql.SQL(", ").join(values),
     )
-    types = tuple(c.type_oid for c in relation.columns)
-    return Statement(text, types, tuple(("n", i) for i in range(len(types))))
+    return build.done(text)
 
 
 def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
@@ -74,7 +80,7 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     build = _Builder()
     assigned = [i for i, c in enumerate(relation.columns) if kinds[i] != ord("u") and c.identity != "a"]
     assignments = [
-        sql.SQL("{} = {}").format(sql.Identifier(relation.columns[i].name), build.parameter(relation, "n", i))
+        sql.SQL("{} = {}").format(sql.Identifier(relation.columns[i].name), build.value(relation, "n", i, kinds))
         for i in assigned
     ]
     where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
@@ -102,7 +108,7 @@ def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statem
     sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
     columns = [c for c in relation.target.columns if not c.generated]
     values = [
-        build.parameter(relation, "n", sent[c.name]) if c.name in sent else sql.Identifier("old", c.name)
+        build.value(relation, "n", sent[c.name], kinds) if c.name in sent else sql.Identifier("old", c.name)
         for c in columns
     ]
     where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
@@ -115,6 +121,53 @@ def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statem
         table_name(relation.target),
         sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
         sql.SQL(", ").join(values),
+    )
+    return build.done(text)
+
+
+def leaves(
+    relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
+) -> Statement:
+    """SELECT of whether the row that an update finds would leave its partition; nobody changes it from then on.
+
+    :param partitions: of the table; the others are as of :func:`update`.
+    """
+    becomes = resulting(relation, kinds, old_kinds, inserts=False)
+    # the catalog wrote the constraints as SQL
+    takes = sql.SQL(" ").join(
+        sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint))
+        for oid, constraint in partitions
+    )
+    text = sql.SQL(
+        "SELECT NOT CASE pgsub_tableoid WHEN 0 THEN true {} ELSE true END FROM ({} FOR UPDATE) AS {}"
+    ).format(takes, becomes.text, sql.Identifier(relation.target.name))
+    return Statement(text, becomes.types, becomes.takes)
+
+
+def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+    """DELETE and INSERT of one row that leaves its partition: no UPDATE fires (apply_handle_tuple_routing, worker.c).
+
+    The row comes even where a trigger keeps the old one. Parameters as of :func:`update`.
+    """
+    build = _Builder()
+    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
+    columns = [c for c in relation.target.columns if not c.generated]
+    values = [
+        build.value(relation, "n", sent[c.name], kinds) if c.name in sent else sql.Identifier("pgsub_old", c.name)
+        for c in columns
+    ]
+    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    text = sql.SQL(
+        "WITH pgsub_old AS MATERIALIZED (SELECT * FROM {table} WHERE {where}),"
+        " pgsub_gone AS (DELETE FROM {table} WHERE {where} RETURNING 1),"
+        " pgsub_new AS (INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE"
+        " SELECT {values} FROM pgsub_old CROSS JOIN (SELECT pg_catalog.count(*) FROM pgsub_gone) AS pgsub_first)"
+        " SELECT FROM pgsub_old"
+    ).format(
+        table=only(relation.target),
+        where=where,
+        columns=sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
+        values=sql.SQL(", ").join(values),
     )
     return build.done(text)
 
@@ -209,8 +262,8 @@ def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, i
         name = sql.Identifier(column.name)
         if column.name in sent:
             # the catalog query wrote the type as SQL
-            parameter = build.parameter(relation, "n", sent[column.name])
-            shown.append(sql.SQL("{}::{} AS {}").format(parameter, sql.SQL(column.full_type), name))
+            value = build.value(relation, "n", sent[column.name], kinds)
+            shown.append(sql.SQL("{}::{} AS {}").format(value, sql.SQL(column.full_type), name))
         elif inserts:
             shown.append(sql.SQL("NULL::{} AS {}").format(sql.SQL(column.full_type), name))
         else:
@@ -231,7 +284,7 @@ def became(relation: RelationMap, kinds: bytes) -> Statement:
     """
     build = _Builder()
     assignments = [
-        sql.SQL("{} = {}").format(sql.Identifier(c.name), build.parameter(relation, "n", i))
+        sql.SQL("{} = {}").format(sql.Identifier(c.name), build.value(relation, "n", i, kinds))
         for i, c in enumerate(relation.columns)
         if kinds[i] != ord("u") and c.identity != "a"
     ]
@@ -282,8 +335,27 @@ class _Builder:
         self.types: list[int] = []
         self.takes: list[tuple[str, int]] = []
 
-    def parameter(self, relation: RelationMap, source: str, position: int) -> sql.SQL:
-        self.types.append(relation.columns[position].type_oid)
+    def value(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
+        """A value to be assigned, which brings it to the column's modifier, or one that is brought to it already."""
+        if position in relation.read:
+            return self._read(relation, source, position, kinds)
+        return self._parameter(source, position, relation.columns[position].type_oid)
+
+    def brought(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
+        """A value to be compared with those that the column has."""
+        if position in relation.modified:
+            return self._read(relation, source, position, kinds)
+        return self.value(relation, source, position, kinds)
+
+    def _read(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
+        column = relation.columns[position]
+        if position in relation.read and kinds[position] != _BINARY:
+            return modifier.read(column, self._parameter(source, position, _TEXT))
+        parameter = self._parameter(source, position, column.type_oid)
+        return modifier.read(column, sql.SQL("pg_catalog.format('%s', {})").format(parameter))
+
+    def _parameter(self, source: str, position: int, type_oid: int) -> sql.SQL:
+        self.types.append(type_oid)
         self.takes.append((source, position))
         return sql.SQL(f"${len(self.types)}")
 
@@ -298,7 +370,7 @@ def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes
         if kinds[i] in b"nu":
             parts.append(sql.SQL("{} IS NULL").format(sql.Identifier(column.name)))
         else:
-            parts.append(_equals(column, build.parameter(relation, source, i)))
+            parts.append(_equals(column, build.brought(relation, source, i, kinds)))
     parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
     found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
     if relation.by_identity:
@@ -329,5 +401,5 @@ def equality(column: TargetColumn) -> sql.SQL:
     return sql.SQL(f"OPERATOR({column.equality})")
 
 
-def _equals(column: TargetColumn, parameter: sql.SQL) -> sql.Composed:
-    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), equality(column), parameter)
+def _equals(column: TargetColumn, value: sql.Composable) -> sql.Composed:
+    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), equality(column), value)

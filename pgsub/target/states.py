@@ -61,6 +61,17 @@ def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
         raise Fenced("another worker took over")
 
 
+def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Lock the rows of tables in the order of their oids: who changes several at once must not meet another halfway.
+
+    An UPDATE alone would take them in the order of its plan.
+    """
+    connection.execute(
+        "SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
+        (subid, list(relids)),
+    )
+
+
 def next_group(connection: psycopg.Connection, subid: int) -> int:
     """A number that no group of tables of this subscription has had."""
     row = connection.execute(
@@ -78,6 +89,7 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
     """
     with durable(connection):
         fence_all(connection, claims)
+        lock_tables(connection, claims[0].subid, _workers(claims))
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
             " copy_mode = NULL, handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
@@ -200,6 +212,7 @@ def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positio
 
 
 def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int, *, standing: bool) -> None:
+    lock_tables(connection, claims[0].subid, _workers(claims))
     connection.execute(
         "UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE subid = %s AND srrelid = ANY (%s)"
         " AND srsubstate = 'd' AND (handover_lsn IS NOT NULL) = %s",
@@ -227,6 +240,7 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
 def unclaim(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
     """Take claims back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
     with deciding(connection, subid):
+        lock_tables(connection, subid, relids)
         connection.execute(
             "UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
             " AND srsubstate IN ('d', 'f')",
@@ -248,7 +262,9 @@ def ready(connection: psycopg.Connection, subid: int, position: int) -> None:
     """``s`` → ``r`` for tables whose srsublsn apply has passed; srsublsn stays, and is checked in ``r`` too."""
     with deciding(connection, subid):
         connection.execute(
-            "UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE subid = %s AND srsubstate = 's'"
-            " AND srsublsn <= %s",
-            (subid, format_lsn(position)),
+            "WITH passed AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"
+            " AND srsubstate = 's' AND srsublsn <= %(position)s ORDER BY srrelid FOR UPDATE)"
+            " UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE subid = %(subid)s"
+            " AND srrelid IN (SELECT srrelid FROM passed)",
+            {"subid": subid, "position": format_lsn(position)},
         )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
+import patience
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
@@ -134,7 +135,7 @@ def _writers(p: Pair, stack: ExitStack, states: dict[int, str], transactions: in
 
 def _joined(writers: list[Writer]) -> None:
     for writer in writers:
-        writer.join(60)
+        writer.join(patience.SECONDS)
         assert not writer.is_alive() and writer.error is None, writer.error
 
 
@@ -157,7 +158,7 @@ def _watched(p: Pair, transactions: int) -> None:
             until(lambda seen=seen: all(len(reader.seen) > n + 1 for reader, n in zip(readers, seen, strict=True)))
         for reader in readers:
             reader.over.set()
-            reader.join(20)
+            reader.join(patience.SECONDS)
             assert not reader.is_alive()
         p.stop(task)
     for reader in readers:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+import patience
 import pytest
 import workload_meeting as meeting
 from fix_branches import WORKLOAD
@@ -174,7 +175,7 @@ class Subscribers:
         number = next(self._markers)
         self.pubdb.connection.execute(sql.SQL("INSERT INTO {} VALUES (%s)").format(self._marker()), (number,))
         query = sql.SQL("SELECT count(*) FROM {} WHERE n = %s").format(self._marker()).as_string()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience.SECONDS
         for database in (self.native, self.subdb):
             while not database.value(query, number):
                 assert time.monotonic() < deadline, f"{database.name} is behind:\n{self._doing(database)}"
@@ -214,7 +215,7 @@ class Subscribers:
             f"SELECT ROW(apply_error_count, {', '.join(f'confl_{kind}' for kind in counted)})::text"
             " FROM pg_stat_subscription_stats WHERE subname = %s"
         )
-        self.native.wait(query, self.name, value=str(expected).replace(" ", ""), seconds=20)
+        self.native.wait(query, self.name, value=str(expected).replace(" ", ""))
 
     def _end_native_worker(self) -> None:
         """It writes its counts at the latest when it ends."""

@@ -9,7 +9,8 @@ from contextlib import closing
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply import assembler, committer, loop, worker
+from pgsub.apply import assembler, committer, start, worker
+from pgsub.apply.receiver import Timing
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.apply.worker import WorkerResult
 from pgsub.errors import Fenced, StreamsMustRestart
@@ -58,7 +59,8 @@ def test_many_filtered_transactions_share_a_commit(pair: MakePair) -> None:
     assert p.subdb.value("SELECT pg_current_xact_id()::text::bigint") - before < 20
 
 
-def test_keepalives_are_told_at_once_and_recorded_at_the_stop(pair: MakePair) -> None:
+def test_keepalives_are_told_at_once_and_recorded_at_the_stop(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_timing", lambda *_: Timing(idle_interval=3600))
     p = pair(TABLES)
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
@@ -76,19 +78,34 @@ def test_keepalives_are_told_at_once_and_recorded_at_the_stop(pair: MakePair) ->
     assert p.confirmed() >= position
 
 
-def test_an_idle_subscription_frees_wal_from_time_to_time(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_REPORT_BYTES", 250_000)
+def test_an_idle_subscription_frees_wal_after_a_while(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_timing", lambda *_: Timing(idle_interval=0.5))
     p = pair(TABLES)
     task = p.start()
-    version = _row_version(p)
-    _replayed(p, _other_wal(p, 100))
-    assert _row_version(p) == version
-    position = _other_wal(p, 500)
-    p.until("SELECT reported_lsn > remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
-    _replayed(p, position)
-    p.pubdb.wait("SELECT confirmed_flush_lsn - '0/0'::pg_lsn > %s FROM pg_replication_slots", position - 250_000)
+    confirmed = "SELECT confirmed_flush_lsn - '0/0'::pg_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
+    for _ in range(2):
+        p.pubdb.wait(confirmed, _other_wal(p), p.sub.slot_name)
     p.stop(task)
     assert p.progress()[0] == 0
+
+
+def test_the_write_position_does_not_wait_for_apply(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_timing", lambda *_: Timing(status_interval=3600))
+    p = pair(TABLES)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
+    p.until("SELECT count(*) FROM t", value=1, task=task)
+    query = "SELECT {} - '0/0'::pg_lsn >= %s FROM pg_stat_replication WHERE application_name = %s"
+    with closing(p.subdb.connect()) as session:
+        session.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        for number in (2, 3):
+            p.pubdb.execute(f"INSERT INTO t VALUES ({number}, 'x')")
+            p.subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+            p.pubdb.wait(query.format("write_lsn"), p.published(), p.sub.name)
+        assert not p.pubdb.value(query.format("replay_lsn"), p.published(), p.sub.name)
+        session.execute("COMMIT")
+    _replayed(p, p.published())
+    p.stop(task)
 
 
 def test_an_unfinished_stream_does_not_hold_the_slot_back(pair: MakePair) -> None:
@@ -330,7 +347,8 @@ def test_what_srsublsn_covers_is_left_out_and_what_it_does_not_cover_is_taken(pa
     p.apply("INSERT INTO t VALUES (3, 'beyond')")
     assert p.subdb.rows("SELECT id FROM t ORDER BY id") == [(2,), (3,)]
     assert p.state("t") == "r"
-    assert p.subdb.value("SELECT srsublsn::text FROM pgsub.subscription_rel WHERE relname = 't'") == finish  # it stays
+    kept = p.subdb.value("SELECT srsublsn = %s::pg_lsn FROM pgsub.subscription_rel WHERE relname = 't'", finish)
+    assert kept  # it stays
 
 
 def test_a_table_in_s_becomes_ready_on_an_idle_publisher(pair: MakePair) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import patience
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
@@ -148,7 +149,7 @@ def test_a_session_that_only_the_worker_lost_does_not_keep_its_locks(parallel: P
         assert one.session is not None
         with socket.socket(fileno=os.dup(one.session.connection.fileno())) as kept:
             kept.shutdown(socket.SHUT_RD)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patience.SECONDS
             while one.reason is None:  # it looks around, and learns that its session is gone
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -184,11 +185,14 @@ def test_nothing_is_applied_early_by_a_session_without_an_origin(parallel: Paral
     p.pubdb.wait("SELECT active FROM pg_replication_slots WHERE slot_name = %s", p.sub.slot_name)
     with ExitStack() as stack:
         _take_origins(stack, p)
-        p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
-        p.until("SELECT count(*) = 1 FROM t", task=task)
+        for number in itertools.count(1):  # the first ones may be over before anything is applied early
+            p.pubdb.execute("INSERT INTO t VALUES (%s, 'x')", number)
+            p.until("SELECT count(*) = %s FROM t", number, task=task)
+            if replays():
+                break
     p.stop(task)
-    assert "no replication origin is free" in replays()[0]
-    assert p.subdb.value("SELECT roident > 0 FROM t, pg_xact_commit_timestamp_origin(t.xmin)")
+    assert "could not find free replication state slot" in replays()[0]
+    assert p.subdb.value("SELECT bool_and(roident > 0) FROM t, pg_xact_commit_timestamp_origin(t.xmin)")
 
 
 def test_early_work_that_begins_right_after_a_table_became_ready_is_not_in_vain(parallel: Parallel) -> None:

@@ -120,3 +120,49 @@ def test_inheritance_children_are_tables_of_their_own(pair: MakePair) -> None:
     p.apply("TRUNCATE ONLY parent")
     p.same("ONLY parent", "child")
     assert p.subdb.value("SELECT count(*) FROM child") == 1
+
+
+TELLS = """
+CREATE TABLE told (n serial, op text, name text);
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+ INSERT INTO public.told (op, name) VALUES (TG_OP, TG_TABLE_NAME);
+ IF TG_OP = 'DELETE' THEN RETURN OLD; END IF; RETURN NEW; END $$;
+CREATE TRIGGER tell BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION tell();
+ALTER TABLE t ENABLE ALWAYS TRIGGER tell;
+"""
+SECRETS = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text, own int DEFAULT 7, g int GENERATED ALWAYS AS (id * 2) STORED)"
+    " PARTITION BY LIST (id); CREATE TABLE t_1 PARTITION OF t FOR VALUES IN (1, 2);"
+    "CREATE TABLE t_d PARTITION OF t DEFAULT;"
+)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["key", "full"])
+def test_a_row_that_goes_to_another_partition_is_deleted_and_inserted_for_triggers(pair: MakePair, full: bool) -> None:
+    """As apply_handle_tuple_routing: no UPDATE trigger fires; what only the target has goes with the row."""
+    identity = "ALTER TABLE t REPLICA IDENTITY FULL" if full else ""
+    p = pair(pub=f"CREATE TABLE t (id int PRIMARY KEY, v text); {identity}", sub=SECRETS + TELLS)
+    p.apply("INSERT INTO t VALUES (1, 'x'), (5, 'y')")
+    p.subdb.execute("TRUNCATE told; SET session_replication_role = replica; UPDATE t SET own = 8; TRUNCATE told")
+    p.apply("UPDATE t SET id = 7 WHERE id = 1", "UPDATE t SET v = 'z' WHERE id = 7", "UPDATE t SET id = 6 WHERE id = 5")
+    assert p.subdb.rows("SELECT op, name FROM told ORDER BY n") == [
+        ("DELETE", "t_1"),
+        ("INSERT", "t_d"),
+        ("UPDATE", "t_d"),
+        ("UPDATE", "t_d"),
+    ]
+    assert p.subdb.rows("SELECT id, v, own, g FROM t ORDER BY 1") == [(6, "y", 8, 12), (7, "z", 8, 14)]
+    assert {one["conflict_type"] for one in p.events()} <= {"update_origin_differs"}  # of the local UPDATE
+
+
+def test_a_trigger_that_keeps_updates_off_does_not_keep_a_row_in_its_partition(pair: MakePair) -> None:
+    keep = (
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;"
+        "CREATE TRIGGER keep BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION keep();"
+        "ALTER TABLE t ENABLE REPLICA TRIGGER keep;"
+    )
+    p = pair(pub="CREATE TABLE t (id int PRIMARY KEY, v text)", sub=SECRETS + keep)
+    p.apply("INSERT INTO t VALUES (1, 'x')", "UPDATE t SET id = 7", "UPDATE t SET v = 'kept off'")
+    assert p.subdb.rows("SELECT id, v FROM t") == [(7, "x")]
+    p.apply("DELETE FROM t")
+    assert p.subdb.rows("SELECT id, v FROM t") == [] and p.events() == []

@@ -188,16 +188,49 @@ def test_a_member_that_may_not_set_role_is_refused_in_the_servers_words(pair: Ma
     assert ("a INSERT", roles.alice) in roles.who()
 
 
-def test_a_role_that_is_no_member_goes_on_as_itself(pair: MakePair, roles: Roles) -> None:
+def test_a_role_that_is_no_member_goes_on_as_itself_or_is_told_what_it_lacks(pair: MakePair, roles: Roles) -> None:
     p = pair(TABLES)
     roles.own()
     _as_app(p, roles)
-    p.pubdb.execute(CHANGES[0])
-    assert f"TO {roles.app}" not in (_fault(p, "permission denied for table a").hint or "")
-    p.subdb.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON a, b TO {roles.app}")
-    p.apply(*CHANGES[1:])
+    for change, owner, lacks in (
+        ("INSERT INTO a VALUES (1, 'x')", roles.alice, 'INSERT on table "public.a"'),
+        ("UPDATE a SET v = 'y'", roles.alice, 'SELECT, UPDATE on table "public.a"'),
+        ("DELETE FROM a", roles.alice, 'DELETE on table "public.a"'),
+        (CHANGES[0], roles.bob, 'INSERT on table "public.b"'),
+    ):
+        p.pubdb.execute(change)
+        error = _fault(p, f'^role "{roles.app}" cannot SET ROLE to "{owner}"$')
+        assert error.detail == f"Its own privileges do not suffice: it lacks {lacks}."
+        assert error.sqlstate == "42501" and "finished at" in (error.context or "") and error.denied is None
+        hint = (error.hint or "").splitlines()
+        assert hint[0] == f'Run this on the target: GRANT "{owner}" TO "{roles.app}" WITH SET TRUE;'
+        p.subdb.execute(hint[-1])
+        p.apply()
     p.same("a", "b")
     assert {role for _, role in roles.who()} == {roles.app}
+
+
+def test_code_of_a_table_that_may_not_do_something_is_not_taken_for_a_missing_membership(
+    pair: MakePair, roles: Roles
+) -> None:
+    p = pair(TABLES)
+    roles.own()
+    _as_app(p, roles)
+    p.subdb.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON a TO {roles.app}; REVOKE INSERT ON who FROM PUBLIC")
+    p.pubdb.execute("INSERT INTO a VALUES (1, 'x')")
+    assert "permission denied for table who" in _fault(p, "permission denied for table who").message
+
+
+def test_a_schema_that_may_not_be_used_is_named(pair: MakePair, roles: Roles) -> None:
+    p = pair("CREATE SCHEMA x; CREATE TABLE x.t (id int PRIMARY KEY)")
+    p.subdb.execute(f"ALTER TABLE x.t OWNER TO {roles.alice}; GRANT SELECT ON x.t TO {roles.app}")
+    _as_app(p, roles)
+    p.pubdb.execute("INSERT INTO x.t VALUES (1)")
+    error = _fault(p, "cannot SET ROLE")
+    assert 'it lacks USAGE on schema "x" and INSERT on table "x.t".' in (error.detail or "")
+    p.subdb.execute("\n".join((error.hint or "").splitlines()[-2:]))
+    p.apply()
+    p.same("x.t")
 
 
 def test_a_membership_that_is_withdrawn_under_a_running_worker_is_noticed(pair: MakePair, roles: Roles) -> None:
@@ -286,6 +319,19 @@ def test_a_copy_is_refused_where_apply_would_be(pair: MakePair, roles: Roles) ->
     with pytest.raises(PermissionMissing, match=f'user "{roles.alice}" cannot replicate into relation with row-level'):
         p.sync("a")
     p.subdb.execute("ALTER TABLE a NO FORCE ROW LEVEL SECURITY")
+    p.sync("a")
+    p.same("a")
+
+
+@pytest.mark.parametrize("rows", ["", "INSERT INTO a VALUES (1, 'x')"], ids=["empty", "with a row"])
+def test_a_copy_says_what_a_role_that_is_no_member_lacks(pair: MakePair, roles: Roles, rows: str) -> None:
+    p = pair(TABLES, pub=rows, state="i")
+    roles.own()
+    _as_app(p, roles)
+    with pytest.raises(PermissionMissing, match=f'^role "{roles.app}" cannot SET ROLE to "{roles.alice}"$') as caught:
+        p.sync("a")
+    assert caught.value.detail == 'Its own privileges do not suffice: it lacks INSERT on table "public.a".'
+    p.subdb.execute((caught.value.hint or "").splitlines()[-1])
     p.sync("a")
     p.same("a")
 

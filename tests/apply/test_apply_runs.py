@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pgsub.apply import assembler
 from pgsub.apply import spool as spool_module
 from pgsub.apply.assembler import Assembler
-from pgsub.apply.runs import Batch, Item, Run
+from pgsub.apply.runs import Batch, Item, Run, Stretches
 from pgsub.apply.spool import Spool
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ProtocolViolation
@@ -116,6 +117,56 @@ def test_a_batch_is_cut_anywhere_and_nothing_is_lost(spool: Spool, seed: int, at
     assert [_seen(one) for part in (first, rest) for one in part.transactions()] == whole
     if at:
         assert _seen(first.last) == whole[at - 1]
+
+
+def test_a_run_ends_with_a_whole_transaction_wherever_the_received_bytes_end(spool: Spool) -> None:
+    contents = _stream(random.Random(3), 60)
+    ends = [number for number, content in enumerate(contents) if content[25:26] == b"C"]
+    for cut in range(ends[20], len(contents) + 1):
+        runs = [one for one in _received(contents[:cut], len(contents), spool) if isinstance(one, Run)]
+        assert sum(map(len, runs)) == sum(end < cut for end in ends), f"{cut} messages"
+        assert all(len(run.transactions()) == len(run) and run.segment.codes[-1:] == b"C" for run in runs)
+
+
+def test_whole_transactions_end_where_a_reader_of_single_messages_says() -> None:
+    def read(codes: bytes) -> int:
+        inside, end, before = False, 0, 0
+        for at, code in enumerate(codes):
+            fits = code in b"OIC" if inside else code in b"B\0"
+            if not fits or (code in b"O" and before not in b"B") or (at == 0 and code not in b"B"):
+                break
+            inside, before = code not in b"C\0", code
+            end = at + 1 if code in b"C" else end
+        return end
+
+    for size in range(1, 8):
+        for codes in map(bytes, itertools.product(b"BOIC\0", repeat=size)):
+            if codes[0] in b"B":
+                assert Stretches(codes).end(0) == read(codes), codes
+                assert Stretches(b"SI" + codes).end(2) == 2 + read(codes), codes
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(slice(0, -1), id="the last has no end"),
+        pytest.param(slice(1, None), id="the first has no beginning"),
+        pytest.param(slice(0, -2), id="nothing of the last but its BEGIN"),
+        pytest.param([0, 1, 3, 4, 5], id="two beginnings, one end"),
+        pytest.param([0, 1, 2, 4, 5], id="one beginning, two ends"),
+        pytest.param([0, 2, 2, 3, 3, 5], id="as many ends as beginnings, but not one after the other"),
+        pytest.param([1, 4], id="neither"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_messages_that_are_not_whole_transactions_are_no_run(kept: slice | list[int]) -> None:
+    messages: list[Message] = []
+    for lsn in (1000, 2000, 3000):
+        messages += [Begin(lsn, 1, 500), Insert(7, text_tuple([b"1", b"x"])), Commit(lsn, lsn + 8, 1)]
+    contents = [b"w" + bytes(24) + encode(message) for message in messages]
+    found = Run.of(Frames.of(contents).all())
+    assert found is not None and len(found) == 3
+    assert Run.of(Frames.of(contents[kept] if isinstance(kept, slice) else [contents[n] for n in kept]).all()) is None
 
 
 def _bent(contents: list[bytes], kind: bytes, where: int, change: bytes) -> list[bytes]:

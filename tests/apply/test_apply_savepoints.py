@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from fix_pair import MakePair, Pair
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
@@ -123,6 +123,9 @@ def test_whatever_the_order_the_rows_are_those_of_the_file_or_it_gives_up(bench:
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(steps=STEPS, blocks=st.integers(1, 4))
+    # those drawn may all be of one kind
+    @example(steps=[("insert", 1), ("insert", TOP), ("abort", 1)], blocks=1)
+    @example(steps=[("insert", 1), ("abort", 1), ("insert", TOP)], blocks=1)
     def check(steps: list[Step], blocks: int) -> None:
         aborted: set[int] = set()
         legal: list[Step] = []

@@ -391,6 +391,16 @@ def test_a_set_that_misses_what_it_presupposes_says_so(bench: Bench) -> None:
     bench.session.execute("ROLLBACK")
 
 
+def test_a_set_leaves_what_the_session_had_set_for_its_plans(bench: Bench) -> None:
+    relation = _map(bench.session, "CREATE TABLE public.t (id int PRIMARY KEY, v text)")
+    bench.session.execute("INSERT INTO public.t VALUES (7, 'old'); SET enable_seqscan = off")
+    bench.session.execute("BEGIN")
+    _apply(bench, {5: relation}, Update(5, "", None, _text("7", "x")))
+    assert _rows(bench, "SHOW enable_seqscan") == [("off",)]
+    assert _rows(bench, "SHOW enable_hashjoin") == [("on",)]
+    bench.session.execute("ROLLBACK")
+
+
 def test_a_relation_goes_row_by_row_for_a_while_after_its_sets_deviated(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

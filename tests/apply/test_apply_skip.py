@@ -92,8 +92,8 @@ def test_a_whole_transaction_is_left_out_and_kept_by_the_commit_that_passes_it(m
     ]
     assert kept[1][1]["new"] == {"id": "1", "u": "10", "v": "theirs"} and kept[2][1]["new"]["v"] is None
     assert kept[3][1]["old"]["id"] == "2"
-    row = "SELECT DISTINCT finish_lsn::text, xid FROM pgsub.skipped_change"
-    assert p.subdb.rows(row) == [(error.finish_lsn, error.xid)]
+    row = "SELECT DISTINCT finish_lsn = %s::pg_lsn, xid FROM pgsub.skipped_change"
+    assert p.subdb.rows(row, error.finish_lsn) == [(True, error.xid)]
     assert skip.pending(p.session, p.subid) is None
     assert [text.split("\n")[0] for text in logged(p)] == [
         f"LOG: logical replication starts skipping transaction at LSN {error.finish_lsn}",

@@ -5,19 +5,24 @@ Mirrors t/015_stream.pl to t/019_stream_subxact_ddl_abort.pl and t/023_twophase_
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import patience
 import psycopg
 import pytest
 from fix_pair import MakePair, Pair
 
 from pgsub.apply import assembler, loop
-from pgsub.apply.spool import Spool, SpooledTransaction, SpoolFailed
-from pgsub.errors import ApplyError, Directive
+from pgsub.apply import spool as spools
+from pgsub.apply.spool import Spool, SpooledTransaction, SpoolFailed, limit
+from pgsub.errors import ApplyError, Directive, UsageError
+from pgsub.launcher.retry import Retry
 from pgsub.protocol.frames import Frames
 
 TABLES = (
@@ -260,7 +265,7 @@ def test_a_transaction_larger_than_memory_waits_in_a_file(
     p.pubdb.execute("INSERT INTO u VALUES (2, 'small')")
     task = p.start(spool_dir=str(tmp_path))
     p.until("SELECT count(*) = 1 FROM u WHERE a = 2", task=task)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience.SECONDS
     while list(tmp_path.rglob("*.changes")):  # the commit shows a moment before the files go
         assert time.monotonic() < deadline
     p.stop(task)
@@ -337,3 +342,55 @@ def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
     assert "No space left" in caught.value.message
     transaction._path = tmp_path / "gone"
     spool.close()
+
+
+def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpoolFailed, match="could not create a spool folder") as caught:
+        Spool(str(tmp_path / "file"), "1-0")
+    assert caught.value.directive is Directive.RETRY
+
+
+def test_a_spool_ends_at_its_limit_before_anything_is_written_and_what_is_removed_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGSUB_SPOOL_LIMIT", "3 MB")
+    spool = Spool(str(tmp_path), "1-0", limit())
+    first, second = spool.open(7), spool.open(8)
+    block = Frames.around([b"x" * (1 << 20)]).all()
+    first.append(block)
+    second.append(block)
+    with pytest.raises(SpoolFailed, match="take more room"):
+        second.append(block)
+    second.pause()
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.changes")) < 3 << 20
+    first.remove()
+    second.remove()
+    third = spool.open(9)
+    third.append(block)
+    third.append(block)
+    monkeypatch.setenv("PGSUB_SPOOL_LIMIT", "much")
+    with pytest.raises(UsageError, match="no size"):
+        limit()
+    spool.close()
+
+
+def test_a_spool_leaves_room_to_others_on_its_disk(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction waits until there is some, and is applied then."""
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming="on")
+    _decode_with(p, SMALL_MEMORY)
+    p.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
+    found = os.statvfs(tempfile.gettempdir())
+    monkeypatch.setattr(spools, "SPARE", found.f_blocks * found.f_frsize)
+    monkeypatch.setattr(spools, "SPARE_PART", 1)
+    with pytest.raises(SpoolFailed, match="too little room is left") as caught:
+        p.catch_up()
+    retry = Retry()
+    waits = []
+    for _ in range(9):
+        retry.failed(caught.value)
+        waits.append(round(retry.not_before - time.monotonic()))
+    assert waits == sorted(waits) and waits[0] == 5 and waits[-1] == 300
+    monkeypatch.setattr(spools, "SPARE", 0)
+    p.catch_up()
+    p.same("t")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from fix_pair import MakePair, Pair
 
 from pgsub import failpoints
 from pgsub.apply import executor
-from pgsub.errors import ApplyError, PgsubError
+from pgsub.errors import ApplyError, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target import two_phase
 
@@ -271,3 +271,26 @@ def test_feedback_waits_for_all_rows_that_were_missing_in_a_prepared_transaction
     p.subdb.execute("DELETE FROM pgsub.event")
     p.until("SELECT reported_lsn >= remote_lsn FROM pgsub.progress WHERE worker = 0", task=task)
     p.stop(task)
+
+
+def test_a_prepared_transaction_that_was_rolled_back_before_it_was_decoded_stops_nothing(
+    prepared: Callable[..., Pair],
+) -> None:
+    """It comes with holes (a fault of PostgreSQL 18's), and its ROLLBACK PREPARED would never be read."""
+    p = prepared(streaming="on")
+    p.pubdb.execute(f"ALTER DATABASE {p.pubdb.name} SET logical_decoding_work_mem = '64kB'")
+    p.apply("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 20) g")
+    p.apply()  # two_phase is enabled now
+    for statement in (
+        "BEGIN; DELETE FROM t WHERE id = 1; INSERT INTO t SELECT g, repeat('y', 500) FROM generate_series(100, 1100) g;"
+        "SAVEPOINT s; INSERT INTO t VALUES (1, 'again'); RELEASE SAVEPOINT s; PREPARE TRANSACTION 'holes'",
+        "ROLLBACK PREPARED 'holes'",
+        "INSERT INTO t VALUES (50, 'after')",
+    ):
+        p.pubdb.execute(statement)
+    with suppress(StreamsMustRestart):  # where it stops apply: that is started again, as by the launcher
+        p.apply()
+    p.apply()
+    p.same("t")
+    assert p.subdb.rows(_GIDS) == [] and _ledger(p) == (0, 0)
+    assert p.subdb.value("SELECT count(*) FROM pgsub.skipped_change") == 0

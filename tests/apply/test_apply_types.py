@@ -107,6 +107,12 @@ def _columns(kinds: dict[str, list[str]]) -> str:
     return ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
 
 
+def _same(p: Pair, kinds: dict[str, list[str]]) -> None:
+    """Whichever of the two servers writes zeros into a pg_lsn."""
+    columns = [f"c{number} - '0/0'" if kind == "pg_lsn" else f"c{number}" for number, kind in enumerate(kinds)]
+    p.same("t", columns=", ".join(["id", *columns]))
+
+
 def _fill(p: Pair, kinds: dict[str, list[str]], copies: int) -> None:
     """A row for the first value of every type, one for the second and so on, and one of NULLs."""
     columns = ", ".join(f"c{number}" for number in range(len(kinds)))
@@ -129,10 +135,10 @@ def test_every_value_arrives_as_it_was(pair: MakePair, binary: bool, copies: int
     p.add("t")
     _fill(p, kinds, copies)
     p.apply()
-    p.same("t")
+    _same(p, kinds)
     sets = ", ".join(f"c{n} = (SELECT c{n} FROM t WHERE id = 1001)" for n in range(len(kinds)))
     p.apply(f"UPDATE t SET {sets} WHERE id = 2001", "UPDATE t SET id = -id WHERE id = 1001")
-    p.same("t")
+    _same(p, kinds)
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
@@ -142,7 +148,7 @@ def test_every_value_finds_its_row_again(pair: MakePair, binary: bool) -> None:
     )
     _fill(p, VALUES, 2)
     p.apply("UPDATE t SET id = id + 500 WHERE id % 2 = 0", "DELETE FROM t WHERE id % 4 = 1")
-    p.same("t")
+    _same(p, VALUES)
     assert p.events() == []
 
 

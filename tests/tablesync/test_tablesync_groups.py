@@ -179,6 +179,17 @@ def test_a_table_that_fails_for_a_moment_is_tried_again_with_the_rest(pair: Make
     _ends_well(p)
 
 
+def test_a_table_that_somebody_locks_leaves_the_others_and_waits_by_itself(pair: MakePair) -> None:
+    p = pair(TABLES, pub=ROWS, state="i")
+    with closing(p.subdb.connect()) as holder:
+        holder.execute("BEGIN; LOCK TABLE b IN SHARE MODE")
+        errors = _together(p)
+        assert {name: error.sqlstate for name, error in errors.items()} == {"b": "55P03"}
+        assert [p.state(name) in "sr" for name in NAMES] == [True, False, True, True]
+        holder.execute("ROLLBACK")
+    _ends_well(p)
+
+
 @pytest.mark.parametrize("point", ["sync.before_slot", "sync.after_slot", "copy.before_commit", "sync.after_f"])
 def test_an_attempt_that_failed_for_all_leaves_nothing(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch, point: str

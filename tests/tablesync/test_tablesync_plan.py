@@ -16,8 +16,8 @@ from pgsub.target.relation import TargetColumn, TargetRelation
 SUB = Subscription(1, "s", "", "", ("p",), "s")
 
 
-def _column(name: str, oid: int = 23, *, generated: bool = False) -> RemoteColumn:
-    return RemoteColumn(1, name, oid, "pg_catalog", "int4", -1, False, generated)
+def _column(name: str, oid: int = 23) -> RemoteColumn:
+    return RemoteColumn(1, name, oid, "pg_catalog", "int4", -1, False, False)
 
 
 def _remote(leaves: tuple[Leaf, ...], *columns: RemoteColumn, row_filter: str | None = None) -> RemoteTable:
@@ -105,13 +105,6 @@ def test_a_large_table_is_copied_in_chunks_only_where_nothing_would_notice(
     assert plan.atomic_reason(sub, large, target, replica=replica) == reason
     small = _remote((Leaf(1, "public", "t", 1, plan.CHUNKED_FROM_BYTES - 1, -1.0),))
     assert plan.atomic_reason(SUB, small, _target(), replica=True) == "the table is small"
-
-
-def test_generated_columns_of_the_target_are_not_copied() -> None:
-    target = _target(
-        TargetColumn("a", 23, "integer", True, "", None), TargetColumn("b", 23, "integer", False, "", None)
-    )
-    assert plan.columns_of(_remote((), _column("a"), _column("b", generated=True)), target) == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import patience
 import pytest
 from fix_engine import Task
 from fix_pair import Pair
@@ -159,7 +160,7 @@ class Story:
             self.p.subdb.execute(f"DELETE FROM {self.tables[0]} WHERE v = 'in the way'")
             self.broken = False
         self.write(tuple((place, 5, 0) for place in _ALL))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience.SECONDS
         while (states_ := self._unfinished()) or not self._caught_up():
             assert time.monotonic() < deadline, states_
             self.apply("start")

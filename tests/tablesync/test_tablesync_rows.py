@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
+from fix_program import until
 from fix_servers import Database
 
 from pgsub.apply import loop
@@ -32,13 +33,16 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.publishers
-def test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew(pair: MakePair, at: At, tmp_path: Path) -> None:
+def test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew(
+    pair: MakePair, at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = pair(TABLE, pub=ROWS, state="i", copy_workers=1)
     p.pubdb.execute("DELETE FROM t WHERE id <= 1500")  # VACUUM FULL moves the others into blocks that are done
     release = tmp_path / "release"
+    monkeypatch.setenv("PGSUB_FAILPOINTS_DIR", str(tmp_path))
     at(f"copy.middle=pause:{release}@2;copy.before_commit=error@2")  # the task that reads the table ends
     syncing = p.submit("sync", lambda name: p.sync(name), ["t"])
-    p.until("SELECT count(xid) = 1 FROM pgsub.copy_chunk")
+    until(lambda: (tmp_path / "copy.middle").exists())  # it reads the second chunk
     with closing(p.pubdb.connect()) as session:
         rewriting = p.submit("rewrite", session.execute, ["VACUUM FULL t"])
         p.pubdb.wait("SELECT count(*) = 1 FROM pg_locks WHERE relation = 't'::regclass AND NOT granted")

@@ -187,7 +187,7 @@ def test_sessions_are_what_apply_relies_on(subdb: Database) -> None:
             return str(session.execute(f"SHOW {name}".encode()).fetchone()[0])  # type: ignore[index]
 
         assert target.is_replica(session) and show("search_path") == ""
-        assert show("datestyle") == "ISO, MDY" and show("statement_timeout") == "0"
+        assert show("datestyle") == "ISO, DMY" and show("statement_timeout") == "0"
         assert show("transaction_isolation") == "read committed" and show("transaction_read_only") == "off"
         assert show("application_name") == "pgsub 5 apply 3" and show("synchronous_commit") == "off"
     subdb.execute(f"ALTER DATABASE {subdb.name} RESET ALL")
