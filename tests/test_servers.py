@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import patience
 import psycopg
 import pytest
 
@@ -23,7 +24,7 @@ def server():
         yield running
 
 
-def _gone(pid: int, seconds: float = 20) -> bool:
+def _gone(pid: int, seconds: float = patience.SECONDS) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -108,7 +109,7 @@ def test_a_server_ends_and_leaves_nothing_when_its_starter_is_killed():
     starter.kill()
     starter.communicate()
     assert _gone(int(pid))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience.SECONDS
     while Path(folder).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(folder).exists()

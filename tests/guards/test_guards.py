@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import patience
 import psycopg
 import pytest
 from fix_engine import Subscriber
@@ -39,7 +40,7 @@ def rows(database: Database) -> list[int]:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Poll until it holds."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience.SECONDS
     while not condition():
         assert time.monotonic() < deadline, "condition not met"
         time.sleep(0.01)

