@@ -1,0 +1,153 @@
+"""TLS with certificates on both sides, and credentials that stop being good while a subscription runs.
+
+After PostgreSQL's src/test/ssl/t/001_ssltests.pl and src/test/authentication/t/001_password.pl.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fix_program import until
+from fix_servers import Database, other_servers
+from psycopg.conninfo import make_conninfo
+
+from pgsub.demo.binaries import find_binaries
+
+_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+_HBA = """
+local all all trust
+hostssl all certified 127.0.0.1/32 cert
+hostssl all secretive 127.0.0.1/32 scram-sha-256
+host all postgres 127.0.0.1/32 trust
+"""
+
+
+def _with_tls() -> Path:
+    """The programs of a server that was built with TLS; those that come as wheels or by npm were not."""
+    for folder in [
+        find_binaries(),
+        *other_servers().values(),
+        *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),
+    ]:
+        config = [str(folder / "pg_config"), "--configure"]
+        if (folder / "pg_config").exists() and "ssl" in subprocess.run(config, capture_output=True, text=True).stdout:
+            return folder
+    pytest.skip("no server here was built with TLS: name one in PGSUB_TEST_BINDIRS")
+
+
+def openssl(folder: Path, *commands: str) -> None:
+    for command in commands:
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+
+def signed(folder: Path, name: str, subject: str, days: int) -> None:
+    """A key and a certificate that the authority in the folder signed; one of 0 days has expired."""
+    openssl(
+        folder,
+        f"req -new {_KEY} -subj /CN={subject} -keyout {name}.key -out {name}.csr",
+        f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} -out {name}.crt",
+    )
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("certificates")
+    openssl(folder, f"req -new -x509 {_KEY} -subj /CN=authority -days 10 -keyout ca.key -out ca.crt")
+    for name, subject, days in (("good", "localhost", 10), ("expired", "localhost", 0), ("client", "certified", 10)):
+        signed(folder, name, subject, days)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(make_server, certificates):
+    """A publisher's database that is reached over TLS only."""
+    server = make_server(binaries=_with_tls())
+    database = Database(server, "app")
+    database.execute("CREATE TABLE t (v text)")
+    database.execute("CREATE ROLE certified LOGIN REPLICATION; CREATE ROLE secretive LOGIN REPLICATION PASSWORD 'old'")
+    database.execute("GRANT SELECT ON t TO certified, secretive; CREATE PUBLICATION p FOR TABLE t")
+    installed(server, certificates, "good")
+    installed(server, certificates, "ca")
+    server.append_conf({"ssl": True, "ssl_ca_file": "ca.crt", "ssl_cert_file": "good.crt", "ssl_key_file": "good.key"})
+    (server.data / "pg_hba.conf").write_text(_HBA)
+    server.reload()
+    return database
+
+
+def installed(server, certificates, name, into=None):
+    """Copy a certificate and its key to where the server reads them."""
+    for suffix in ("crt", "key"):
+        path = shutil.copy(certificates / f"{name}.{suffix}", server.data / f"{into or name}.{suffix}")
+        os.chown(path, server.data.stat().st_uid, -1)
+        os.chmod(path, 0o600)
+
+
+def created(launcher, guarded, subdb, certificates, name, **more):
+    """A running subscription over verified TLS."""
+    subdb.execute("CREATE TABLE t (v text)")
+    conninfo = make_conninfo(guarded.conninfo, host="localhost", hostaddr="127.0.0.1", sslmode="verify-full", **more)
+    conninfo = make_conninfo(conninfo, sslrootcert=str(certificates / "ca.crt"))
+    words = ["--connection", conninfo, "--target", subdb.conninfo, "--publication", "p", "--timeout", "100s"]
+    ended = launcher("create", name, *words)
+    assert ended.returncode == 0, ended.stderr
+    written(guarded, subdb, f"{name} first")
+    encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = %s"
+    assert guarded.value(encrypted, more["user"]) is True
+    return conninfo
+
+
+def written(guarded, subdb, word):
+    """Write a row and wait until it has arrived."""
+    guarded.execute("INSERT INTO t VALUES (%s)", word)
+    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = %s", word)
+
+
+def cut(guarded, user):
+    """End the sessions of a role: it has to log in again."""
+    guarded.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", user)
+
+
+def refused(launcher, name, words):
+    """The publisher does not let the subscription in: an error that is retried, and says why."""
+
+    def shown():
+        found = launcher.status(name)["last_error"]
+        return found if found and words in found["message"] else None
+
+    assert until(shown)["class"] == "PublisherUnavailable"
+    assert launcher.status(name)["subenabled"]
+
+
+def test_a_certificate_that_expires_keeps_the_subscription_out_until_it_is_renewed(
+    launcher, guarded, subdb, certificates
+):
+    client = {"sslcert": str(certificates / "client.crt"), "sslkey": str(certificates / "client.key")}
+    created(launcher, guarded, subdb, certificates, "certified", user="certified", **client)
+    installed(guarded.server, certificates, "expired", into="good")
+    guarded.server.reload()
+    cut(guarded, "certified")
+    refused(launcher, "certified", "certificate")
+    guarded.execute("INSERT INTO t VALUES ('meanwhile')")
+    installed(guarded.server, certificates, "good")
+    guarded.server.reload()
+    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'meanwhile'")
+    until(lambda: launcher.status("certified")["last_error"] is None)
+    assert launcher("drop", "certified", "--yes").returncode == 0
+
+
+def test_a_password_that_is_changed_keeps_the_subscription_out_until_it_is_told(launcher, guarded, subdb, certificates):
+    conninfo = created(launcher, guarded, subdb, certificates, "secretive", user="secretive", password="old")
+    guarded.execute("ALTER ROLE secretive PASSWORD 'new'")
+    cut(guarded, "secretive")
+    refused(launcher, "secretive", "password authentication failed")
+    guarded.execute("INSERT INTO t VALUES ('meanwhile')")
+    ended = launcher("alter", "secretive", "--connection", make_conninfo(conninfo, password="new"))
+    assert ended.returncode == 0, ended.stderr
+    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'meanwhile'")
+    assert launcher("drop", "secretive", "--yes").returncode == 0

@@ -1,0 +1,139 @@
+"""Servers that are not what they were: a target restored from an older backup, and standbys that were promoted.
+
+Progress commits with the data, so whatever a target has lost, it has lost with its progress. The slot has not: what was
+confirmed is not sent again.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from fix_clusters import copied, replayed
+from fix_program import until
+from fix_servers import Database
+
+_GAP = "is past the subscription's position"
+_names = (f"f{number}" for number in itertools.count(1))
+
+
+@pytest.fixture(scope="module")
+def primary(make_server):
+    """A database on a server that has standbys."""
+    return Database(make_server(), "app")
+
+
+@pytest.fixture
+def served(pubdb, primary, launcher):
+    """A subscription that a launcher serves, its table without a key, so that a row that comes twice shows.
+
+    :return: the name of both.
+    """
+    name = next(_names)
+    for database in (pubdb, primary):
+        database.execute(f"CREATE TABLE {name} (v text)")
+    pubdb.execute(f"CREATE PUBLICATION {name} FOR TABLE {name}")
+    launcher.target = primary.conninfo
+    words = ["create", name, "--connection", pubdb.conninfo, "--target", primary.conninfo, "--publication", name]
+    ended = launcher(*words, "--timeout", "100s")
+    assert ended.returncode == 0, ended.stderr
+    confirmed(pubdb, name, "first")
+    yield name
+    launcher("drop", name, "--yes")
+    launcher("drop", name, "--if-exists", "--keep-target", "--yes")
+
+
+def confirmed(pubdb, name, word):
+    """Write a row, and wait until the publisher knows that it is durable on the target."""
+    pubdb.execute(f"INSERT INTO {name} VALUES (%s)", word)
+    written = pubdb.value("SELECT pg_current_wal_insert_lsn()::text")
+    query = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    pubdb.wait(query, written, name)
+
+
+def moved(launcher, name, database):
+    """The subscription goes on with another server in the place of its target."""
+    ended = launcher("alter", name, "--target", database.conninfo)
+    assert ended.returncode == 0, ended.stderr
+
+
+def stopped(launcher, name, kind, message):
+    """The error says why it stopped, and monitoring sees it."""
+
+    def shown():
+        found = launcher.status(name)["last_error"]
+        return found if found and found["class"] == kind else None
+
+    assert message in until(shown)["message"]
+    assert launcher("status", name, "--check").returncode == 7
+
+
+def test_a_target_restored_from_an_older_backup_is_not_followed_over_the_gap(
+    pubdb, primary, served, launcher, make_server
+):
+    backup = make_server(of=copied(primary.server))
+    confirmed(pubdb, served, "second")
+    backup.start()
+    restored = Database(backup, "app", there=True)
+    moved(launcher, served, restored)
+    stopped(launcher, served, "ReplicationBroken", _GAP)
+    pubdb.execute(f"INSERT INTO {served} VALUES ('third')")
+    assert restored.rows(f"SELECT v FROM {served}") == [("first",)]
+
+
+def test_a_standby_of_the_target_that_had_everything_is_gone_on_with(pubdb, primary, served, launcher, make_server):
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    confirmed(pubdb, served, "second")
+    replayed(primary, standby)
+    standby.server.query("SELECT pg_promote()")
+    standby.wait("SELECT NOT pg_is_in_recovery()")
+    # the old server still answers: nothing may be applied there any more
+    assert launcher("disable", served).returncode == 0
+    assert launcher("wait", served, "--for", "disabled", "--timeout", "100s").returncode == 0
+    moved(launcher, served, standby)
+    assert launcher("enable", served).returncode == 0
+    pubdb.execute(f"INSERT INTO {served} VALUES ('third')")
+    standby.wait(f"SELECT string_agg(v, ' ' ORDER BY v) FROM {served}", value="first second third")
+
+
+def test_a_standby_of_the_publisher_that_was_promoted_without_the_slot_is_not_gone_over_to(
+    primary, subdb, launcher, make_server
+):
+    source = Database(primary.server, "source")
+    for database in (source, subdb):
+        database.execute("CREATE TABLE promoted (v text)")
+    source.execute("CREATE PUBLICATION promoted FOR TABLE promoted")
+    places = ["--connection", source.conninfo, "--target", subdb.conninfo, "--publication", "promoted"]
+    ended = launcher("create", "promoted", *places, "--timeout", "100s")
+    assert ended.returncode == 0, ended.stderr
+    standby = Database(make_server(standby_of=primary.server), "source", there=True)
+    confirmed(source, "promoted", "first")
+    replayed(source, standby)
+    standby.server.query("SELECT pg_promote()")
+    standby.wait("SELECT NOT pg_is_in_recovery()")
+    launcher("alter", "promoted", "--connection", standby.conninfo)
+    stopped(launcher, "promoted", "SlotLost", 'replication slot "promoted"')
+    assert standby.rows("SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'") == []
+    assert launcher("alter", "promoted", "--connection", source.conninfo).returncode == 0
+    confirmed(source, "promoted", "second")
+    assert subdb.rows("SELECT v FROM promoted ORDER BY 1") == [("first",), ("second",)]
+    assert launcher("drop", "promoted", "--yes").returncode == 0
+    source.close()
+
+
+def test_a_standby_of_the_target_that_lost_commits_is_not_followed_over_the_gap(
+    pubdb, primary, served, launcher, make_server
+):
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    replayed(primary, standby)
+    standby.close()
+    standby.server.stop()
+    confirmed(pubdb, served, "second")
+    primary.close()
+    primary.server.kill9()
+    standby.server.start()
+    standby.server.query("SELECT pg_promote()")
+    standby.wait("SELECT NOT pg_is_in_recovery()")
+    moved(launcher, served, standby)
+    stopped(launcher, served, "ReplicationBroken", _GAP)
+    assert standby.rows(f"SELECT v FROM {served}") == [("first",)]

@@ -1,0 +1,112 @@
+"""Slots that the publisher gives up while nobody streams them, and what is said to whoever comes back.
+
+After PostgreSQL's src/test/recovery/t/019_replslot_limit.pl, 044_invalidate_inactive_slots.pl,
+006_logical_decoding.pl and 038_save_logical_slots_shutdown.pl.
+"""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from fix_engine import Subscriber
+from fix_servers import Database
+
+from pgsub.errors import ReplicationBroken, SlotLost
+
+
+@pytest.fixture(scope="module")
+def source(make_server):
+    return Database(make_server(autovacuum=False, checkpoint_timeout="1h", min_wal_size="32MB"), "app")
+
+
+@pytest.fixture
+def followed(source, subdb):
+    """A subscription of a table without a key that has applied a row, and is not running."""
+    for database in (source, subdb):
+        database.execute("DROP TABLE IF EXISTS t; CREATE TABLE t (id int)")
+    source.execute("DROP PUBLICATION IF EXISTS p; CREATE PUBLICATION p FOR TABLE t")
+    one = Subscriber(source, subdb).register("t")
+    source.execute("INSERT INTO t VALUES (1)")
+    assert one.catch_up().outcome == "reached"
+    yield one
+    one.close()
+    source.wait("SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s", one.sub.slot_name)
+    source.execute("SELECT pg_drop_replication_slot(%s)", one.sub.slot_name)
+    source.server.query("ALTER SYSTEM RESET ALL")
+    source.server.reload()
+
+
+def limited(source, setting, value):
+    source.server.query(f"ALTER SYSTEM SET {setting} = '{value}'")
+    source.server.reload()
+
+
+def refused(one):
+    """The error that the next worker ends with; nothing was applied before."""
+    before = one.subdb.rows("SELECT * FROM t ORDER BY id")
+    with pytest.raises(ReplicationBroken) as raised:
+        one.catch_up()
+    assert one.subdb.rows("SELECT * FROM t ORDER BY id") == before
+    assert raised.value.exit_code == 7
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [("max_slot_wal_keep_size", "1MB", "wal_removed"), ("idle_replication_slot_timeout", "1s", "idle_timeout")],
+)
+def test_a_slot_that_was_invalidated_meanwhile_is_named_with_the_reason(source, followed, setting, value, reason):
+    limited(source, setting, value)
+    source.execute("INSERT INTO t VALUES (2)")
+    query = "SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = %s"
+    for _ in range(100):
+        source.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal(); CHECKPOINT")
+        if source.value(query, followed.sub.slot_name) == reason:
+            break
+    error = refused(followed)
+    assert isinstance(error, SlotLost)
+    assert error.message == f'can no longer access replication slot "{followed.sub.slot_name}"'
+    assert f'invalidated due to "{reason}"' in error.detail and "create it again" in error.hint
+
+
+def test_a_slot_that_somebody_read_meanwhile_is_not_followed_over_the_gap(source, followed):
+    source.execute("INSERT INTO t VALUES (2)")
+    source.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", followed.sub.slot_name)
+    source.execute("INSERT INTO t VALUES (3)")
+    error = refused(followed)
+    assert "is past the subscription's position" in error.message
+
+
+def test_a_slot_that_was_made_again_under_its_name_is_not_followed_over_the_gap(source, followed):
+    source.execute("INSERT INTO t VALUES (2)")
+    source.execute("SELECT pg_drop_replication_slot(%s)", followed.sub.slot_name)
+    source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", followed.sub.slot_name)
+    assert "is past the subscription's position" in refused(followed).message
+
+
+def test_a_publisher_that_restarts_sends_nothing_again_that_was_confirmed(source, followed):
+    slot = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+    source.execute("INSERT INTO t VALUES (2)")
+    assert followed.catch_up().outcome == "reached"
+    confirmed = source.value(slot, followed.sub.slot_name)
+    source.close()
+    source.server.restart()
+    assert source.value(slot, followed.sub.slot_name) == confirmed
+    source.execute("INSERT INTO t VALUES (3)")
+    assert followed.catch_up().outcome == "reached"
+    assert followed.subdb.rows("SELECT * FROM t ORDER BY id") == [(1,), (2,), (3,)]
+
+
+def test_a_database_that_was_dropped_and_made_again_is_another_one_whatever_its_slot_is_called(source, followed):
+    task = followed.start()
+    source.wait("SELECT active FROM pg_replication_slots WHERE slot_name = %s", followed.sub.slot_name)
+    source.close()
+    with pytest.raises(psycopg.errors.ObjectInUse, match="used by an active logical replication slot"):
+        source.server.query("DROP DATABASE app")
+    followed.stop(task)
+    for statement in ("DROP DATABASE app WITH (FORCE)", "CREATE DATABASE app"):  # slots that nobody uses go with it
+        source.server.query(statement)
+    source.execute("CREATE TABLE t (id int); CREATE PUBLICATION p FOR TABLE t")
+    source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", followed.sub.slot_name)
+    source.execute("INSERT INTO t VALUES (2)")
+    assert "database is another one" in refused(followed).message

@@ -1,0 +1,194 @@
+"""Standbys of the publisher: one that publishes, one that takes its place, and one that becomes the target.
+
+After PostgreSQL's src/test/recovery/t/035_standby_logical_decoding.pl, 040_standby_failover_slots_sync.pl and
+src/bin/pg_basebackup/t/040_pg_createsubscriber.pl.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import contextmanager
+
+import pytest
+from fix_clusters import copied, replayed
+from fix_program import one_error, until
+from fix_servers import Database
+
+#: Removes rows that a slot of the standby may need, if nobody tells the primary so.
+LOST = ("CREATE TABLE passing ()", "DROP TABLE passing", "VACUUM FULL pg_class", "CREATE TABLE flushed ()")
+_names = (f"n{number}" for number in itertools.count(1))
+
+
+@pytest.fixture(scope="module")
+def primary(make_server):
+    """A database whose server has standbys; the last test takes the server away."""
+    return Database(make_server(autovacuum=False), "app")
+
+
+@pytest.fixture
+def published(primary, subdb, launcher):
+    """A table without a key on both sides, so that a row that comes twice shows, and a publication of it.
+
+    :return: the table's name; the subscription, dropped at the end, has it too.
+    """
+    name = next(_names)
+    for database in (primary, subdb):
+        database.execute(f"CREATE TABLE {name} (id int, v text)")
+    primary.execute(f"CREATE PUBLICATION {name} FOR TABLE {name}")
+    written(primary, name, "first")
+    launcher.target = subdb.conninfo
+    yield name
+    launcher("drop", name, "--if-exists", "--yes")
+    launcher("drop", name, "--if-exists", "--keep-slot", "--yes")
+
+
+def written(database, table, word):
+    database.execute(f"INSERT INTO {table} SELECT g, '{word}' FROM generate_series(1, 50) g")
+
+
+def arrived(database, table, *words):
+    """Wait until the rows of the words' transactions are there, each once."""
+    query = f"SELECT string_agg(DISTINCT v, ' ' ORDER BY v) || ' ' || count(*) FROM {table}"
+    database.wait(query, value=f"{' '.join(sorted(words))} {50 * len(words)}")
+
+
+def create(cli, name, connection, *options):
+    words = ["create", name, "--connection", connection, "--target", cli.target, "--publication", name]
+    ended = cli(*words, "--timeout", "100s", *options)
+    assert ended.returncode == 0, ended.stderr
+
+
+@contextmanager
+def snapshots(primary):
+    """The primary logs running transactions again and again: a standby needs that for every new slot."""
+    ended = threading.Event()
+
+    def body():
+        while not ended.wait(0.2):
+            primary.server.query("SELECT pg_log_standby_snapshot()")
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def failure(cli, name, kind):
+    """The error that status shows, once it is one of this class."""
+
+    def shown():
+        found = cli.status(name)["last_error"]
+        return found if found and found["class"] == kind else None
+
+    return until(shown)
+
+
+def test_a_copy_of_the_publisher_becomes_the_target_without_copying_a_row(primary, published, launcher, make_server):
+    slot = primary.value("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", published)
+    copy = copied(primary.server)
+    written(primary, published, "second")
+    position = primary.value("SELECT pg_current_wal_insert_lsn()::text")
+    written(primary, published, "third")
+    copy.append_conf({"primary_conninfo": primary.server.conninfo("postgres"), "recovery_target_lsn": position})
+    copy.append_conf({"recovery_target_inclusive": False, "recovery_target_action": "promote"})
+    (copy.data / "recovery.signal").touch()
+    (copy.data / "standby.signal").touch()
+    make_server(of=copy).start()
+    target = Database(copy, "app", there=True)
+    target.wait("SELECT NOT pg_is_in_recovery()")
+    arrived(target, published, "first", "second")
+    launcher.target = target.conninfo
+    create(launcher, published, primary.conninfo, "--no-create-slot", "--no-copy-data", "--no-enabled")
+    assert primary.value("SELECT %s::pg_lsn < %s::pg_lsn", slot, position)
+    ended = launcher("origin-advance", published, position, "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert launcher("enable", published).returncode == 0
+    written(primary, published, "fourth")
+    arrived(target, published, "first", "second", "third", "fourth")
+    assert launcher("drop", published, "--yes").returncode == 0
+
+
+def test_a_standby_publishes_until_its_slot_conflicts_with_recovery_and_that_is_said(
+    primary, published, launcher, make_server, subdb
+):
+    standby = Database(make_server(standby_of=primary.server), "app", there=True)
+    with snapshots(primary):
+        create(launcher, published, standby.conninfo)
+    written(primary, published, "second")
+    replayed(primary, standby)
+    assert launcher("wait", published, "--for", "caught-up", "--timeout", "60s").returncode == 0
+    arrived(subdb, published, "first", "second")
+    standby.server.append_conf({"hot_standby_feedback": False})
+    standby.server.reload()
+    primary.wait("SELECT xmin IS NULL AND catalog_xmin IS NULL FROM pg_replication_slots WHERE slot_type = 'physical'")
+    for statement in LOST:
+        primary.execute(statement)
+    standby.wait("SELECT invalidation_reason = 'rows_removed' FROM pg_replication_slots", value=True)
+    found = failure(launcher, published, "SlotLost")
+    assert 'invalidated due to "rows_removed"' in found["detail"]
+    assert launcher("status", published, "--check").returncode == 7
+    until(lambda: launcher.status(published)["slot"]["conflicting"])
+    assert launcher("drop", published, "--yes").returncode == 0
+    # as its hint says, from the start; and the promotion of the publisher is nothing that anybody has to notice
+    standby.server.append_conf({"hot_standby_feedback": True})
+    standby.server.reload()
+    subdb.execute(f"TRUNCATE {published}")
+    with snapshots(primary):
+        create(launcher, published, standby.conninfo)
+    standby.server.query("SELECT pg_promote()")
+    written(standby, published, "promoted")
+    arrived(subdb, published, "first", "second", "promoted")
+    assert launcher.status(published)["last_error"] is None
+
+
+def test_a_message_marks_a_position_that_can_be_waited_for(primary, published, launcher, subdb):
+    create(launcher, published, primary.conninfo)
+    written(primary, published, "second")
+    mark = primary.value("SELECT pg_logical_emit_message(false, 'mark', '', true)::text")
+    ended = launcher("wait", published, "--for", f"lsn={mark}", "--timeout", "60s")
+    assert ended.returncode == 0, ended.stderr
+    arrived(subdb, published, "first", "second")
+
+
+def test_a_standby_that_takes_the_place_of_the_publisher_has_all_that_was_applied(
+    primary, published, launcher, make_server, subdb
+):
+    standby = Database(make_server(standby_of=primary.server, sync_replication_slots=True), "app", there=True)
+    [(slot,)] = standby.rows("SHOW primary_slot_name")
+    primary.server.append_conf({"synchronized_standby_slots": slot})
+    primary.server.reload()
+    create(launcher, published, primary.conninfo, "--failover")
+    written(primary, published, "second")
+    arrived(subdb, published, "first", "second")
+    standby.wait("SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = %s", published)
+    # what the standby does not have yet is not sent, or the target would have what a new publisher has not
+    standby.close()
+    standby.server.stop()
+    written(primary, published, "third")
+    assert launcher("wait", published, "--for", "caught-up", "--timeout", "2s").returncode == 8
+    arrived(subdb, published, "first", "second")
+    standby.server.start()
+    arrived(subdb, published, "first", "second", "third")
+    # the connection may be turned round before the standby is promoted: it is waited for, and nothing is lost
+    ended = launcher("alter", published, "--connection", standby.conninfo)
+    assert (ended.returncode, "still synchronized from the primary" in ended.stderr) == (0, True), ended.stderr
+    found = failure(launcher, published, "PublisherUnavailable")
+    assert found["message"] == f'replication slot "{published}" is still synchronized from the primary'
+    written(primary, published, "fourth")
+    replayed(primary, standby)
+    primary.close()
+    primary.server.kill9()
+    standby.server.query("SELECT pg_promote()")
+    written(standby, published, "fifth")
+    arrived(subdb, published, "first", "second", "third", "fourth", "fifth")
+    until(lambda: launcher.status(published)["state"] == "running")
+    # who comes back after that has another history, and is not taken for the publisher
+    primary.server.append_conf({"synchronized_standby_slots": ""})
+    primary.server.start()
+    one_error(
+        launcher("alter", published, "--connection", primary.conninfo), 7, "timeline does not continue", "promoted last"
+    )
