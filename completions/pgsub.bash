@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--rows|--conflict)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -39,9 +39,9 @@ _pgsub() {
     case $command in
         "") options="--state-dir --color --verbose -v --quiet -q --debug --version --help -h" ;;
         create)
-            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--publication --connection --target --connect --no-connect --create-slot --no-create-slot --slot-name --enabled --no-enabled --copy-data --no-copy-data --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --if-not-exists --dry-run --json --strict --wait --no-wait --follow --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
-                --publication|--connection|--target|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --publication|--connection|--target|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
@@ -65,10 +65,10 @@ _pgsub() {
             esac
             ;;
         alter)
-            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --binary --no-binary --streaming --synchronous-commit --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--connection --target --rename-to --set-publication --add-publication --drop-publication --refresh --no-refresh --copy-data --no-copy-data --slot-name --hold --release --binary --no-binary --streaming --synchronous-commit --wal-receiver-timeout --two-phase --no-two-phase --disable-on-error --no-disable-on-error --password-required --no-password-required --origin --failover --no-failover --run-as-owner --no-run-as-owner --messages --no-messages --apply-mode --copy-atomic --no-copy-atomic --max-sync-workers --copy-workers --max-parallel-apply-workers --publisher-upgraded --on-conflict --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
+                --connection|--target|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--wal-receiver-timeout|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf) return ;;
                 --slot-name) _pgsub_words "none" "$cur"; return ;;
                 --streaming) _pgsub_words "off on parallel" "$cur"; return ;;
                 --synchronous-commit) _pgsub_words "off local remote_write on remote_apply" "$cur"; return ;;
@@ -80,7 +80,7 @@ _pgsub() {
             options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_server" "$cur"; return ;;
+                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server" "$cur"; return ;;
                 --max-lag) return ;;
             esac
             ;;
@@ -108,13 +108,13 @@ _pgsub() {
             esac
             ;;
         conflicts)
-            options="--type --table --since --limit --lsn --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--type --table --since --limit --lsn --replayed --older-than --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
                 --type) _pgsub_words "insert_exists update_origin_differs update_exists update_missing delete_origin_differs delete_missing multiple_unique_conflicts" "$cur"; return ;;
-                --table|--since|--limit|--lsn) return ;;
+                --table|--since|--limit|--lsn|--older-than) return ;;
             esac
             case $place in
-                0) [[ $cur != -* ]] && { _pgsub_words "list show replay" "$cur"; return; } ;;
+                0) [[ $cur != -* ]] && { _pgsub_words "list show replay prune" "$cur"; return; } ;;
                 1) names=1 ;;
             esac
             ;;

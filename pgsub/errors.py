@@ -8,7 +8,10 @@ are sentences. Exceptions travel between processes (Spark pickles them), so they
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any, ClassVar
+
+_LIKE_A_FIELD = re.compile(r"\n(?=[A-Z]+: )")
 
 
 class Directive(enum.Enum):
@@ -55,7 +58,20 @@ class PgsubError(Exception):
     def lines(self) -> list[str]:
         """DETAIL, CONTEXT, HINT lines in the server's form."""
         parts = (("DETAIL", self.detail), ("CONTEXT", self.context), ("HINT", self.hint))
-        return [f"{name}:  {text}" for name, text in parts if text]
+        return [field(name, text) for name, text in parts if text]
+
+
+def field(name: str, text: str) -> str:
+    """One field of a record; a line of its text that reads like the beginning of another field is indented.
+
+    :param text: may hold names and values that others chose.
+    """
+    return f"{name}:  {_LIKE_A_FIELD.sub(chr(10) + chr(9), text)}"
+
+
+def one_line(text: str) -> str:
+    """A text whose line breaks, which are in names that others chose, are written out."""
+    return text.replace("\n", "\\n")
 
 
 def _rebuild(cls: type[PgsubError], message: str) -> PgsubError:
@@ -169,11 +185,16 @@ class StateStoreError(PgsubError):
 
 
 class PermissionMissing(PgsubError):
-    """A privilege is missing; the hint names the GRANT."""
+    """A privilege is missing; the hint names the GRANT.
+
+    ``denied`` is the change that was refused, for a closer look (pgsub.apply).
+    """
 
     exit_code = 11
     meaning = "permission missing"
     directive = Directive.FAULT
+
+    denied: Any = None
 
 
 class InternalError(PgsubError):
@@ -194,6 +215,24 @@ class StreamsMustRestart(PgsubError):
 
     Raised by a failed compare-and-set of the progress row and by a lost target session (design 1, rule 1).
     """
+
+    directive = Directive.RETRY
+
+
+class ThreadDied(InternalError):
+    """A thread of pgsub ended that should not have; what it did is begun anew."""
+
+    directive = Directive.RETRY
+
+
+class WorkerDied(PgsubError):
+    """A task ended without a word: its python worker, its executor or Spark's JVM was killed."""
+
+    directive = Directive.RETRY
+
+
+class SpoolFailed(PgsubError):
+    """A transaction could not be kept until its commit."""
 
     directive = Directive.RETRY
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from pgsub.errors import UsageError
+
+_TIME = re.compile(r"\s*([+-]?\d+(?:\.\d*)?)\s*(us|ms|s|min|h|d)?\s*", re.ASCII)
+_MILLISECONDS = {"us": 0.001, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class Subscription:
     binary: bool = False
     streaming: str = "parallel"  #: off, on, parallel
     synchronous_commit: str = "off"
+    wal_receiver_timeout: str = "-1"  #: as it was given; -1: the target's setting
     two_phase: str = "d"  #: d disabled, p pending, e enabled
     disable_on_error: bool = False
     password_required: bool = True
@@ -42,3 +49,28 @@ class Subscription:
     max_parallel_apply_workers: int = 2
     on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
     unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
+
+
+def receiver_timeout(text: str) -> float | None:
+    """Read the option wal_receiver_timeout as ``parse_int`` (guc.c) does.
+
+    :return: seconds, 0 for never; None where the target's setting holds.
+    :raises UsageError: in the server's words.
+    """
+    if text == "-1":
+        return None
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f'invalid value for parameter "wal_receiver_timeout": "{text}"',
+            hint='Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".',
+            sqlstate="22023",
+        )
+    milliseconds = round(float(match[1]) * _MILLISECONDS[match[2] or "ms"])
+    if not 0 <= milliseconds < 2**31:
+        raise UsageError(
+            f'{milliseconds} ms is outside the valid range for parameter "wal_receiver_timeout"'
+            " (0 ms .. 2147483647 ms)",
+            sqlstate="22023",
+        )
+    return milliseconds / 1000

@@ -20,6 +20,11 @@ With another list of publications the tables follow as with pgsub refresh, unles
 enabled subscription. A new --connection must lead to the same publisher, or to the standby that took its place, and a
 new --target to the same database. The replication slot is not renamed with the subscription.
 
+After pg_upgrade of the publisher, which takes logical slots along from PostgreSQL 17 on, the publisher is another
+system at another position: --publisher-upgraded records both. Disable the subscription before the old publisher is
+stopped for good, and say so only of a slot that pg_upgrade took along: changes that another slot does not have would
+be missing.
+
 With --two-phase the slot changes when the subscription is enabled again and every table is synchronized. To take it
 back nothing may be prepared, and the publisher must be PostgreSQL 18 or newer.
 
@@ -39,6 +44,10 @@ looked at here.
     examples=(
         ("Subscribe to another publication and copy its tables.", "pgsub alter sales --add-publication returns"),
         ("Let the rest go on while a table is mended.", "pgsub alter sales --hold public.orders"),
+        (
+            "Go on after pg_upgrade of the publisher.",
+            'pgsub alter sales --connection "host=db4 dbname=shop user=repl" --publisher-upgraded',
+        ),
         ("Follow the publisher to another host.", 'pgsub alter sales --connection "host=db3 dbname=shop user=repl"'),
     ),
 )
@@ -48,6 +57,7 @@ _SETTINGS = (
     "binary",
     "streaming",
     "synchronous_commit",
+    "wal_receiver_timeout",
     "disable_on_error",
     "password_required",
     "run_as_owner",
@@ -83,6 +93,7 @@ def alter(
     binary: given.Binary[bool | None] = None,
     streaming: given.Streaming[given.StreamingValue | None] = None,
     synchronous_commit: given.SynchronousCommit[given.SynchronousCommitValue | None] = None,
+    wal_receiver_timeout: given.WalReceiverTimeout[str | None] = None,
     two_phase: options.TwoPhase = None,
     disable_on_error: given.DisableOnError[bool | None] = None,
     password_required: given.PasswordRequired = None,
@@ -95,7 +106,11 @@ def alter(
     max_sync_workers: given.MaxSyncWorkers[int | None] = None,
     copy_workers: given.CopyWorkers[int | None] = None,
     max_parallel_apply_workers: options.MaxParallelApplyWorkers = None,
+    publisher_upgraded: options.PublisherUpgraded = False,
     on_conflict: given.OnConflict = None,
+    server: given.ForeignServer = None,
+    retain_dead_tuples: given.RetainDeadTuples = None,
+    max_retention_duration: given.MaxRetentionDuration = 0,
     strict: given.Strict = False,
     wait: given.Wait = True,
     timeout: Timeout = None,

@@ -73,6 +73,13 @@ TwoPhase = Annotated[
         help="Apply PREPARE TRANSACTION as such, not at its commit; the subscription is disabled meanwhile.",
     ),
 ]
+PublisherUpgraded = Annotated[
+    bool,
+    typer.Option(
+        "--publisher-upgraded",
+        help="Go on after pg_upgrade of the publisher, which took the slot along; the subscription is disabled.",
+    ),
+]
 Failover = Annotated[
     bool | None,
     typer.Option(

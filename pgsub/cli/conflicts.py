@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgsub.cli import console, render, replay
+from pgsub.cli import console, prune, render, replay
 from pgsub.cli.command import Command, command
 from pgsub.cli.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.cli.values import parse_duration
-from pgsub.errors import UsageError
+from pgsub.errors import UsageError, field, one_line
 
 if TYPE_CHECKING:
     from pgsub.catalog.rows import ConflictRow
     from pgsub.commands.conflicts import Conflicts
 
 _LIMIT = 100
-_ACTIONS = ("list", "show", "replay")
+_ACTIONS = ("list", "show", "replay", "prune")
 
 PAGE = Page(
     summary="Show the conflicts that a subscription has met, and apply what was left out",
@@ -45,6 +45,10 @@ UPDATE overwrites what its row has got since in the columns that were sent: --dr
 anything, both versions of every row and what would become of it, and ends with 6 where something would keep it from
 being replayed. replay asks on a terminal; elsewhere --yes is needed. The journal has it.
 
+prune removes changes from pgsub.skipped_change for good: with --replayed those that were replayed, with --older-than
+those that were skipped longer ago, with both those that were replayed and skipped longer ago. The record of their
+conflicts stays. --dry-run shows how many there are; pgsub status -x shows how much all that is kept takes.
+
 The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
 subscription. pgsub-conflicts(7) explains each type, with an example.
 """,
@@ -53,6 +57,7 @@ subscription. pgsub-conflicts(7) explains each type, with an example.
         ("Compare both versions of a row.", "pgsub conflicts show sales 7"),
         ("See what applying the change that was left out would do.", "pgsub conflicts replay sales 7 --dry-run"),
         ("Apply all that was left out of a transaction.", "pgsub conflicts replay sales --lsn 0/14C0378 --yes"),
+        ("Keep what was replayed for a month only.", "pgsub conflicts prune sales --replayed --older-than 30d --yes"),
     ),
 )
 
@@ -82,13 +87,13 @@ def _unknown(action: str, name: str | None) -> UsageError:
     if name is not None and name.isdecimal():
         words = ["show", action, name]
     return UsageError(
-        f'"{action}" is nothing that can be done with conflicts: expected list, show or replay',
+        f'"{action}" is nothing that can be done with conflicts: expected list, show, replay or prune',
         hint=f"Perhaps you meant:\n{shlex.join(['pgsub', 'conflicts', *words])}",
     )
 
 
 def conflicts(
-    action: Annotated[str, typer.Argument(metavar="list|show|replay", help="What to do.")],
+    action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     number: Annotated[int | None, typer.Argument(metavar="ID", help="Which conflict, as list tells it.")] = None,
     conflict_type: Annotated[
@@ -108,22 +113,36 @@ def conflicts(
         str | None,
         typer.Option("--lsn", metavar="LSN", help="With replay: all that is kept of the transaction finished there."),
     ] = None,
+    replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", metavar="D", parser=parse_duration, help="With prune: only changes skipped longer ago."
+        ),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With replay: show what it would do, and change nothing.")
+        bool, typer.Option("--dry-run", help="With replay or prune: show what it would do, and change nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Show conflicts, or apply what was left out."""
     from pgsub.commands import conflicts as record
 
+    if (replayed or older_than is not None) and action != "prune":
+        raise UsageError(f"--replayed and --older-than are for prune, not for {action}")
+    if action == "prune":
+        if (number, conflict_type, table, since, limit, lsn) != (None, None, None, None, _LIMIT, None):
+            raise UsageError("changes to be pruned are chosen by --replayed and --older-than only")
+        prune.prune(name, replayed=replayed, older_than=older_than, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
     if action == "replay":
         if (conflict_type, since, limit) != (None, None, _LIMIT):
             raise UsageError("--type, --since and --limit choose what is listed, not what is replayed")
         replay.replay(name, number, lsn, table, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     if lsn is not None or dry_run or yes:
-        raise UsageError(f"--lsn, --dry-run and --yes are for replay, not for {action}")
+        raise UsageError(f"--lsn, --dry-run and --yes are not for {action}")
     if action == "list":
         if number is not None:
             raise UsageError(
@@ -228,5 +247,5 @@ def _mark(differs: bool) -> str:
 
 def _told(row: ConflictRow) -> list[str]:
     """What the log says of it."""
-    fields = (("", row.message), ("DETAIL:  ", row.detail), ("CONTEXT:  ", row.context))
-    return [name + console.printable(text) for name, text in fields if text]
+    fields = [field(name, text) for name, text in (("DETAIL", row.detail), ("CONTEXT", row.context)) if text]
+    return [console.printable(text) for text in (one_line(row.message or ""), *fields)]

@@ -9,16 +9,17 @@ import re
 import sys
 
 from pgsub.cli.settings import current
-from pgsub.errors import PgsubError
+from pgsub.errors import PgsubError, field, one_line
 
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out: values of rows must not steer a terminal."""
-    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """The text with control characters written out: values of rows must not steer a terminal, nor turn text around."""
+    return _CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
 
 
 def redacted(text: str) -> str:
@@ -44,18 +45,19 @@ def error(problem: PgsubError) -> None:
 def warning(message: str, detail: str | None = None, hint: str | None = None) -> None:
     """Show a warning: ``pgsub: warning: …``, then DETAIL and HINT."""
     if current.verbosity >= 0:
-        fields = [f"{name}:  {text}" for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
+        fields = [field(name, text) for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
         say("\n".join([_first("warning", message), *map(_field, fields)]))
 
 
-def notice(message: str) -> None:
-    """Show ``NOTICE:  …``."""
+def notice(message: str, hint: str | None = None) -> None:
+    """Show ``NOTICE:  …``, then HINT."""
     if current.verbosity >= 0:
-        say(_field(f"NOTICE:  {message}"))
+        fields = [f"NOTICE:  {message}", *([f"HINT:  {hint}"] if hint else [])]
+        say("\n".join(map(_field, fields)))
 
 
 def _first(kind: str, message: str) -> str:
-    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{printable(message)}"
+    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{printable(one_line(message))}"
 
 
 def _field(line: str) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
+from pgsub.cli.values import receiver_timeout, unsupported
+
 #: Of an option that alter has too: its type there is ``T | None``, for what is not given stays as it is.
 T = TypeVar("T")
 StreamingValue = Literal["off", "on", "parallel"]
@@ -81,6 +83,16 @@ SynchronousCommit = Annotated[
         case_sensitive=False,
         show_default=True,
         help="synchronous_commit of apply on the target.",
+    ),
+]
+WalReceiverTimeout = Annotated[
+    T,
+    typer.Option(
+        "--wal-receiver-timeout",
+        metavar="TIME",
+        callback=receiver_timeout,
+        show_default=True,
+        help="Silence after which the publisher counts as lost, as 30s or 5min; 0: never, -1: the target's setting.",
     ),
 ]
 TwoPhase = Annotated[
@@ -163,6 +175,40 @@ OnConflict = Annotated[
         "--on-conflict",
         metavar="[SCHEMA.TABLE:]TYPE=RESOLUTION",
         help="What is done with conflicts of a type, see pgsub-conflicts(7); may be repeated.",
+    ),
+]
+# What cannot be had from outside the server is no unknown option: the error says why, and what to do instead.
+ForeignServer = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        hidden=True,
+        callback=unsupported(
+            "a subscription cannot take its connection from a foreign server",
+            "Only the server itself may read the password of a user mapping.",
+            "Put the connection into a service file, and name it: --connection service=NAME",
+        ),
+    ),
+]
+_DEAD = (
+    "What was deleted on the target is invisible to its clients, so no conflict is ever update_deleted: such an UPDATE"
+    " is reported as update_missing.",
+    "Leave out the option.",
+)
+RetainDeadTuples = Annotated[
+    bool | None,
+    typer.Option(
+        "--retain-dead-tuples/--no-retain-dead-tuples",
+        hidden=True,
+        callback=unsupported("retain_dead_tuples is not supported", *_DEAD),
+    ),
+]
+MaxRetentionDuration = Annotated[
+    int,
+    typer.Option(
+        "--max-retention-duration",
+        hidden=True,
+        callback=unsupported("max_retention_duration is not supported", *_DEAD),
     ),
 ]
 IfNotExists = Annotated[

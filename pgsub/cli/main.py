@@ -66,6 +66,7 @@ def _invoke(args: Sequence[str]) -> int:
 def _usage(error: typer.TyperException) -> UsageError:
     """The parser's complaint in the form of our own."""
     text = console.redacted(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
+    text = text.replace(": Value error, ", ": ")  # the words of a validator that the parser calls
     context = getattr(error, "ctx", None)
     hint = _help(context.command_path) if context is not None else None
     return UsageError(text[:1].lower() + text[1:], hint=hint)

@@ -30,7 +30,7 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
     if any(one.definition.skips for one in found):
         columns.append("to_be_skipped")
     if expanded:
-        columns += ["on_conflict", "unavailable"]
+        columns += ["on_conflict", "skipped", "unavailable"]
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
 
 
@@ -62,6 +62,13 @@ def held(one: SubscriptionStatus) -> str:
 
 def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
     return shlex.join(["pgsub", "alter", one.definition.name, "--release", f"{row['schemaname']}.{row['relname']}"])
+
+
+def waits(one: SubscriptionStatus) -> str:
+    """What an apply worker that gives no sign of life waits for."""
+    found = one.waits or {}
+    shown = {"silent_since": found["since"], "waits_for": found["for"] or "a statement on the target"}
+    return rows(["silent_since", "waits_for"], [shown], expanded=True)
 
 
 def blocked(one: SubscriptionStatus) -> str:
@@ -136,8 +143,17 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "last_error": one.errors[0].message if one.errors else None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
         "on_conflict": ", ".join(one.definition.on_conflict) or None,
+        "skipped": _skipped(one.skipped),
         "unavailable": ", ".join(one.definition.unavailable) or None,
     }
+
+
+def _skipped(kept: Mapping[str, Any] | None) -> str | None:
+    """How much pgsub.skipped_change keeps."""
+    if kept is None:
+        return None
+    changes = counted(kept["waiting_changes"] + kept["replayed_changes"], "change")
+    return f"{changes}, {kept['replayed_changes']} replayed, {size(kept['bytes'])}"
 
 
 def _sets(stats: Mapping[str, Any]) -> str | None:

@@ -5,20 +5,26 @@ Mirrors ``send_message_to_server_log`` in ``utils/error/elog.c``: every record i
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pgsub.catalog.locks import UNLOGGED, Sign
 from pgsub.cli import console
 from pgsub.cli.progress import ProgressView, choose
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
-from pgsub.errors import PgsubError
+from pgsub.errors import PgsubError, StateStoreError, field, one_line
+from pgsub.threads import Clerk, Unanswered
 
+#: Seconds that a record of the log is waited for.
+PATIENCE = 3.0
 _FIELD = re.compile(r"(DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION|BACKTRACE):  ")
 #: lowest verbosity at which a level is shown; what is not named is always shown
 _NEEDS = {
@@ -50,30 +56,64 @@ def record(level: str, text: str, now: datetime | None = None) -> str:
 
 
 class LogFile:
-    """A log that is appended to, 0600; a file that was moved away is opened anew."""
+    """A log that is appended to, 0600; a file that was moved away is opened anew.
 
-    def __init__(self, path: Path) -> None:
+    What it cannot take goes to stderr: nobody stops because of a log.
+
+    :param trouble: told why the file takes no more, and with None that it does again.
+    """
+
+    def __init__(self, path: Path, trouble: Callable[[str | None], None] = lambda text: None) -> None:
         self._path = path
-        self._descriptor = self._open()
+        self._trouble = trouble
+        self._lost = 0  #: records that went to stderr
+        self._cut = False  #: the file ends in the midst of one
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = self._open()
+        except OSError as error:
+            raise PgsubError(f'could not open log file "{path}": {error.strerror}') from None
 
     def write(self, text: str) -> None:
         """Append one record in one write."""
         try:
-            if os.stat(self._path).st_ino != os.fstat(self._descriptor).st_ino:
-                self._reopen()
-        except FileNotFoundError:
-            self._reopen()
-        os.write(self._descriptor, text.encode("utf-8", "backslashreplace"))
+            descriptor = self._current()
+            if self._lost:
+                missing = f"{self._lost} records before this could not be written here, only to standard error"
+                self._append(descriptor, record("WARNING", missing))
+                self._lost = 0
+                self._trouble(None)
+            self._append(descriptor, text)
+        except OSError as error:
+            if not self._lost:
+                problem = f'could not write to log file "{self._path}": {error.strerror}'
+                self._trouble(problem)
+                _write_whole(record("WARNING", f"{problem}\nDETAIL:  Records go to standard error until it can be."))
+            self._lost += 1
+            _write_whole(text)
 
-    def _reopen(self) -> None:
-        os.close(self._descriptor)
+    def _append(self, descriptor: int, text: str) -> None:
+        data = (b"\n" if self._cut else b"") + text.encode("utf-8", "backslashreplace")
+        written = os.write(descriptor, data)
+        self._cut = written < len(data) and (self._cut or written > 0)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _current(self) -> int:
+        """The descriptor of the file that bears the name now."""
+        try:
+            if self._descriptor is not None and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                return self._descriptor
+        except FileNotFoundError:
+            pass
+        before, self._descriptor = self._descriptor, None
+        if before is not None:
+            os.close(before)
         self._descriptor = self._open()
+        return self._descriptor
 
     def _open(self) -> int:
-        try:
-            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise PgsubError(f'could not open log file "{self._path}": {error.strerror}') from None
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 class ConsoleReporter:
@@ -92,10 +132,10 @@ class ConsoleReporter:
         with self._lock:
             console.warning(message, detail, hint)
 
-    def notice(self, message: str) -> None:
+    def notice(self, message: str, hint: str | None = None) -> None:
         """Show a notice on stderr."""
         with self._lock:
-            console.notice(message)
+            console.notice(message, hint)
 
     def log(self, level: str, text: str) -> None:
         """Show a record of the log, warnings and errors always, the rest if asked for."""
@@ -123,30 +163,57 @@ class ConsoleReporter:
 
 
 class LogReporter:
-    """For ``pgsub run``: everything is a record of the log, on stderr or in a file."""
+    """For ``pgsub run``: everything is a record of the log, on stderr or in a file.
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._file = LogFile(path) if path else None
-        self._lock = threading.RLock()
+    :param state_dir: where ``status`` is told that the log cannot be written; None tells nobody.
+    """
+
+    def __init__(self, path: Path | None = None, state_dir: Path | None = None) -> None:
+        self._sign: Sign | None = None
+        self._state_dir = state_dir
+        self._file = LogFile(path, self._told) if path else None
+        self._clerk = Clerk("log", PATIENCE)
+        self._unheard = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Log a warning with its fields."""
-        fields = [f"{name}:  {text}" for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
-        self.log("WARNING", "\n".join([message, *fields]))
+        fields = [field(name, text) for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
+        self.log("WARNING", "\n".join([one_line(message), *fields]))
 
-    def notice(self, message: str) -> None:
+    def notice(self, message: str, hint: str | None = None) -> None:
         """Log a notice."""
-        self.log("NOTICE", message)
+        self.log("NOTICE", message if hint is None else f"{message}\nHINT:  {hint}")
 
     def log(self, level: str, text: str) -> None:
         """Log one record in one write."""
         if current.verbosity < _NEEDS.get(level, -1):
             return
-        with self._lock:
-            if self._file is not None:
-                self._file.write(record(level, text))
-            elif sys.stderr is not None:
-                _write_whole(record(level, text))
+        said = record(level, text)
+        try:
+            unheard = self._unheard
+            self._clerk.do(lambda: self._write(said, unheard))
+            self._unheard -= unheard
+        except Unanswered:
+            self._unheard += 1
+
+    def _write(self, said: str, unheard: int) -> None:
+        if unheard:
+            said = record("WARNING", f"{unheard} records before this could not be written in time and are lost") + said
+        if self._file is not None:
+            self._file.write(said)
+        else:
+            _write_whole(said)
+
+    def _told(self, trouble: str | None) -> None:
+        """To ``status``, as far as there is a way."""
+        if self._state_dir is None:
+            return
+        with contextlib.suppress(StateStoreError):
+            self._sign = self._sign or Sign(self._state_dir / UNLOGGED)
+            if trouble is None:
+                self._sign.end()
+            else:
+                self._sign.give(trouble)
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
         """Not logged: ``pgsub status`` shows it at any time."""
@@ -156,6 +223,8 @@ class LogReporter:
 
 
 def _write_whole(text: str) -> None:
+    if sys.stderr is None:  # closed: whatever has its number now is something else
+        return
     try:
         os.write(2, text.encode("utf-8", "backslashreplace"))
     except OSError:

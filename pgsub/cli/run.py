@@ -78,7 +78,7 @@ def run(
         conf=parse_settings(conf),
         log_file=log_file,
     )
-    reporter = LogReporter(log_file)
+    reporter = LogReporter(log_file, current.state_dir)
     try:
         run_launcher(options, reporter=reporter)
     finally:

@@ -38,12 +38,19 @@ A subscription is blocked when apply was restarted twice or more from one positi
 what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
 limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
 
+The lag is the time since which the publisher has had what the target has not. Where the apply worker is inside a
+statement of the target and gives no sign of life, since when, and which lock it waits for, is shown; after 30 seconds
+--check objects to that, too.
+
 Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because dead
 rows can only be seen from inside the server; confl_update_origin_differs and confl_delete_origin_differs are 0 where
 the target has track_commit_timestamp off or its role may not use replication origins.
 
 With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
-lost, 8 over the threshold of --max-lag.
+lost, 8 over the threshold of --max-lag, 10 what happens cannot be recorded.
+
+A launcher that cannot write to the state store or to its log goes on with its work. A warning says so, and what is
+shown may be old; in the documents it stands in not_written.
 
 --view prints a table or view of the state store as it is: pg_subscription, pg_subscription_rel,
 pg_replication_origin_status, pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict,
@@ -151,10 +158,22 @@ def _show(look: Look) -> None:
     _print(look, states.status(current.state_dir, look.name))
 
 
-def _print(look: Look, found: list[Any]) -> None:
+def _print(look: Look, found: list[Any]) -> list[str]:
+    """Show it; what launchers cannot write at this moment is told, and returned."""
+    from pgsub.commands.status import troubles
+
+    unwritten = troubles(current.state_dir)
     if look.as_json:
-        emit_document("status", {"subscriptions": [one.document() for one in found]}, one_line=look.one_line)
-        return
+        document = {"subscriptions": [one.document() for one in found], "not_written": unwritten}
+        emit_document("status", document, one_line=look.one_line)
+        return unwritten
+    for text in unwritten:
+        console.warning(text, detail="Replication goes on; what is shown may be old.")
+    _print_tables(look, found)
+    return unwritten
+
+
+def _print_tables(look: Look, found: list[Any]) -> None:
     emit(render.summary(found, expanded=look.expanded))
     if look.name is not None and not look.expanded:
         emit("\n" + render.relations(found[0]))
@@ -162,6 +181,8 @@ def _print(look: Look, found: list[Any]) -> None:
             emit("\n" + render.blocked(found[0]))
         elif found[0].next:
             emit("\n" + render.rows(["next"], [{"next": found[0].next}], expanded=True))
+        if found[0].waits:
+            emit("\n" + render.waits(found[0]))
         if found[0].held:
             emit("\n" + render.held(found[0]))
         if found[0].copies:
@@ -196,8 +217,7 @@ def _check(look: Look, max_lag: float | None) -> None:
     from pgsub.commands import status as states
 
     found = states.status(current.state_dir, look.name)
-    findings = states.check(found, max_lag)
-    _print(look, found)
+    findings = states.check(found, max_lag, _print(look, found))
     for finding in findings:
         console.warning(finding.message)
     if findings:

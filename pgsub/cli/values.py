@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from pgsub.errors import UsageError
+from pgsub.cli import console
+from pgsub.errors import StateForbids, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+Value = TypeVar("Value")
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|min|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -33,6 +36,29 @@ def parse_duration(text: str | float) -> float:
     if match is None:
         raise typer.BadParameter(f'"{text}" is not a duration: expected a number and a unit as in 500ms, 30s, 5m or 2h')
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def receiver_timeout(text: str | None) -> str | None:
+    """Refuse what the server would not take as wal_receiver_timeout."""
+    from pgsub import subscription
+
+    if text is not None:
+        subscription.receiver_timeout(text)
+    return text
+
+
+def unsupported(message: str, detail: str, hint: str) -> Callable[[Value], Value]:
+    """A callback of an option that only its default is taken of.
+
+    :return: raises :class:`~pgsub.errors.StateForbids` for anything else.
+    """
+
+    def refuse(value: Value) -> Value:
+        if value:
+            raise StateForbids(message, detail=detail, hint=hint, sqlstate="0A000")
+        return value
+
+    return refuse
 
 
 def parse_lsn(text: str | int) -> int:
@@ -75,11 +101,21 @@ def conninfo(value: str | None, option: str) -> str | None:
     :raises UsageError: if stdin has no line.
     """
     if value != "-":
+        _warn_of_password(value, option)
         return value
     line = sys.stdin.readline() if sys.stdin else ""
     if not line.strip():
         raise UsageError(f"no connection string on standard input for {option}")
     return line.strip()
+
+
+def _warn_of_password(value: str | None, option: str) -> None:
+    if value and console.redacted(value) != value and any(value in word for word in sys.argv):
+        console.warning(
+            f"the password in {option} can be read by other users of this machine",
+            "Command lines are visible to everybody while they run, and shells keep them.",
+            f"Use a passfile or a service, or give {option} - and the connection string on standard input.",
+        )
 
 
 def fields(options: type[DataclassInstance], told: Mapping[str, Any]) -> dict[str, Any]:

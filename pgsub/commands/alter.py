@@ -29,11 +29,12 @@ from pgsub.commands import (
     refresh_plan,
     refreshing,
     two_phase_change,
+    upgraded_publisher,
 )
 from pgsub.commands.alter_ends import Ends
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.hold import hold
-from pgsub.commands.refresh import asked, conclude, opened, record, shown_before
+from pgsub.commands.refresh import asked, conclude, opened, record
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
@@ -73,6 +74,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
             raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
         asks = options.connection is not None or options.target is not None or options.refreshes
+        asks = asks or options.publisher_upgraded
         asks = asks or alteration.asks_two_phase(options, sub)
         asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
         _check_tables(options, store, sub, fields, reporter)
@@ -118,13 +120,19 @@ def _alter_with_servers(
     with contextlib.ExitStack() as stack:
         reached = replace(sub, target=ends.secret("target", sub.target))
         connection = ends.secret("publisher", sub.connection)
+        if options.target is not None:
+            alter_ends.share_ledger(sub, reached.target)
         session = stack.enter_context(opened(reached))
         stack.enter_context(membership.maintenance(session, sub.subid, sub.name))
+        if options.publisher_upgraded:
+            upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         alter_ends.check(options, session, sub, fields, ends, reporter)
         if options.two_phase is not None and alteration.asks_two_phase(options, sub):
             stack.enter_context(two_phase_change.alone(session, sub, options.state_dir))
             new = replace(sub, **fields)
-            fields |= two_phase_change.alter(session, new, connection, options.two_phase, reporter)
+            fields |= two_phase_change.alter(
+                session, new, connection, options.two_phase, reporter, strict=options.strict
+            )
         service = wanted = None
         if options.refreshes:
             service = stack.enter_context(Service(store, options.state_dir, sub, reporter, shared=True))
@@ -132,7 +140,8 @@ def _alter_with_servers(
             if options.copy_data is not False:
                 two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
             with asked(session, new, connection) as source:
-                wanted = refresh_plan.plan(session, source, new, copy_data=options.copy_data is not False)
+                copies, named = options.copy_data is not False, options.named
+                wanted = refresh_plan.plan(session, source, new, copy_data=copies, named=named)
                 unconfirmed = _unconfirmed(source, sub, new)
             refreshing.announce(wanted, reporter, strict=options.strict)
             if unconfirmed:
@@ -142,15 +151,14 @@ def _alter_with_servers(
             if service is None or wanted is None:
                 return
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
-            before = shown_before(wanted, store)
             if not service.alone:
                 _let_go(store, options.state_dir, sub, served)
             _carry_out(session, wanted, deadline, reporter)
-        record(session, wanted, store, service)
+        record(session, wanted, store)
         refreshing.tell(wanted, reporter)
         service.redefined(wanted.sub)
         session.close()
-        conclude(service, wanted, before, options, deadline)
+        conclude(service, wanted, options, deadline)
 
 
 def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:

@@ -14,11 +14,19 @@ from pgsub import conninfo as ci
 from pgsub.commands import definition, passwords, preflight, refreshing
 from pgsub.commands.alteration import AlterOptions
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import StateForbids
+from pgsub.errors import PgsubError, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
+from pgsub.publisher.faults import PROMOTE_HINT
 from pgsub.subscription import Subscription
-from pgsub.target import ledger, two_phase
+from pgsub.target import connect as target
+from pgsub.target import ledger, ledger_owner, two_phase
+from pgsub.target.connect import SessionName
+
+_WHERE = """
+SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_privilege(d.oid, 'CREATE')
+  FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
 
 
 @dataclass(slots=True)
@@ -45,6 +53,24 @@ def given(options: AlterOptions, sub: Subscription) -> Ends:
             # never the file in use: workers of the old definition may read it until they have ended
             ends.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
     return ends
+
+
+def share_ledger(sub: Subscription, conninfo: str) -> None:
+    """OWNER TO: the role of a new target gets the use of the ledger, where the present one's may give it.
+
+    A role that could not have made a ledger, for it may not create in the database, gets nothing unasked.
+
+    :param conninfo: of the new target; whatever is wrong with it is said by who uses it.
+    """
+    name = SessionName(sub.subid, "launcher", 0)
+    with (
+        contextlib.suppress(PgsubError, psycopg.Error),
+        contextlib.closing(target.connect(sub.target, name)) as old,
+        contextlib.closing(target.connect(conninfo, name)) as new,
+    ):
+        (*here, _, _), (*there, role, may_create) = (session.execute(_WHERE).fetchone() or () for session in (old, new))
+        if here == there and may_create:
+            ledger_owner.give(old, role)
 
 
 def check(
@@ -127,6 +153,12 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
         reporter.warning(
             f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
             "Workers will end with an error until there is one that goes back far enough.",
+        )
+    elif state.synced and state.in_recovery:
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" is still synchronized from the primary',
+            "The new publisher is a standby that has not been promoted.",
+            PROMOTE_HINT,
         )
 
 

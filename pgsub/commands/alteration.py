@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub import conflict_rules
-from pgsub.commands import definition
+from pgsub.commands import definition, upgraded_publisher
 from pgsub.errors import StateForbids, UsageError
 from pgsub.subscription import Subscription
 
@@ -36,6 +36,7 @@ class AlterOptions:
     hold: tuple[str, ...] = ()  #: qualified names of tables
     release: tuple[str, ...] = ()
     two_phase: bool | None = None
+    publisher_upgraded: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +50,11 @@ class AlterOptions:
     def publications(self) -> bool:
         """Whether the list of publications is changed."""
         return bool(self.set_publication or self.add_publication or self.drop_publication)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Publications that the publisher should have: AlterSubscription checks what is set or added, and no others."""
+        return self.set_publication or self.add_publication
 
     @property
     def holds(self) -> bool:
@@ -91,6 +97,8 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
         _check_failover(options, sub)
     if asks_two_phase(options, sub):
         _check_two_phase(options, sub)
+    if options.publisher_upgraded:
+        upgraded_publisher.check_allowed(sub)
     return changed
 
 
@@ -120,7 +128,8 @@ def _check_words(options: AlterOptions) -> None:
                     hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
                 )
     single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
-    nothing = not given and not (options.settings or options.on_conflict) and all(value is None for value in single)
+    other = options.settings or options.on_conflict or options.publisher_upgraded
+    nothing = not given and not other and all(value is None for value in single)
     if options.holds:
         if not nothing:
             raise UsageError(

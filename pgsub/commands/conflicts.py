@@ -95,10 +95,17 @@ def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bo
 
 
 def _kept(store: StateStore, row: ConflictRow) -> bool:
-    """Of what origin-advance leaves out nothing is kept, nor of a row that is missing or is there already."""
+    """Of what origin-advance leaves out nothing is kept, nor of a row that is missing or is there already.
+
+    What was pruned is kept no more.
+    """
     if row.action != SKIPPED or row.identical or (row.letter is None and row.worker is None):
         return False
-    advances = [one.detail for one in store.journal_rows(row.subid) if one.action == "origin-advance"]
+    journal = store.journal_rows(row.subid)
+    pruned = (one.detail for one in journal if one.action == "prune")
+    if any(not one["replayed"] and (one["before"] is None or row.last_at < one["before"]) for one in pruned):
+        return False
+    advances = [one.detail for one in journal if one.action == "origin-advance"]
     passed = [(parse_lsn(one["from"]), parse_lsn(one["to"])) for one in advances if one.get("outcome") == "done"]
     lsn = row.finish_lsn or 0
     return row.letter is not None or not any(start <= lsn and covered(lsn, to) for start, to in passed)

@@ -24,7 +24,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import two_phase
+from pgsub.target import ledger_owner, two_phase
 from pgsub.target.owner import must_use_password
 
 __all__ = ["CreateOptions", "CreateResult", "create"]
@@ -138,6 +138,9 @@ def _check(
     known: set[int],
 ) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
     """Everything that is looked at before anything is created."""
+    ledger_owner.check(session)
+    if not options.dry_run:
+        ledger_owner.give(session)
     warnings = preflight.check_target(session)
     preflight.check_conflict_rules(session, made.sub.on_conflict)
     holds = any(path.suffix == ".publisher" for path in made.passwords)

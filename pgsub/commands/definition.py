@@ -36,6 +36,7 @@ class CreateOptions:
     binary: bool = False
     streaming: str = "parallel"
     synchronous_commit: str = "off"
+    wal_receiver_timeout: str = "-1"
     two_phase: bool = False
     disable_on_error: bool = False
     password_required: bool | None = None  #: None: as if true, and nothing is enforced
@@ -102,6 +103,7 @@ def resolve(options: CreateOptions) -> Definition:
         binary=options.binary,
         streaming=options.streaming,
         synchronous_commit=options.synchronous_commit,
+        wal_receiver_timeout=options.wal_receiver_timeout,
         two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
         disable_on_error=options.disable_on_error,
         password_required=options.password_required is not False,

@@ -13,6 +13,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
+from pgsub.commands.blocking import word
 from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
 from pgsub.counted import counted
@@ -22,9 +23,10 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import holding, ledger, ledger_schema, membership, origins, two_phase
+from pgsub.target import holding, ledger, ledger_owner, ledger_schema, letters, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import RelationState
+from pgsub.target.letters import Usage
 from pgsub.target.two_phase import Prepared
 
 #: How long a launcher that serves the subscription may take to let it go.
@@ -64,7 +66,8 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
             if options.keep_target:
                 _leave(sub, options, reporter)
             else:
-                _forget(sub, options, reporter)
+                lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
+                _forget(sub, options, reporter, lost=lost)
             store.remove_subscription(sub.subid)
             kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
             store.journal("drop", sub.subid, sub.name, kept)
@@ -100,12 +103,15 @@ def _wait_for(lock: Lock, sub: Subscription) -> None:
         time.sleep(0.1)
 
 
-def _forget(sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
-    """Remove it from both servers."""
+def _forget(sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
+    """Remove it from both servers.
+
+    :param lost: its worker has found that the slot is lost.
+    """
     with contextlib.closing(_target(sub)) as session:
         try:
             with membership.maintenance(session, sub.subid, sub.name):
-                _remove(session, sub, options, reporter)
+                _remove(session, sub, options, reporter, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
 
@@ -131,25 +137,31 @@ def _target(sub: Subscription) -> psycopg.Connection:
         raise
 
 
-def _remove(session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
+def _remove(
+    session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool
+) -> None:
     """Slots first: as long as one may be there its name stays in the ledger."""
+    ledger_owner.check(session)
     known = ledger_schema.installed_version(session) > 0
     tables: list[RelationState] = []
+    skipped = Usage(0, 0, 0)
     if known:
         ledger_schema.install(session)  # one that an older pgsub made names fewer slots
         tables = ledger.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
+        skipped = letters.usage(session, sub.subid)
         ledger.evict_all(session, sub.subid)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     if not options.keep_slot:
-        _drop_slots(sub, tables, reporter)
+        _drop_slots(sub, tables, reporter, session if known and not lost else None)
     failpoints.point("drop.after_slots")
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:
         ledger.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
+        _tell_what_stays(session, sub, skipped, reporter)
 
 
 def _warn_of_kept(
@@ -163,6 +175,21 @@ def _warn_of_kept(
             )
 
 
+def _tell_what_stays(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
+    """Name what is left on the target, with the statement that removes it."""
+    kept = counted(skipped.waiting + skipped.replayed, "skipped change")
+    if not ledger.any_left(session):
+        reporter.notice(
+            f"schema pgsub of the target holds no subscription any more, and {kept} of this one",
+            "To remove the schema and all that it holds:\nDROP SCHEMA pgsub CASCADE;",
+        )
+    elif skipped.waiting or skipped.replayed:
+        reporter.notice(
+            f"{kept} of the subscription stay in schema pgsub of the target",
+            f"To remove them:\nDELETE FROM pgsub.skipped_change WHERE subid = {sub.subid};",
+        )
+
+
 def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
     """Once the slots are gone: as long as the subscription may go on, it is the publisher that decides them."""
     for one in prepared:
@@ -170,8 +197,17 @@ def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], report
         reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
 
 
-def _drop_slots(sub: Subscription, tables: Sequence[RelationState] | None, reporter: Reporter) -> None:
-    """:param tables: None where nobody knows; their slots are then found by their names."""
+def _drop_slots(
+    sub: Subscription,
+    tables: Sequence[RelationState] | None,
+    reporter: Reporter,
+    session: psycopg.Connection | None = None,
+) -> None:
+    """Drop the subscription's slots on the publisher.
+
+    :param tables: None where nobody knows; their slots are then found by their names.
+    :param session: on the target, where the ledger knows the subscription; None where the main slot may be missing.
+    """
     leftover = sorted({slot for t in tables or () for slot in (t.sync_slot, t.spare_slot) if slot is not None})
     if sub.slot_name is None and tables is not None and not leftover:
         return
@@ -189,13 +225,28 @@ def _drop_slots(sub: Subscription, tables: Sequence[RelationState] | None, repor
         for slot in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_slot(connection, slot)
         if sub.slot_name is not None:
-            _drop_main(connection, sub.slot_name, reporter)
+            begun = session is None or ledger.begin_slot_drop(session, sub.subid)
+            try:
+                _drop_main(connection, sub, sub.slot_name, reporter, missing_ok=begun)
+            except SlotLost:
+                if session is not None:
+                    ledger.registered(session, sub.subid)  # or the next drop would take it for its own work
+                raise
 
 
-def _drop_main(connection: publisher.Connection, slot_name: str, reporter: Reporter) -> None:
+def _drop_main(
+    connection: publisher.Connection, sub: Subscription, slot_name: str, reporter: Reporter, *, missing_ok: bool
+) -> None:
+    """Drop the main slot. A missing one is an error, as for the server (ReplicationSlotDropAtPubNode).
+
+    :param missing_ok: it is known to be lost, an earlier drop may have got as far as this, or nobody knows.
+    """
     try:
         slots.drop_slot(connection, slot_name, missing_ok=False)
-    except SlotLost:
+    except SlotLost as error:
+        if not missing_ok:
+            error.hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
+            raise
         reporter.warning(f'replication slot "{slot_name}" does not exist on the publisher')
         return
     reporter.notice(f'dropped replication slot "{slot_name}" on publisher')

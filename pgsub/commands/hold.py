@@ -115,7 +115,7 @@ def _tell_held(sub: Subscription, one: RelationState, reporter: Reporter) -> Non
         f'table "{_name(one)}" is held: transactions that change it and others are not applied as a whole any more',
         detail="Its changes are kept in schema pgsub of the target, which grows by them, and the other tables go on;"
         " until it is released the target shows states that the publisher never had.",
-        hint=f"When it is to go on:\npgsub alter {sub.name} --release {_name(one)}",
+        hint=f"When it is to go on:\npgsub alter {sub.name} --release {word(_name(one))}",
     )
     _tell_disabled(sub, reporter)
 

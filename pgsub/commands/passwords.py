@@ -17,6 +17,8 @@ from pgsub.publisher import connect as publisher
 from pgsub.subscription import Subscription
 from pgsub.target.connect import is_superuser
 
+MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
+
 
 def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None, holds_password: bool) -> None:
     """Refuse what the server refuses its owner.
@@ -38,7 +40,7 @@ def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None,
             sqlstate="42501",
         )
     if not holds_password:
-        raise publisher.password_missing("Non-superusers must provide a password in the connection string.")
+        raise publisher.password_missing(MUST_PROVIDE)
 
 
 def stored(sub: Subscription, folder: Path) -> bool:

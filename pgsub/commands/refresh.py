@@ -23,7 +23,7 @@ from pgsub.launcher.trouble import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema, membership, two_phase
+from pgsub.target import ledger, ledger_owner, ledger_schema, membership, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.emptying import Emptied
 from pgsub.target.owner import must_use_password
@@ -76,12 +76,11 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
                 refreshing.announce(wanted, reporter, strict=options.strict)
                 if wanted.emptied:
                     confirm(wanted.emptied)
-                before = shown_before(wanted, store)
                 if wanted.changes:
                     refreshing.carry_out(session, wanted, deadline)
-                    record(session, wanted, store, service)
+                    record(session, wanted, store)
             refreshing.tell(wanted, reporter)
-            conclude(service, wanted, before, options, deadline)
+            conclude(service, wanted, options, deadline)
     return wanted
 
 
@@ -108,6 +107,8 @@ def _upgrade_ledger(session: psycopg.Connection, sub: Subscription) -> None:
     """Never a new ledger: a target that has none is not this subscription's."""
     if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
         raise ledger.unknown(sub.subid)
+    ledger_owner.check(session)
+    ledger_owner.give(session)
     ledger_schema.check(session)
     ledger_schema.install(session)
     ledger.identity(session, sub.subid)
@@ -125,25 +126,18 @@ def asked(session: psycopg.Connection, sub: Subscription, connection: str) -> It
         yield source
 
 
-def shown_before(wanted: Plan, store: StateStore) -> dict[int, RelationRow | None]:
-    """What the state store shows of the tables that will be copied, by oid; None of those that are new."""
-    shown = {row.srrelid: row for row in store.relations(wanted.sub.subid)}
-    return {relid: shown.get(relid) for relid in wanted.unsynchronized}
-
-
-def record(session: psycopg.Connection, wanted: Plan, store: StateStore, service: Service) -> None:
-    """Journal what was done; the tables too, where no launcher's mirror sees to it."""
+def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
+    """Show and journal what was done: whoever looks next, or waits for the tables, must not miss a new one."""
     sub = wanted.sub
     if not wanted.changes:
         return
+    rows = ledger.relations(session, sub.subid)
     with store.batch():
         for rel in (*wanted.drop, *wanted.again):
             store.clear_error(sub.subid, sync_name(rel.srrelid))
-        if service.alone:
-            rows = ledger.relations(session, sub.subid)
-            store.put_relations(
-                sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in rows]
-            )
+        store.put_relations(
+            sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in rows]
+        )
         store.journal("refresh", sub.subid, sub.name, _entry(wanted))
 
 
@@ -171,16 +165,11 @@ class Waiting(Protocol):
         """Spark settings."""
 
 
-def conclude(
-    service: Service,
-    wanted: Plan,
-    before: Mapping[int, RelationRow | None],
-    options: Waiting,
-    deadline: float | None,
-) -> None:
+def conclude(service: Service, wanted: Plan, options: Waiting, deadline: float | None) -> None:
     """Synchronize what is new, watch who does, or leave it."""
     if options.wait and wanted.unsynchronized:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        service.synchronize(follow=False, timeout=timeout, master=options.master, conf=options.conf, tables=before)
+        tables = frozenset(wanted.unsynchronized)
+        service.synchronize(follow=False, timeout=timeout, master=options.master, conf=options.conf, tables=tables)
     elif wanted.changes:
         service.leave()

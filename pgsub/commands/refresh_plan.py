@@ -5,7 +5,8 @@ Mirrors the first half of AlterSubscription_refresh, and fetch_table_list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +81,13 @@ def plan(
     *,
     copy_data: bool,
     resync: Sequence[str] = (),
+    named: Collection[str] | None = None,
 ) -> Plan:
     """Compare the publications with the ledger; nothing is changed.
 
     :param sub: with the publications that are to hold.
     :param resync: qualified names of tables to copy again.
+    :param named: publications that the command names; None where it names none and all are looked at.
     :raises TargetSchemaError: a published table has no place on the target.
     :raises StateForbids: a table that is to be copied again cannot be.
     """
@@ -94,7 +97,7 @@ def plan(
     oids = {(schema, name): oid for schema, name, oid in rows}
     present = {rel.srrelid: rel for rel in ledger.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
-    found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known)
+    found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
     state = "i" if copy_data else "r"
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
@@ -124,8 +127,8 @@ def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[
             raise StateForbids(
                 f'table "{table}" cannot be removed from the subscription while changes of it are kept',
                 detail=f"It is held, and {kept[one.srrelid]} of its changes are not applied yet.",
-                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {table}\nTo give them"
-                f" up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
+                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {shlex.quote(table)}\n"
+                f"To give them up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
                 f" AND srrelid = {one.srrelid};",
                 sqlstate="55000",
             )
@@ -138,7 +141,7 @@ def _recorded(one: RelationState) -> tuple[str, str]:
 def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[Emptied]:
     if not again:
         return []
-    tagged = origins.attach(session, sub.subid) is not None
+    tagged = origins.attach(session, sub) is not None
     relids = [rel.srrelid for rel in again]
     return emptying.inspect(session, sub.subid, relids, replica=target.is_replica(session), tagged=tagged)
 

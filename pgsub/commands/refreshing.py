@@ -13,16 +13,17 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsub import failpoints
-from pgsub.commands import preflight
+from pgsub.commands import passwords, preflight
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import Fenced, PgsubError, TimeoutExpired
+from pgsub.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, one_line
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.subscription import Subscription
 from pgsub.tablesync import leftover
 from pgsub.target import emptying, ledger, membership, states
+from pgsub.target.connect import is_superuser
 from pgsub.target.ledger import Claim
 from pgsub.target.membership import Change
 from pgsub.target.owner import must_use_password
@@ -42,9 +43,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, connection:
     """
     known = ledger.identity(session, sub.subid)
     must = must_use_password(session, sub)
-    with contextlib.closing(
-        publisher.connect(connection, application_name=sub.name, replication=True, must_use_password=must)
-    ) as replication:
+    with contextlib.closing(_replication(session, sub, connection, must_use_password=must)) as replication:
         if known.system_identifier is None:
             return  # created without a connection: the first worker will note who answers
         expected = PublisherIdentity(
@@ -56,6 +55,19 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, connection:
         ).fetchone()
         furthest = ledger.lsn_or_none(row[0]) if row else None
         identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+
+
+def _replication(
+    session: psycopg.Connection, sub: Subscription, connection: str, *, must_use_password: bool
+) -> publisher.Connection:
+    try:
+        return publisher.connect(
+            connection, application_name=sub.name, replication=True, must_use_password=must_use_password
+        )
+    except PublisherUnavailable as error:
+        if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
+            error.detail = f"{passwords.MUST_PROVIDE} {error.detail or ''}".strip()
+        raise
 
 
 def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None) -> None:
@@ -174,12 +186,14 @@ def announce(wanted: Plan, reporter: Reporter, *, strict: bool) -> None:
 
 def tell(wanted: Plan, reporter: Reporter) -> None:
     """What was done: a summary, and each table in the log."""
-    for rel in wanted.add:
-        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" added to subscription "{wanted.sub.name}"')
-    for rel in wanted.drop:
-        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" removed from subscription "{wanted.sub.name}"')
-    for rel in wanted.again:
-        reporter.log("LOG", f'table "{rel.schemaname}.{rel.relname}" was emptied and will be copied again')
+    subname = wanted.sub.name
+    for tables, what in (
+        (wanted.add, f'added to subscription "{subname}"'),
+        (wanted.drop, f'removed from subscription "{subname}"'),
+        (wanted.again, "was emptied and will be copied again"),
+    ):
+        for rel in tables:
+            reporter.log("LOG", one_line(f'table "{rel.schemaname}.{rel.relname}" {what}'))
     reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
 
 

@@ -36,7 +36,7 @@ class Reporter(Protocol):
         :param message: one line, lower-case start, no full stop.
         """
 
-    def notice(self, message: str) -> None:
+    def notice(self, message: str, hint: str | None = None) -> None:
         """What the server says with NOTICE."""
 
     def log(self, level: str, text: str) -> None:

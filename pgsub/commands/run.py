@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids
+from pgsub.threads import Owned
 
 if TYPE_CHECKING:
     from pgsub.launcher.launcher import Ended
@@ -57,7 +59,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
     from pgsub.launcher.runner import Goal
 
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(StateStore.open(options.state_dir))
+        store = stack.enter_context(StateStore.open(options.state_dir, readable=True))
         store.check()
         for name in options.names:
             sub = store.subscription(name)
@@ -106,7 +108,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
             os._exit(128 + number)
         event.set()
         # a handler may interrupt a write of the same stream: leave it to another thread
-        threading.Thread(target=reporter.notice, args=("stopping; a second signal ends at once",), daemon=True).start()
+        Owned("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

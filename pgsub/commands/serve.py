@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
-from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
@@ -17,6 +17,7 @@ from pgsub.commands.wait import WaitOptions, wait
 from pgsub.errors import StateForbids
 from pgsub.subscription import Subscription
 from pgsub.target import two_phase
+from pgsub.threads import Owned
 
 PROGRESS_SECONDS = 0.2
 #: A launcher that starts its workers again after a change lets the subscription go for a moment.
@@ -86,7 +87,7 @@ class Service:
         timeout: float | None,
         master: str | None,
         conf: Mapping[str, str],
-        tables: Mapping[int, RelationRow | None] | None = None,
+        tables: frozenset[int] | None = None,
     ) -> None:
         """Until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the publisher's
         position of that moment; or stay.
@@ -119,13 +120,11 @@ class Service:
         raise_first(ended)
         self.leave()
 
-    def _watch(
-        self, stop: threading.Event, timeout: float | None, tables: Mapping[int, RelationRow | None] | None
-    ) -> None:
+    def _watch(self, stop: threading.Event, timeout: float | None, tables: frozenset[int] | None) -> None:
         """Somebody else does the work: show progress, end as they would."""
         done = threading.Event()
-        failure: list[BaseException] = []
-        threading.Thread(target=self._wait, args=(timeout, tables, done, failure), name="watch", daemon=True).start()
+        waiting = Owned("wait", "wait", partial(self._wait, timeout, tables, done), died=done.set)
+        waiting.start()
         served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
             self._progress()
@@ -138,23 +137,14 @@ class Service:
                     hint=f"The subscription stays; go on with:\npgsub run {self._sub.name}",
                 )
         self._last_progress()
-        if failure:
-            raise failure[0]
+        if waiting.death is not None:
+            raise waiting.death
 
-    def _wait(
-        self,
-        timeout: float | None,
-        tables: Mapping[int, RelationRow | None] | None,
-        done: threading.Event,
-        failure: list[BaseException],
-    ) -> None:
+    def _wait(self, timeout: float | None, tables: frozenset[int] | None, done: threading.Event) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            for condition in ("synced", "two-phase", "caught-up"):
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
-        except Exception as error:
-            failure.append(error)
+        for condition in ("synced", "two-phase", "caught-up"):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
         done.set()
 
     def tell_two_phase(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub import errors
+from pgsub.catalog import locks
 from pgsub.catalog.conflicts import STOPPED, ConflictFilter
 from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
@@ -54,7 +55,9 @@ _ERROR_FIELDS = (
     "attempts",
 )
 APPLY = "apply"  #: the apply worker in pg_stat_subscription and in the record of errors
-_SEVERITY = (7, 6, 3, 8)
+#: Seconds without a sign of life from which on a health check without a threshold of its own objects.
+STUCK_SECONDS = 30.0
+_SEVERITY = (7, 6, 10, 3, 8)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class SubscriptionStatus:
     definition: Subscription
     state: str  #: running, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, as far as the last words of the publisher tell
+    waits: Row | None  #: since when apply has given no sign of life, and what it waits for
     columns: Row  #: pg_subscription
     relations: list[Row]
     origin: Row | None
@@ -72,6 +76,7 @@ class SubscriptionStatus:
     slot: Row | None
     prepared: list[Row]  #: pgsub_prepared_pending, oldest first
     held: list[Row]  #: pgsub_held_table
+    skipped: Row | None  #: pgsub_skipped
     copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
     errors: list[ErrorRow]  #: unresolved ones, newest first
     blocked: Row | None  #: since when and by what, and what waits behind it
@@ -95,10 +100,12 @@ class SubscriptionStatus:
             "slot": self.slot,
             "prepared": self.prepared,
             "held": self.held,
+            "skipped": self.skipped,
             "copies": self.copies,
             "state": self.state,
             "last_error": _error_object(self.errors[0]) if self.errors else None,
             "blocked": self.blocked,
+            "waits": self.waits,
         }
 
 
@@ -117,7 +124,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     :param name: None for all, by name.
     :raises SubscriptionNotFound: if there is none of that name.
     """
-    with StateStore.open(folder) as store, store.snapshot():
+    with StateStore.open(folder, readable=True) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
         views = {view: _rows(store, view) for view in (*_PARTS, "pg_stat_progress_copy")}
         return [_status(store, folder, subscription, views) for subscription in wanted]
@@ -150,13 +157,23 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
         store.journal("reset-stats", subid, name, {})
 
 
-def check(found: Iterable[SubscriptionStatus], max_lag: float | None = None) -> list[Finding]:
-    """What is not healthy, the gravest first: slot lost, stopped by an error, served by nobody, over the threshold.
+def check(
+    found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
+) -> list[Finding]:
+    """What is not healthy, the gravest first: slot lost, stopped by an error, not recorded, served by nobody, over the
+    threshold.
 
     :param max_lag: seconds.
+    :param unwritten: from :func:`troubles`: what is shown may be old.
     """
     findings = [finding for one in found if (finding := _finding(one, max_lag))]
+    findings += [Finding(10, text) for text in unwritten]
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
+
+
+def troubles(folder: Path) -> list[str]:
+    """What the launchers of a state folder cannot write at this moment: the state store, a log."""
+    return locks.troubles(folder)
 
 
 def serving(store: StateStore, folder: Path, subid: int) -> bool:
@@ -183,13 +200,14 @@ _PARTS = (
     "pgsub_slot",
     "pgsub_prepared_pending",
     "pgsub_held_table",
+    "pgsub_skipped",
 )
 
 
 def _status(
     store: StateStore, folder: Path, subscription: Subscription, views: dict[str, list[Row]]
 ) -> SubscriptionStatus:
-    columns, relations, origin, workers, stats, slot, prepared, held = (
+    columns, relations, origin, workers, stats, slot, prepared, held, skipped = (
         _owned(view, views[view], subscription.subid) for view in _PARTS
     )
     problems = store.errors(subscription.subid)
@@ -200,6 +218,7 @@ def _status(
         definition=subscription,
         state=state,
         lag=_lag(store.workers(subscription.subid), store.origin(subscription.subid), datetime.now(UTC)),
+        waits=_waits(store.workers(subscription.subid), datetime.now(UTC)),
         columns=columns[0],
         relations=sorted(relations, key=lambda row: (row["schemaname"], row["relname"])),
         origin=_first(origin),
@@ -208,6 +227,7 @@ def _status(
         slot=_first(_own(slot)),
         prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
         held=sorted(_own(held), key=lambda row: (row["schemaname"], row["relname"])),
+        skipped=_first(_own(skipped)),
         copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
         errors=problems,
         blocked=blocking.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
@@ -237,11 +257,24 @@ def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) 
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or not worker.received_lsn:
         return None
+    silent = _since(worker.silent_since, now)
     done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
     if done >= worker.received_lsn:
-        return 0.0
+        return silent  # what it is at was received meanwhile
     since = worker.latest_end_time or worker.last_msg_send_time
-    return max((now - datetime.fromisoformat(since)).total_seconds(), 0.0) if since else None
+    return max(_since(since, now), silent) if since else None
+
+
+def _since(moment: str | None, now: datetime) -> float:
+    return max((now - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
+
+
+def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
+    """Since when the apply worker has given no sign of life, and what it waits for, as far as that is known."""
+    worker = next((row for row in workers if row.worker_type == APPLY), None)
+    if worker is None or worker.silent_since is None:
+        return None
+    return {"since": worker.silent_since, "seconds": _since(worker.silent_since, now), "for": worker.waits_for}
 
 
 def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
@@ -253,9 +286,13 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
         return Finding(6, f"{name}: {one.errors[0].message}")
     if one.state != "running":
         return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any launcher'}")
+    if max_lag is None and one.waits is not None and one.waits["seconds"] > STUCK_SECONDS:
+        text = f"{name}: the apply worker has given no sign of life for {one.waits['seconds']:.0f} s"
+        return Finding(8, text + (f", it waits for {one.waits['for']}" if one.waits["for"] else ""))
     if max_lag is not None and (one.lag is None or one.lag > max_lag):
         lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
-        return Finding(8, f"{name}: lag {lag}")
+        waits = f"; it waits for {one.waits['for']}" if one.waits is not None and one.waits["for"] else ""
+        return Finding(8, f"{name}: lag {lag}{waits}")
     return None
 
 

@@ -57,25 +57,30 @@ def alone(
 
 
 def alter(
-    session: psycopg.Connection, sub: Subscription, connection: str, enable: bool, reporter: Reporter
+    session: psycopg.Connection, sub: Subscription, connection: str, enable: bool, reporter: Reporter, *, strict: bool
 ) -> dict[str, Any]:
     """Change it in the ledger and, to disable it, at the slot.
 
     :param session: on the target, autocommit.
     :param connection: the publisher's connection string, a password included.
+    :param strict: whether what would be warned about is refused.
     :return: the fields of the definition that change.
     :raises StateForbids: something is prepared, or a server cannot do it.
     """
     if enable:
-        _enable(session, sub, connection, reporter)
+        _enable(session, sub, connection, reporter, strict=strict)
     else:
         _disable(session, sub, connection)
     return {"two_phase": two_phase.state(session, sub.subid)}
 
 
-def _enable(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
+def _enable(
+    session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter, *, strict: bool
+) -> None:
     with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
         warnings = preflight.check_two_phase(session, source)
+    if strict:
+        preflight.enforce(warnings)
     for warned in warnings:
         reporter.warning(warned.message, warned.detail, warned.hint)
     two_phase.ask_for(session, sub.subid)

@@ -7,12 +7,12 @@ What the server offers for this is a loop around pg_subscription_rel and pg_stat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.catalog.locks import launcher_lock
-from pgsub.catalog.rows import ErrorRow, RelationRow
+from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now
 from pgsub.commands.status import APPLY, error_class, serving
@@ -41,9 +41,7 @@ class WaitOptions:
     condition: str  #: synced, caught-up, lsn, disabled, error; two-phase: not pending, or without a table
     lsn: int | None = None  #: for the condition lsn
     timeout: float | None = None  #: seconds; None waits for ever
-    #: only these tables, by oid, and only once their rows are no longer these: what the state store showed of them
-    #: before they were changed in the ledger, which the launcher's mirror follows a moment later
-    tables: Mapping[int, RelationRow | None] | None = None
+    tables: frozenset[int] | None = None  #: only these, by oid
 
 
 def wait(options: WaitOptions) -> None:
@@ -57,14 +55,15 @@ def wait(options: WaitOptions) -> None:
     with StateStore.open(options.state_dir) as store:
         condition = _condition(options, store)
         while True:
-            subscription = store.subscription(options.name)
-            missing = condition(store, subscription)
+            with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited
+                subscription = store.subscription(options.name)
+                missing = condition(store, subscription)
+                problem = _failure(options, store, subscription)
             if missing is None:
                 _see_cleared(options, store, subscription)
                 return
             elapsed = time.monotonic() - begin
             expired = options.timeout is not None and elapsed >= options.timeout
-            problem = _failure(options, store, subscription)
             if problem and (expired or problem.at is None or problem.at >= started or _final(store, options, elapsed)):
                 raise _recorded(problem)
             if expired:
@@ -86,16 +85,13 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
 
 def _synced(options: WaitOptions, store: StateStore) -> Condition:
     # the set is fixed at the start: a refresh meanwhile must not move the goal
-    changed = options.tables
-    awaited = {row.srrelid for row in store.relations(store.subscription(options.name).subid)}
-    if changed is not None:
-        awaited = set(changed)
+    awaited = options.tables
+    if awaited is None:
+        awaited = frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
 
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
-        shown = {row.srrelid: row for row in store.relations(subscription.subid)}
-        if changed is not None and any(shown.get(relid) == row for relid, row in changed.items()):
-            return "The launcher has not taken notice yet."
-        rows = [row for relid, row in shown.items() if relid in awaited and row.srsubstate != "r"]
+        shown = store.relations(subscription.subid)
+        rows = [row for row in shown if row.srrelid in awaited and row.srsubstate != "r"]
         names = [f'"{row.schemaname}.{row.relname}" ({row.srsubstate})' for row in rows[:_NAMED]]
         if len(rows) > _NAMED:
             names.append(f"and {len(rows) - _NAMED} more")
@@ -142,10 +138,10 @@ def _errored(store: StateStore, subscription: Subscription) -> str | None:
 
 def _publisher_position(options: WaitOptions, store: StateStore) -> int:
     """Where the publisher is now; what is awaited is that apply gets there."""
-    from pgsub.publisher.position import flush_position
+    from pgsub.publisher.position import committed_position
 
     sub = store.subscription(options.name)
-    return flush_position(sub.connection, sub.name)
+    return committed_position(sub.connection, sub.name)
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

@@ -1,6 +1,8 @@
 """Log sequence numbers: text form, parsing, and the one predicate that compares a transaction with a position.
 
 Mirrors ``src/backend/utils/adt/pg_lsn.c``. In memory an LSN is a plain ``int`` (0 is the server's InvalidXLogRecPtr).
+Text is never compared: servers write one LSN in two forms, ``0/50`` up to 18 and ``0/00000050`` from 19 on. Both are
+read, and pgsub writes the first one, whatever server it comes from.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def parse_lsn(text: str) -> int:
 
 
 def format_lsn(lsn: int) -> str:
-    """Write an LSN as ``pg_lsn_out`` does: ``%X/%X``, no padding.
+    """Write an LSN as ``pg_lsn_out`` of 18 does: ``%X/%X``, no padding.
 
     :param lsn: byte position, 0 to 2**64 - 1.
     :return: for example ``16/B374D848``.

@@ -112,7 +112,7 @@ def complete(environment, tmp_path):
         (["pgsub", "enable", ""], ["bills", "orders"]),
         (["pgsub", "--color", "never", "drop", "o"], ["orders"]),
         (["pgsub", "create", ""], [""]),
-        (["pgsub", "conflicts", ""], ["list", "show", "replay"]),
+        (["pgsub", "conflicts", ""], ["list", "show", "replay", "prune"]),
         (["pgsub", "conflicts", "list", "o"], ["orders"]),
         (["pgsub", "conflicts", "--table", "=", "a.b", "list", "--limit", "5", "o"], ["orders"]),
         (["pgsub", "disable-on-error", "b"], ["bills"]),

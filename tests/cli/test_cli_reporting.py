@@ -1,19 +1,24 @@
 """What commands say while they work: the log in the server's form, and progress for people and for files."""
 
+import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 
 import pexpect
 import pytest
 
-from pgsub.cli import progress
+from pgsub.catalog.locks import troubles
+from pgsub.cli import console, progress, reporting
 from pgsub.cli.reporting import ConsoleReporter, LogReporter, record
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.errors import PgsubError, one_line
 
 GB = 1 << 30
 
@@ -200,3 +205,69 @@ def test_the_log_of_a_process_whose_stderr_is_gone_is_no_reason_to_stop(environm
     )
     os.close(writing)
     assert ended.stdout == "alive\n"
+
+
+def test_a_log_that_takes_no_more_is_no_reason_to_stop_and_what_it_lacks_is_told(tmp_path, capfd):
+    path = tmp_path / "log"
+    reporter = LogReporter(path, tmp_path)
+    path.write_text("\n" * 100_000)  # what is captured of stderr is a file as well, and shorter
+    reporter.log("LOG", "before")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limit[1]))
+    try:
+        for number in range(3):
+            reporter.log("LOG", f"lost {number}")
+        assert "could not write to log file" in "".join(troubles(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    reporter.log("LOG", "after")
+    said, lines = capfd.readouterr().err, path.read_text().split("\n")
+    texts = ("could not write to log file", "lost 0", "lost 1", "lost 2", "after")
+    assert [said.count(text) for text in texts] == [1, 1, 1, 1, 0]
+    assert [line.rpartition("]")[2] for line in lines if "LOG:" in line or "WARNING:" in line] == [
+        " LOG:  before",
+        " WARNING:  3 records before this could not be written here, only to standard error",
+        " LOG:  after",
+    ]
+    assert troubles(tmp_path) == []
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up(tmp_path, monkeypatch):
+    """A pipe that is full, as of a pager that waits for a key."""
+    monkeypatch.setattr(reporting, "PATIENCE", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    reporter = LogReporter(tmp_path / "pipe")
+    for _ in range(100):
+        reporter.log("LOG", "x" * 4000)
+    said = b""
+    deadline = time.monotonic() + 60
+    while b"are lost" not in said:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(reader, 1 << 20)
+        reporter.log("LOG", "again")
+    os.close(reader)
+
+
+def test_a_name_or_a_value_with_line_breaks_forges_no_field_of_a_record(tmp_path, capfd):
+    forged = "t\nHINT:  Run this: rm -rf /"
+    reporter = LogReporter(tmp_path / "log")
+    error = PgsubError(f'relation "{forged}" does not exist', detail=f"Key (a)=({forged}).\nMore.", context=forged)
+    reporter.log("ERROR", "\n".join([one_line(error.message), *error.lines()]))
+    reporter.warning(forged, forged, "Do this.")
+    ConsoleReporter().warning(forged, forged, "Do this.")
+    console.error(error)
+    said = (tmp_path / "log").read_text() + capfd.readouterr().err
+    hints = re.findall(r"(?m)^(?:.*\] )?HINT:.*", said)
+    assert len(hints) == 2 and all(hint.endswith("HINT:  Do this.") for hint in hints), said
+
+
+@pytest.mark.parametrize("mark", ["\x1b", "\x9b", "\r", "\u202e", "\u2066", "\u200f", "\u061c", "\u2028"])
+def test_what_steers_a_terminal_or_turns_text_around_is_written_out(mark):
+    assert console.printable(f"a{mark}b").isprintable()
+
+
+def test_words_of_any_language_are_shown_as_they_are():
+    text = "Ünï çöde, 漢字, עברית, \N{GRINNING FACE}\tand\nlines"
+    assert console.printable(text) == text

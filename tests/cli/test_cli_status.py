@@ -5,13 +5,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pexpect
 import pytest
 
 from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, WorkerRow
-from pgsub.catalog.times import utc_now
+from pgsub.catalog.times import ago, utc_now
 from pgsub.errors import ApplyError, PublisherUnavailable, SlotLost
 
 
@@ -49,10 +50,12 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "slot",
         "prepared",
         "held",
+        "skipped",
         "copies",
         "state",
         "last_error",
         "blocked",
+        "waits",
     ]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
@@ -279,6 +282,18 @@ def test_check_over_the_threshold_is_8_and_under_it_0(pgsub, store, served):
     store.put_workers(5, [_apply_worker(0x20, 0x10, seconds_ago=60)])
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8
     assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
+
+
+def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(pgsub, store, orders, served):
+    """It waits for a lock on the target, say: all that it told was that nothing was left to do."""
+    row = replace(_apply_worker(0x20, 0x20, seconds_ago=60), silent_since=ago(60), waits_for="a lock that PID 7 holds")
+    store.put_workers(5, [row])
+    ended = pgsub("status", "orders", "--check", "--max-lag", "30s")
+    assert ended.returncode == 8 and "it waits for a lock that PID 7 holds" in ended.stderr
+    assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
+    ended = pgsub("status", "orders", "--check")
+    assert ended.returncode == 8 and "given no sign of life for 6" in ended.stderr
+    assert "waits_for" in ended.stdout and orders()["waits"]["for"] == "a lock that PID 7 holds"
 
 
 def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):

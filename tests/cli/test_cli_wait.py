@@ -1,5 +1,6 @@
 """pgsub wait: returns, fails and gives up at the right moments."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -8,8 +9,9 @@ import threading
 import pytest
 
 from pgsub.catalog.rows import ErrorRow, RelationRow, WorkerRow
+from pgsub.catalog.store import StateStore
 from pgsub.commands.wait import WaitOptions, wait
-from pgsub.errors import ApplyError, PgsubError, PublisherUnavailable, SlotLost, TimeoutExpired
+from pgsub.errors import ApplyError, PublisherUnavailable, SlotLost, SubscriptionNotFound, TimeoutExpired
 from pgsub.protocol.lsn import parse_lsn
 
 READY = [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x16, "public", "b")]
@@ -151,10 +153,20 @@ def test_a_recorded_error_keeps_its_place(store, folder):
     assert (found.sqlstate, found.detail, found.context) == ("23505", "Key.", "there")
 
 
-def test_a_subscription_that_is_dropped_meanwhile_ends_the_wait(store, folder, soon):
-    soon(lambda: store.remove_subscription(5))
-    with pytest.raises(PgsubError, match='subscription "orders" does not exist'):
-        _until(folder, "synced", timeout=30)
+@pytest.mark.parametrize("looks", [1, 2, 3])
+@pytest.mark.parametrize("condition", ["synced", "error", "disabled"])
+def test_a_subscription_that_is_dropped_meanwhile_ends_the_wait(store, folder, monkeypatch, condition, looks):
+    own, left = StateStore.subscription, itertools.count(looks - 1, -1)
+
+    def looked_up_and_dropped(self, name):
+        found = own(self, name)
+        if self is not store and next(left) == 0:
+            store.remove_subscription(5)
+        return found
+
+    monkeypatch.setattr(StateStore, "subscription", looked_up_and_dropped)
+    with pytest.raises(SubscriptionNotFound, match='subscription "orders" does not exist'):
+        _until(folder, condition, timeout=30)
 
 
 def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):

@@ -140,12 +140,23 @@ def test_a_refresh_that_cannot_be_done_leaves_the_publications_as_they_were(stor
     assert stored.states() == {"a": "r", "b": "r", "c": "r"}
 
 
-def test_a_missing_publication_is_the_servers_warning(stored, tables):
-    ended = stored("alter", "s", "--add-publication", "nope", "--no-wait")
-    assert ended.returncode == 0
-    assert 'pgsub: warning: publication "nope" does not exist on the publisher\n' in ended.stderr
-    one_error(stored("alter", "s", "--add-publication", "never", "--strict"), 3, '"nope", "never" do not exist')
-    assert definition(stored, "subpublications") == ('["p", "nope"]',)
+def test_a_missing_publication_that_is_named_is_the_servers_warning(stored, tables):
+    def warned(*words, missing):
+        ended = stored("alter", "s", *words, "--no-wait")
+        assert ended.returncode == 0
+        found = [line for line in ended.stderr.splitlines() if "on the publisher" in line]
+        assert found == [f"pgsub: warning: {line} on the publisher" for line in missing]
+
+    warned("--add-publication", "nope", missing=['publication "nope" does not exist'])
+    warned("--add-publication", "one", "--add-publication", "two", missing=['publications "one", "two" do not exist'])
+    publication(tables)
+    warned("--add-publication", "q", missing=[])
+    warned("--drop-publication", "one", missing=[])
+    words = ("--set-publication", "q", "--set-publication", "two", "--set-publication", "three")
+    warned(*words, missing=['publications "two", "three" do not exist'])
+    warned("--set-publication", "never", "--no-refresh", missing=[])
+    one_error(stored("alter", "s", "--add-publication", "none", "--strict"), 3, 'publication "none" does not exist')
+    assert definition(stored, "subpublications") == ('["never"]',)
 
 
 # options
@@ -184,9 +195,7 @@ def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served,
     before = pubdb.value(worker, name)
     assert before
     assert cli("alter", name, "--binary", "--streaming", "off").returncode == 0
-    began = time.monotonic()
-    until(lambda: pubdb.value(worker, name) not in (None, before), 30)
-    assert time.monotonic() - began < 20
+    until(lambda: pubdb.value(worker, name) not in (None, before))
     pubdb.execute("INSERT INTO b VALUES (1, 12.5)")
     subdb.wait("SELECT n FROM b WHERE id = 1", value=pubdb.value("SELECT 12.5::numeric"))
     again = pubdb.value(worker, name)
@@ -280,7 +289,7 @@ def test_a_subscription_without_its_slot_name_is_dropped_without_the_publisher(s
     pubdb, subdb = tables
     assert stored("disable", "s").returncode == 0
     assert stored("alter", "s", "--slot-name", "none").returncode == 0
-    assert stored("drop", "s", "--yes").stderr == ""
+    assert "slot" not in stored("drop", "s", "--yes").stderr
     assert pubdb.rows(_SLOTS) == [("s",)]
     pubdb.execute("SELECT pg_drop_replication_slot('s')")
     nothing_created(stored, pubdb, subdb)

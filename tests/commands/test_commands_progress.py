@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import patience
 from fix_program import until
 
 _ROWS, _HELD = 40_000, 30_000
@@ -28,7 +29,7 @@ def test_a_running_copy_shows_bytes_rows_and_chunks_and_what_was_estimated(cli, 
         shown = cli("status", "s").stdout
         line = until(lambda: re.search(r"^table public\.a: data copy.*$", creating.log.read_text(), re.MULTILINE))
         holder.execute("SELECT pg_advisory_unlock(4711)")
-    assert creating.wait(60) == 0, creating.log.read_text()
+    assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
     assert (copy["relname"], copy["chunks_done"], copy["chunks_total"]) == ("a", 0, 1)
     assert copy["bytes_processed"] < copy["bytes_total"] and copy["tuples_total"] == _ROWS
     assert _HELD / 2 < copy["tuples_processed"] < _ROWS, copy

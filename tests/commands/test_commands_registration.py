@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import patience
 import pytest
 from fix_program import nothing_created, one_error, until
 
@@ -143,7 +144,7 @@ def test_a_slot_that_somebody_made_in_the_meantime_is_left_to_him(cli, tables, t
     until(lambda: (reached / "create.after_ledger").exists())
     pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     go.touch()
-    assert creating.wait(60) == 3
+    assert creating.wait(patience.SECONDS) == 3
     assert 'replication slot "s" already exists' in creating.log.read_text()
     assert pubdb.rows(_SLOTS) == [("s",)]
     assert _ledger(subdb) == []
@@ -159,7 +160,7 @@ def test_a_create_does_not_undo_one_of_the_same_name_that_is_at_work(cli, tables
     until(lambda: (reached / "create.after_slot").exists())
     one_error(cli.create("s", "--no-wait"), 9, 'subscription "s", which is being created, is in use by another process')
     go.touch()
-    assert first.wait(60) == 0, first.log.read_text()
+    assert first.wait(patience.SECONDS) == 0, first.log.read_text()
     assert tables[0].rows(_SLOTS) == [("s",)]
     assert _ledger(tables[1]) == [("s", "s", False)]
 
@@ -232,7 +233,7 @@ def test_a_target_that_goes_away_in_between_is_code_5_and_the_next_create_mends_
         " WHERE datname = current_database() AND application_name LIKE 'pgsub %'"
     )
     go.touch()
-    assert creating.wait(60) == 5
+    assert creating.wait(patience.SECONDS) == 5
     assert "terminating connection due to administrator command" in creating.log.read_text()
     assert pubdb.rows(_SLOTS) == []
     ended = cli.create("s", "--no-wait")
@@ -264,7 +265,7 @@ def test_a_session_of_the_target_is_named_after_its_subscription(cli, tables, tm
     assert subdb.rows(names) == [(f"pgsub {subid} launcher 0",)]
     assert set(pubdb.rows(names)) == {("s",)}
     go.touch()
-    assert creating.wait(60) == 0
+    assert creating.wait(patience.SECONDS) == 0
 
 
 def test_creating_without_waiting_loads_no_spark(cli, tables):

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 
+import patience
 import pytest
 from fix_program import one_error, until
 from thorough import only_thorough, thorough
@@ -95,7 +96,7 @@ def test_a_create_that_only_watches_ends_with_3_when_the_launcher_is_gone(cli, t
     creating = cli.start(*cli.words("s"))
     subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'a'::regclass")
     running.kill()
-    assert creating.wait(60) == 3
+    assert creating.wait(patience.SECONDS) == 3
     said = creating.log.read_text()
     assert 'pgsub: error: the launcher that served subscription "s" has ended\n' in said
     assert said.splitlines()[-1] == "pgsub run s"
@@ -130,7 +131,7 @@ def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, 
     until(lambda: "NOTICE:  stopping; a second signal ends at once\n" in running.log.read_text())
     for number in numbers[1:]:
         running.send_signal(number)
-    assert running.wait(60) == (128 + numbers[1] if len(numbers) == 2 else 0)
+    assert running.wait(patience.SECONDS) == (128 + numbers[1] if len(numbers) == 2 else 0)
     blocker.close()
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
     subdb.wait(sessions, f"pgsub {subid} %", value=0)

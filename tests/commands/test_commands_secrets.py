@@ -13,6 +13,7 @@ from fix_servers import Database
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgsub.commands.preflight.servers import is_local
 from pgsub.demo.servers import Server
 
 SENTINEL = "S3NT1NEL"
@@ -170,3 +171,30 @@ def test_words_of_a_wrong_command_line_are_shown_without_their_password(guarded)
 
 def _joined(params):
     return make_conninfo("", **{key: value for key, value in params.items() if value})
+
+
+def test_a_password_on_the_command_line_is_warned_of(cli, tables):
+    words = cli.words("s", "--no-wait")
+    given = words.index("--connection") + 1
+    words[given] += " password=S3NT1NEL"
+    ended = cli(*words)
+    assert ended.returncode == 0
+    assert "pgsub: warning: the password in --connection can be read by other users of this machine" in ended.stderr
+    assert "S3NT1NEL" not in ended.stderr + ended.stdout
+
+
+def test_a_password_from_elsewhere_is_not_warned_of(cli, tables):
+    words = cli.words("s", "--no-wait")
+    del words[words.index("--connection") : words.index("--connection") + 2]
+    ended = cli(*words, env={"PGSUB_CONNECTION": cli.connection + " password=S3NT1NEL"})
+    assert ended.returncode == 0 and "can be read" not in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "/run/postgresql", "localhost", ""])
+def test_a_line_within_the_machine_is_local(host):
+    assert is_local(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "192.0.2.1", "2001:db8::1", "db1"])
+def test_a_line_to_another_machine_is_not(host):
+    assert not is_local(host)

@@ -161,7 +161,8 @@ def test_status_shows_the_worker_that_lives_and_every_program_may_read_the_store
 def test_drop_takes_a_subscription_from_its_launcher(synchronized, tables):
     cli, name = synchronized
     ended = cli("drop", name, "--yes")
-    assert (ended.returncode, ended.stderr) == (0, f'NOTICE:  dropped replication slot "{name}" on publisher\n')
+    assert ended.returncode == 0
+    assert ended.stderr.startswith(f'NOTICE:  dropped replication slot "{name}" on publisher\n')
     nothing_created(cli, *tables)
     assert tables[1].value("SELECT count(*) FROM a") == 100
     assert cli.running.poll() is None

@@ -113,9 +113,9 @@ def test_without_a_connection_then_a_slot_by_hand_enable_and_refresh(cli, tables
     one_error(cli("refresh", "s"), 3, "is not allowed for disabled subscriptions")
     assert cli("enable", "s").returncode == 0
     synchronized(cli, tables)
-    identity = "SELECT system_identifier, publisher_dbname, consistent_point::text FROM pgsub.subscription"
+    identity = "SELECT system_identifier, publisher_dbname, consistent_point = %s::pg_lsn FROM pgsub.subscription"
     system = pubdb.value("SELECT system_identifier::text FROM pg_control_system()")
-    assert subdb.rows(identity) == [(system, pubdb.name, position)]
+    assert subdb.rows(identity, position) == [(system, pubdb.name, True)]
     assert pubdb.rows(_SLOTS) == [("s",)]
     # from now on it is known whom it follows
     other = tables[0].conninfo.replace(f"dbname={pubdb.name}", "dbname=postgres")
@@ -170,6 +170,43 @@ def test_a_slot_of_another_kind_or_database_is_not_adopted(cli, tables):
         assert cli("enable", "s").returncode == 0
         ended = cli("run", "s", "--until-caught-up", "--timeout", "60s")
         one_error(ended, 7, 'replication slot "s" cannot be used', hint=False)
-        assert tables[1].value("SELECT reported_lsn::text FROM pgsub.progress WHERE worker = 0") == "0/0"
+        assert tables[1].value("SELECT reported_lsn = '0/0' FROM pgsub.progress WHERE worker = 0")
     finally:
         pubdb.execute("SELECT pg_drop_replication_slot('s')")
+
+
+@pytest.mark.parametrize("value", ["5m", "-2", "99999999999", "", "1 s 2", "-1ms"])
+def test_what_the_server_takes_for_no_timeout_is_none_here(cli, tables, value):
+    ended = cli.create("s", f"--wal-receiver-timeout={value}")
+    assert ended.returncode == 2
+    assert 'parameter "wal_receiver_timeout"' in ended.stderr.splitlines()[0]
+    nothing_created(cli, *tables)
+
+
+def test_a_timeout_is_kept_as_it_was_given_and_can_be_altered(cli):
+    query = "SELECT subwalrcvtimeout FROM pg_subscription"
+    assert cli.create("s", "--no-wait", "--no-copy-data").returncode == 0
+    assert cli.sql(query) == [("-1",)]
+    assert cli("alter", "s", "--wal-receiver-timeout", "1.5min").returncode == 0
+    assert cli.sql(query) == [("1.5min",)]
+    assert cli("alter", "s", "--wal-receiver-timeout", "-1").returncode == 0
+    assert cli.sql(query) == [("-1",)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--retain-dead-tuples"], "retain_dead_tuples is not supported"),
+        (["--max-retention-duration", "500"], "max_retention_duration is not supported"),
+        (["--server", "elsewhere"], "a subscription cannot take its connection from a foreign server"),
+    ],
+)
+def test_what_only_the_server_can_do_is_refused_with_the_reason(cli, tables, options, reason):
+    ended = cli.create("s", *options)
+    assert ended.returncode == 3
+    first, detail, hint = ended.stderr.splitlines()
+    assert first == f"pgsub: error: {reason}"
+    assert detail.startswith("DETAIL:") and hint.startswith("HINT:")
+    nothing_created(cli, *tables)
+    assert cli.create("s", "--no-wait", "--no-retain-dead-tuples", "--max-retention-duration=0").returncode == 0
+    assert cli("alter", "s", *options).stderr.startswith(f"pgsub: error: {reason}")

@@ -119,3 +119,13 @@ def test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none
         hba.write_text(asking)
         it.pubdb.execute("SELECT pg_reload_conf()")
     assert it("drop", "s", "--yes").returncode == 0
+
+
+def test_a_role_that_gives_no_password_where_one_is_asked_for_is_told_so(it):
+    it.connection, it.target = it.trusting, it.superuser
+    assert it.create("s", "--no-wait").returncode == 0
+    user = conninfo_to_dict(it.subdb.server.conninfo(it.subdb.name, it.role))
+    assert it("alter", "s", "--target", make_conninfo("", **user)).returncode == 0  # OWNER TO: the ledger is shared
+    asking = make_conninfo(it.asking, password="")
+    said = one_error(it("alter", "s", "--connection", asking), 4, "no password supplied")
+    assert "DETAIL:  Non-superusers must provide a password in the connection string." in said

@@ -47,7 +47,7 @@ def test_new_tables_are_copied_by_the_launcher_and_known_ones_never_again(served
     subdb.execute("DELETE FROM a WHERE id = 1")  # would come back with a copy
     add_table(tables)
     pubdb.execute("INSERT INTO c VALUES (1000, 'before')")
-    ended = cli("refresh", name, timeout=60)
+    ended = cli("refresh", name)
     assert ended.returncode == 0, ended.stderr
     assert f'NOTICE:  subscription "{name}": tables: 1 added\n' in ended.stderr
     assert subdb.value("SELECT count(*) FROM c") == 51

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 
 import forked
+import patience
 import psycopg
 import pytest
 from fix_program import one_error, until
@@ -172,7 +174,7 @@ def _on_terminal(cli, answer, *words):
         text=True,
     )
     os.write(ours, f"{answer}\n".encode())
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=patience.SECONDS)
     os.close(theirs)
     os.close(ours)
     return process.returncode, out, said
@@ -350,11 +352,13 @@ def test_readers_do_not_block_apply_for_long_and_who_holds_the_table_is_named(se
         reader.execute("SELECT count(*) FROM a")
         refreshing = cli.start("refresh", name, "--resync", "public.a", "--yes", "--timeout", "12s")
         waiting = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted"
-        for number in range(3):
-            subdb.wait(waiting)
-            pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
-            subdb.wait("SELECT count(*) FROM b WHERE id = %s", number, value=1)
-        assert refreshing.wait(60) == 8
+        changes = itertools.count()
+        while refreshing.poll() is None:
+            if subdb.value(waiting):
+                number = next(changes)
+                pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
+                subdb.wait("SELECT count(*) FROM b WHERE id = %s", number, value=1)
+        assert refreshing.wait() == 8 and next(changes) > 0
         said = refreshing.log.read_text()
         assert 'timeout while waiting to truncate "public.a"' in said
         assert f"PID {reader.info.backend_pid} (postgres, report, idle in transaction): SELECT count(*) FROM a" in said
@@ -373,7 +377,7 @@ def test_a_reader_that_ends_in_time_only_delays_it(stored, tables):
     time.sleep(1.2)  # the first try has given up by then
     reader.execute("COMMIT")
     reader.close()
-    assert refreshing.wait(60) == 0, refreshing.log.read_text()
+    assert refreshing.wait(patience.SECONDS) == 0, refreshing.log.read_text()
     assert subdb.value("SELECT count(*) FROM a") == 0
 
 

@@ -50,7 +50,7 @@ def test_create_that_leaves_the_work_to_a_launcher_waits_for_it_too(cli, tables)
     worker = "SELECT pid FROM pg_stat_replication WHERE application_name = 's'"
     before = pubdb.value(worker)
     pubdb.execute("CREATE PUBLICATION nothing")  # no table: nothing to wait for
-    ended = cli(*cli.words("empty", "--two-phase", publication="nothing"), timeout=60)
+    ended = cli(*cli.words("empty", "--two-phase", publication="nothing"))
     assert ended.returncode == 0, ended.stderr
     assert 'two_phase stays pending for subscription "empty": it has no table' in ended.stderr
     assert pubdb.value(worker) == before  # that the state store follows the ledger is no reason to start again
@@ -86,24 +86,36 @@ def test_without_a_slot_of_its_own_making_it_is_pending_at_first(cli, tables, op
     assert tables[1].value(_LEDGER) == "p" and cli.sql(_STORED) == [("p",)]
 
 
-def test_a_target_that_cannot_prepare_is_refused_before_anything_is_created(make_cli, own_pair):
-    it = own_pair(target={"max_prepared_transactions": 0})
+def test_a_target_that_cannot_prepare_is_warned_of_and_stops_at_the_first_prepare(make_cli, own_pair):
+    it = own_pair(publisher={"max_prepared_transactions": 5}, target={"max_prepared_transactions": 0})
     for database in (it.pubdb, it.subdb):
         database.execute("CREATE TABLE a (id int PRIMARY KEY)")
     it.pubdb.execute("CREATE PUBLICATION p FOR TABLE a")
     cli: Cli = make_cli(it.pubdb.conninfo, it.subdb.conninfo)
+    said = "prepared transactions are disabled on the target"
     for options in ([], ["--no-connect"]):
-        said = one_error(cli.create("s", "--two-phase", "--no-wait", *options), 3, "prepared transactions are disabled")
-        assert said.splitlines()[-1].startswith("ALTER SYSTEM SET max_prepared_transactions = ")
+        error = one_error(cli.create("s", "--two-phase", "--no-wait", "--strict", *options), 3, said)
+        assert error.splitlines()[-1].startswith("ALTER SYSTEM SET max_prepared_transactions = ")
     nothing_created(cli, it.pubdb, it.subdb)
-    assert cli.create("s", "--no-wait", "--no-enabled").returncode == 0
-    one_error(cli("alter", "s", "--two-phase"), 3, "prepared transactions are disabled on the target")
+    assert cli.create("s", "--no-wait", "--no-enabled", "--no-copy-data").returncode == 0
+    one_error(cli("alter", "s", "--two-phase", "--strict"), 3, said)
     assert it.subdb.value(_LEDGER) == "d"
+    ended = cli("alter", "s", "--two-phase")
+    assert ended.returncode == 0 and f"pgsub: warning: {said}\n" in ended.stderr
+    assert it.subdb.value(_LEDGER) == "p" and cli("drop", "s", "--yes").returncode == 0
+    ended = cli.create("s", "--two-phase", "--no-copy-data", "--no-wait")
+    assert ended.returncode == 0 and f"pgsub: warning: {said}\n" in ended.stderr
+    it.pubdb.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
+    error = one_error(cli("run", "--until-caught-up"), 6, "prepared transactions are disabled")
+    assert error.splitlines()[-1] == "ALTER SYSTEM SET max_prepared_transactions = 20;"
+    assert cli.sql("SELECT apply_error_count FROM pg_stat_subscription_stats") == [(1,)]
     it.target.append_conf({"max_prepared_transactions": 2})
     it.target.restart()
-    ended = cli("alter", "s", "--two-phase")
-    assert ended.returncode == 0 and "smaller than the publisher's" in ended.stderr
-    assert it.subdb.value(_LEDGER) == "p"
+    assert cli("run", "--until-caught-up").returncode == 0
+    assert it.subdb.value("SELECT count(*) FROM pg_prepared_xacts") == 1
+    it.pubdb.execute("COMMIT PREPARED 'first'")
+    assert cli("run", "--until-caught-up").returncode == 0
+    assert it.subdb.rows("SELECT id FROM a") == [(1,)]
 
 
 @pytest.mark.publishers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection, Sequence
 
 import psycopg
@@ -9,13 +10,20 @@ import psycopg
 from pgsub import conflict_rules
 from pgsub.commands.preflight.findings import Table, Warned
 from pgsub.errors import StateForbids
+from pgsub.publisher import channel, prerequisites, slots
 from pgsub.publisher import connect as publisher
-from pgsub.publisher import prerequisites, slots
 from pgsub.publisher.waiting import long_transactions
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import ledger_schema, origins
 
+# From 19 tables can be left out (EXCEPT); a ledger that is still to come cannot.
+_PUBLISHING = """
+SELECT p.pubname FROM pg_catalog.pg_publication p
+ WHERE p.puballtables AND (pg_catalog.to_regnamespace('pgsub') IS NULL OR EXISTS (
+       SELECT FROM pg_catalog.pg_get_publication_tables(p.pubname::text) g JOIN pg_catalog.pg_class c ON c.oid = g.relid
+        WHERE c.relnamespace = pg_catalog.to_regnamespace('pgsub')))
+"""
 _POOLER_HINT = "Give the address and port of the server itself."
 
 
@@ -36,9 +44,8 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
             detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
             hint=_POOLER_HINT,
         )
-    warned = _privileges(session)
-    names = session.execute("SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables").fetchall()
-    for (name,) in names:
+    warned = [*_privileges(session), *_settings(session), *check_line(session, "target")]
+    for (name,) in session.execute(_PUBLISHING).fetchall():
         warned.append(
             Warned(
                 f'publication "{name}" on the target publishes all tables, schema pgsub included',
@@ -48,6 +55,33 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
         )
     ledger_schema.check(session)
     return warned
+
+
+def check_line(connection: psycopg.Connection, server: str) -> list[Warned]:
+    """Whether whoever stands between could read and write what is sent.
+
+    :param server: publisher or target.
+    """
+    info = connection.info
+    if not channel.plain(connection) or is_local(info.hostaddr or info.host):
+        return []
+    return [
+        Warned(
+            f"the connection to the {server} is not encrypted",
+            f"Whoever can write on the line to {info.host} decides what is applied on the target.",
+            f'Add "sslmode=verify-full sslrootcert=…" to the connection string of the {server}.',
+        )
+    ]
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine: a folder of sockets, or an address of the loopback network."""
+    if host.startswith(("/", "@")) or host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _privileges(session: psycopg.Connection) -> list[Warned]:
@@ -68,11 +102,25 @@ def _privileges(session: psycopg.Connection) -> list[Warned]:
             Warned(
                 "cannot use replication origins on the target",
                 "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
-                origins.grant_hint(role),
-                "replication origins",
+                origins.grant_hint(session, role),
+                origins.FEATURE,
             )
         )
     return warned
+
+
+def _settings(session: psycopg.Connection) -> list[Warned]:
+    """Settings of the target by which the server's subscriber would read text otherwise; see docs/differences.md."""
+    row = session.execute("SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'").fetchone()
+    if row is None or row[0] != "off":
+        return []
+    return [
+        Warned(
+            "array_nulls is off on the target",
+            "pgsub reads arrays with it on, so that NULL elements of the publisher's arrays stay NULL. NULL in a text"
+            " column that goes to an array column is read as NULL, too; the server's subscriber would read it as text.",
+        )
+    ]
 
 
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
@@ -96,7 +144,7 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
         raise StateForbids(
             f'conflict rule "{asking[0]}" needs replication origins on the target',
             detail="Without them what pgsub wrote cannot be told from what others wrote.",
-            hint=f"Run this on the target:\n{origins.grant_hint(row[0] if row else '')}",
+            hint=f"Run this on the target:\n{origins.grant_hint(session, row[0] if row else '')}",
             sqlstate="42501",
         )
 
@@ -120,20 +168,21 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     """Whether what is prepared on the publisher can be prepared on the target.
 
     :param source: None where the publisher is not asked.
-    :raises StateForbids: the publisher is too old, or prepared transactions are disabled on the target.
+    :raises StateForbids: the publisher is too old.
     """
     if source is not None:
         slots.check_two_phase(source)
     here, there = _max_prepared(session), 0 if source is None else _max_prepared(source)
     setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(there, 20)};"
     if here == 0:
-        raise StateForbids(
-            "prepared transactions are disabled on the target",
-            detail="Its max_prepared_transactions is 0. With two_phase, what is prepared on the publisher is prepared"
-            " there too.",
-            hint=f"Set it there, and restart the target:\n{setting}",
-            sqlstate="55000",
-        )
+        return [
+            Warned(
+                "prepared transactions are disabled on the target",
+                "Its max_prepared_transactions is 0. Apply stops at the first transaction that is prepared on the"
+                " publisher.",
+                f"Set it there, and restart the target:\n{setting}",
+            )
+        ]
     if here >= there:
         return []
     return [
@@ -231,7 +280,22 @@ def check_room(
     sessions = 2 + syncing * (1 + copying)
     for server, asked in (("publisher", connection), ("target", session)):
         warned += _sessions(asked, server, sessions)
-    return warned
+    return warned + _origins(session, 1 + syncing)
+
+
+def _origins(session: psycopg.Connection, needed: int) -> list[Warned]:
+    """Apply and each table that synchronizes write with an origin of their own, which stays the subscription's."""
+    left = origins.free(session) if origins.allowed(session) else None
+    if left is None or left >= needed:
+        return []
+    return [
+        Warned(
+            f"only {left} replication origins are free on the target",
+            f"The subscription may take {needed}. A worker that gets none is tried again and again where origin = none"
+            " or a publication of its tables depends on origins, and otherwise writes as if it were local.",
+            origins.SHORT_HINT,
+        )
+    ]
 
 
 def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> list[Warned]:
@@ -308,7 +372,17 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
     """Whether every character of the publisher exists on the target."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
-    if there == here or (here == "UTF8" and there != "SQL_ASCII"):
+    if "SQL_ASCII" in (there, here):  # nobody knows what its bytes mean, so nothing can be converted
+        return [
+            Warned(
+                f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
+                "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and"
+                " text from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as"
+                " they are.",
+                "Replicate between databases that say what encoding they have.",
+            )
+        ]
+    if there == here or here == "UTF8":
         return []
     return [
         Warned(

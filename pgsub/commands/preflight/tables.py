@@ -32,18 +32,29 @@ def check_tables(
     *,
     copy_data: bool,
     known: Collection[Name] = (),
+    named: Collection[str] | None = None,
 ) -> Preflight:
     """Every published table has a place on the target, and both servers have what its synchronization takes.
 
     :param copy_data: whether the tables will be copied.
     :param known: schema and name of tables that are subscribed already; they are left out.
+    :param named: publications to warn of where the publisher has none of that name; None for all of the subscription.
     :raises TargetSchemaError: a table is missing or cannot be replicated into; all of them are named.
     :raises PgsubError: translated.
     """
     found = Preflight()
-    absent = publication.missing_publications(connection, sub.publications)
+    names = sub.publications if named is None else tuple(named)
+    absent = publication.missing_publications(connection, names)
     if absent:
         found.warnings.append(Warned(publication.missing_warning(absent)))
+    for name in publication.publishing_sequences(connection, names):
+        found.warnings.append(
+            Warned(
+                f'publication "{name}" publishes sequences, which are not synchronized',
+                "Tables are replicated; sequences on the target keep the values that they have there.",
+                "Set them with setval() before the target takes writes of its own.",
+            )
+        )
     published = [
         one for one in publication.published_tables(connection, sub.publications) if (one.schema, one.name) not in known
     ]
@@ -61,6 +72,7 @@ def check_tables(
     if copy_data and sub.origin == "none":
         found.warnings += _foreign_rows(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
+    found.warnings += servers.check_line(connection, "publisher")
     found.warnings += servers.check_room(connection, session, sub, copied)
     return found
 
