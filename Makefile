@@ -8,8 +8,11 @@ STAMP := $(VENV)/.stamp
 # Tests wait for servers and Spark more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, min(4, os.cpu_count() or 2)))')
 ARGS ?=
+# What runs PostgreSQL's own subscription tests with pgsub as the subscriber.
+COMPAT ?= ../shared/tap/run
+FUZZ_MINUTES ?= 5
 
-.PHONY: venv demo test lint tests thorough serial bench soak sabotage docs clean
+.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage docs clean
 
 venv: $(STAMP)
 
@@ -38,9 +41,29 @@ tests: $(STAMP)
 	servers=$$($(PY) tests/servers.py) && \
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
 
-# With further variants of what takes long.
+# Those that failed the last time, one after the other.
+again: $(STAMP)
+	servers=$$($(PY) tests/servers.py) && \
+		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest --last-failed --last-failed-no-failures none $(ARGS)
+
+# With further variants of what takes long, and the core on every other Python that is here.
 thorough: export PGSUB_TEST_THOROUGH = 1
-thorough: tests
+thorough: tests pythons
+
+# The suite's core on the oldest of each minor version; PGSUB_TEST_PYTHONS=/usr/bin/python3.11:... names others.
+pythons: $(STAMP)
+	$(PY) tests/pythons.py core
+
+# The demo and the fast tests on the oldest.
+oldest: $(STAMP)
+	$(PY) tests/pythons.py oldest
+
+# PGSUB_PG_SOURCE (or TAP_SRC) names a source tree of PostgreSQL; ARGS="--only 001,004" picks scripts.
+compat: export TAP_SRC := $(or $(TAP_SRC),$(PGSUB_PG_SOURCE))
+compat:
+	@test -x "$(COMPAT)" || { echo "make compat: there is no $(COMPAT): COMPAT=PROGRAM names what runs \
+	PostgreSQL's src/test/subscription against a checkout of pgsub (--checkout FOLDER)" >&2; exit 1; }
+	"$(COMPAT)" --checkout . $(ARGS)
 
 # Every change by a statement of its own; what says how sets are made is left out.
 serial: export PGSUB_SET_BASED = off
@@ -50,8 +73,9 @@ serial: tests
 bench: $(STAMP)
 	$(PY) -m benchmarks $(ARGS)
 
-# For ten minutes, or ARGS="--minutes 60".
+# For ten minutes, or ARGS="--minutes 60"; before it hostile publishers for FUZZ_MINUTES.
 soak: $(STAMP)
+	$(PY) tests/hostile.py --minutes $(FUZZ_MINUTES)
 	$(PY) tests/soak.py $(ARGS)
 
 sabotage: $(STAMP)

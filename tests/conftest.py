@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = sorted(file.stem for file in Path(__file__).parent.glob("fix_*.py"))
 
@@ -13,6 +14,10 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # A run in the background is started with SIGINT ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something of the machine, not of what is tested.
+settings.register_profile("pgsub", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pgsub")
 
 #: Folders whose files take longest: they come first, so that no worker is left alone with one of them at the end.
 _LONG = ("faults", "commands", "models", "demo", "tablesync", "spark")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import patience
 import psycopg
 import pytest
 
@@ -59,7 +60,7 @@ class Task:
         self._thread.join(seconds)
         return self.done()
 
-    def result(self, timeout: float | None = 60) -> list[Any]:
+    def result(self, timeout: float | None = patience.SECONDS) -> list[Any]:
         """Results, or its exception."""
         self._thread.join(timeout)
         assert self.done(), "the task did not end in time"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forked
+import patience
 import psycopg
 import pytest
 from forked import Started
@@ -91,7 +92,7 @@ class Writer(threading.Thread):
         """Write no more for now; the last transaction has ended when this returns."""
         self._resting.clear()
         self._running.clear()
-        assert self._resting.wait(60), "the writer cannot reach the publisher"
+        assert self._resting.wait(patience.SECONDS), "the writer cannot reach the publisher"
 
     def some(self, count: int) -> None:
         """Wait until so many more transactions were written."""
@@ -118,7 +119,7 @@ def _change(name: str) -> sql.Composable:
     ).format(table)
 
 
-def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], what: str | Callable[[], str], seconds: float = patience.SECONDS) -> None:
     """Poll until it holds, the less often the longer that takes.
 
     :param what: what is wrong if it never does, or what says so then.
@@ -223,10 +224,10 @@ class Site:
 
     def run(self, *args: str, points: Mapping[str, str] | None = None, **env: str) -> Started:
         """Start ``pgsub run``; without arguments until everything is caught up."""
-        bound = args or ("--until-caught-up", "--timeout", "60s")
+        bound = args or ("--until-caught-up", "--timeout", "2m")
         return self.start("run", self.name, *bound, points=points, **env)
 
-    def end(self, process: Started, code: int = 0, timeout: float = 100) -> None:
+    def end(self, process: Started, code: int = 0, timeout: float = patience.SECONDS) -> None:
         """Wait for a command's end and check its exit code."""
         try:
             found = process.wait(timeout)
@@ -392,7 +393,7 @@ class Child:
             },
         )
 
-    def outcome(self, timeout: float = 60) -> Any:
+    def outcome(self, timeout: float = patience.SECONDS) -> Any:
         """What the function returned, or the exception that it raised."""
         self.process.wait(timeout)
         return pickle.loads(self._files[1].read_bytes())

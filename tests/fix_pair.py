@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import patience
 import pytest
 from fix_engine import Subscriber, Task
 
@@ -92,7 +93,7 @@ class Pair(Subscriber):
 
     def until(self, query: str, *params: Any, value: Any = True, task: Task | None = None) -> None:
         """Poll the target until a query's value is the wanted one; a worker's error ends the wait."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience.SECONDS
         while (seen := self.subdb.value(query, *params)) != value:
             assert task is None or task.error is None, task.error
             assert time.monotonic() < deadline, f"{query}: still {seen!r}, not {value!r}"

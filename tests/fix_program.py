@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forked
+import patience
 import pytest
 from forked import Started
 from jsonschema import Draft202012Validator
@@ -42,7 +43,7 @@ class Cli:
         self._running: list[Started] = []
 
     def __call__(
-        self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float = 120
+        self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float = patience.SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end."""
         return forked.run(args, {**self.environment, **(env or {})}, stdin, timeout)
@@ -68,7 +69,7 @@ class Cli:
     def launcher(self, *args: str, env: dict[str, str] | None = None) -> Started:
         """Start ``pgsub run`` and wait until it holds its lock."""
         process = self.start("run", *args, env=env)
-        until(lambda: (self.state / "launcher.lock").exists() and (self.state / "launcher.lock").read_text())
+        until(lambda: (self.state / "launcher.lock").exists() and (self.state / "launcher.lock").read_text().strip())
         return process
 
     def stop(self, process: Started, number: int = signal.SIGTERM) -> int:
@@ -77,7 +78,7 @@ class Cli:
         :return: the exit code.
         """
         process.send_signal(number)
-        return process.wait(60)
+        return process.wait(patience.SECONDS)
 
     def status(self, name: str = "s") -> dict[str, Any]:
         """The subscription's object in the document of ``status``, validated."""
@@ -102,7 +103,7 @@ class Cli:
             process.wait()
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], seconds: float = patience.SECONDS) -> Any:
     """Poll until the condition gives something true; one that takes long is asked less often."""
     deadline = time.monotonic() + seconds
     while True:

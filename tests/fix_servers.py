@@ -1,7 +1,8 @@
 """Fixtures: one embedded publisher and target for each test process, fresh databases for each test.
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
-own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too.
+own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too, and
+``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import patience
 import psycopg
 import pytest
+import servers
 from psycopg import sql
 from spare import forget, keep, outside, take
 
+from pgsub.demo.binaries import find_binaries
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
 
@@ -36,9 +40,12 @@ class Database:
     :param name: its name; unique in the cluster.
     :param encoding: of the server.
     :param spare: it may be one that was used before, and may be used again (:mod:`spare`).
+    :param there: it is there already: on a standby, or after an upgrade.
     """
 
-    def __init__(self, server: Server, name: str, encoding: str = "UTF8", *, spare: bool = False) -> None:
+    def __init__(
+        self, server: Server, name: str, encoding: str = "UTF8", *, spare: bool = False, there: bool = False
+    ) -> None:
         self.server = server
         self.name = name
         self.conninfo = server.conninfo(name)
@@ -48,7 +55,7 @@ class Database:
         self._spare = spare
         taken = spare and take(server, name)
         with self._outside() as connection:
-            if not taken:
+            if not taken and not there:
                 create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
                 connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
             self._origins = _origins(connection)
@@ -79,7 +86,7 @@ class Database:
         row = self.connection.execute(query.encode(), params or None).fetchone()
         return row[0] if row else None
 
-    def wait(self, query: str, *params: Any, value: Any = True, seconds: float = 60) -> None:
+    def wait(self, query: str, *params: Any, value: Any = True, seconds: float = patience.SECONDS) -> None:
         """Poll a query until its value is the wanted one, as Cluster.pm's poll_query_until."""
         began = time.monotonic()
         while (seen := self.value(query, *params)) != value:
@@ -147,7 +154,7 @@ def _roll_back_prepared(connection: psycopg.Connection) -> None:
 
 def _drop_slots(connection: psycopg.Connection, database: str) -> None:
     query = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience.SECONDS
     while slots := connection.execute(query, (database,)).fetchall():
         assert time.monotonic() < deadline, f"slots still held: {slots}"
         for name, pid in slots:
@@ -158,9 +165,15 @@ def _drop_slots(connection: psycopg.Connection, database: str) -> None:
                 time.sleep(0.02)  # somebody connects again and again, or dropped it himself
 
 
-def _start(session: pytest.Session, side: str, **arguments: Any) -> Server:
-    """Without servers nothing here means anything: the whole run ends, in an xdist worker too."""
-    server = Server(**arguments)
+def _start(session: pytest.Session, side: str, version: str | None = None, **arguments: Any) -> Server:
+    """Without servers nothing here means anything: the whole run ends, in an xdist worker too.
+
+    :param version: major version, None for the one that this run is with.
+    """
+    version = version or os.environ.get(f"PGSUB_TEST_{side.upper()}")
+    if version is not None and version not in other_servers():
+        pytest.skip(f"PostgreSQL {version} is not tested: it is not among PGSUB_TEST_BINDIRS")
+    server = Server(binaries=other_servers()[version] if version else None, **arguments)
     try:
         server.init()
         server.start()
@@ -177,6 +190,18 @@ def other_servers() -> dict[str, Path]:
     """Program folders of the servers in ``PGSUB_TEST_BINDIRS``, by major version."""
     folders = [Path(name) for name in os.environ.get("PGSUB_TEST_BINDIRS", "").split(os.pathsep) if name]
     return {_major(folder): folder for folder in folders}
+
+
+@cache
+def embedded_version() -> str:
+    """The major version that tests use where nothing else is said."""
+    return _major(find_binaries())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nobody has to look for what was left out."""
+    if missing := set(servers.wanted()) - set(other_servers()) - {embedded_version()}:
+        terminalreporter.write_line(f"NOT TESTED: PostgreSQL {', '.join(sorted(missing))}", red=True)
 
 
 def _major(folder: Path) -> str:
@@ -216,9 +241,8 @@ def shared_servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
     def get(side: str, version: str | None) -> Server:
         if (side, version) not in running:
-            binaries = other_servers()[version] if version else None
             settings = _TARGET if side == "target" else None
-            running[side, version] = _start(request.session, side, fast=True, settings=settings, binaries=binaries)
+            running[side, version] = _start(request.session, side, version, fast=True, settings=settings)
         return running[side, version]
 
     yield get
@@ -234,9 +258,9 @@ def publisher(request: pytest.FixtureRequest, shared_servers: Servers) -> Server
 
 
 @pytest.fixture(scope="session")
-def target(shared_servers: Servers) -> Server:
+def target(request: pytest.FixtureRequest, shared_servers: Servers) -> Server:
     """The target that this test process shares; never stopped or reconfigured."""
-    return shared_servers("target", None)
+    return shared_servers("target", getattr(request, "param", None))
 
 
 @pytest.fixture

@@ -76,8 +76,20 @@ KEYS = {
     name: ALL[name] for name in ("text", "uuid", "date", "numeric", "mood", "double precision", "x.citext", "bytea")
 }
 #: The same bytes in another type, and what only the text form fits.
+_YEAR_TO_MONTH = "interval year to month"
 WIDER = {"varchar(7)": "text", "mood": "mood", '"char"': '"char"'}
 WIDER_AS_TEXT = {**WIDER, "date": "text", "bigint": "numeric", "uuid": "text", "real": "double precision"}
+
+#: Narrower types on the targets: their modifier makes other values of these, which stay different from each other.
+NARROWER = {
+    "numeric(12,4)": (("1.2345", "2.3456", "-7.0049"), "numeric(10,2)"),
+    "timestamp(5)": (("2024-01-01 00:00:00.12345", "2024-01-01 00:00:07.98765"), "timestamp(2)"),
+    "time(6)": (("01:02:03.4567", "04:05:06.5"), "time(0)"),
+    "varchar(9)": (("ab    ", "cde"), "varchar(3)"),
+    "numeric(8,3)[]": (("{1.125,NULL}", "{}", "{{2.5},{3.14}}"), "numeric(8,1)[]"),
+}
+#: As text only; a cast of the text to the type would read it otherwise than the type's input function does.
+FIELDS = {"varchar(11)": (("5", "1 03:04:05"), "interval hour"), "varchar(12)": (("3", "1-2"), _YEAR_TO_MONTH)}
 
 #: A statement that its server refuses with one of these is none; any other error is a mistake in here.
 REFUSED = (
@@ -123,6 +135,8 @@ class Column:
         """A value, or NULL."""
         if not self.values or (not self.key and chance.random() < 0.12):
             return sql.SQL("NULL")
+        if self.wide.startswith("interval "):  # on a target, too, where varchar is not assigned to it
+            return sql.SQL("{}").format(Literal(chance.choice(self.values)))
         return sql.SQL("{}::{}").format(Literal(chance.choice(self.values)), sql.SQL(self.kind))
 
 
@@ -171,15 +185,38 @@ def grow_table(schema: str, number: int, seed: int, workload: Workload) -> Table
         columns.append(Column(name, kind, ALL[kind], wide))
     if chance.random() < 0.6:
         columns.append(Column("big", "text", _big(chance), "text"))
+    slim = _grow_narrower(seed, identity, key, columns, workload)
     shape = _Shape(chance, schema, number, identity, key, columns, parted, parted and not workload.via_root)
+    shape.tells = identity != "bare" and random.Random(f"tells {seed}").random() < 0.5
     found = Table(shape.name, identity, key, columns, shape.publisher(), shape.target())
-    found.serial, found.parted, found.alike = shape.serial, parted, shape.alike
+    found.serial, found.parted, found.alike = shape.serial, parted, shape.alike and not slim
     if not parted and identity in ("default", "index", "nothing") and chance.random() < 0.2:
         # TOAST that an update left alone is lost where its row begins to match: the server's own subscriber has NULL
         found.filter, found.alike = sql.SQL("(k % 3) <> 1"), False
     if not parted and identity in ("default", "index") and not shape.serial and columns and chance.random() < 0.2:
         found.columns, found.listed = columns[:-1], True
     return found
+
+
+def _grow_narrower(seed: int, identity: str, key: list[Column], columns: list[Column], workload: Workload) -> bool:
+    """Columns that are narrower on the targets; whether one of them is read there as no cast of the text reads it.
+
+    By integers of their own: the rest of the table is what it was without them.
+    """
+    chance = random.Random(f"narrower {seed}")
+    if chance.random() < 0.3:
+        kind = chance.choice(sorted(NARROWER))
+        values, narrow = NARROWER[kind]
+        key.append(Column("K 3", kind, values, narrow, key=True))
+    if chance.random() < 0.4:
+        kind = chance.choice(sorted(NARROWER))
+        values, narrow = NARROWER[kind]
+        columns.insert(0, Column("slim", kind, values, narrow))
+    if workload.binary or identity == "bare" or chance.random() >= 0.2:
+        return False
+    kind = chance.choice(sorted(FIELDS))
+    columns.insert(0, Column("fields", kind, *FIELDS[kind]))
+    return True
 
 
 def _big(chance: random.Random) -> tuple[str, ...]:
@@ -210,6 +247,7 @@ class _Shape:
         self._always = chance.choice(["ALWAYS", "BY DEFAULT"])
         self._generated = chance.random() < 0.3
         self.alike = True
+        self.tells = False  #: a partitioned target's trigger notes in a row what was done to it
 
     def _key_names(self) -> list[Identifier]:
         return [Identifier(column.name) for column in self._key]
@@ -251,11 +289,22 @@ class _Shape:
             text += self._hash_leaves()
         elif shape in _BOUNDS and not by_index:
             text += self._leaves(_BOUNDS[shape])
+            text += self._telling() if self.tells else _SQL("").format()
         if by_index:
             text += self._target_index(names)
         elif self._identity == "bare" and chance.random() < 0.3:
             text += _SQL("CREATE INDEX ON {} (k);").format(self.name)
         return text
+
+    def _telling(self) -> Composed:
+        """A row that goes to another partition is inserted there, and not updated: a trigger sees the difference."""
+        function = Identifier(self._schema, f"{self._bare_name} tells")
+        return _SQL(
+            "ALTER TABLE {0} ADD told text; CREATE FUNCTION {1}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " NEW.told := coalesce(NEW.told, '') || left(TG_OP, 1); RETURN NEW; END $$;"
+            "CREATE TRIGGER tells BEFORE INSERT OR UPDATE ON {0} FOR EACH ROW EXECUTE FUNCTION {1}();"
+            "ALTER TABLE {0} ENABLE ALWAYS TRIGGER tells;"
+        ).format(self.name, function)
 
     def _own_columns(self) -> list[Composed]:
         chance = self._chance

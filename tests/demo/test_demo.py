@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import patience
 import psycopg
 import pytest
 from thorough import only_thorough
@@ -96,7 +97,7 @@ class Run:
 
     def assert_nothing_left(self) -> None:
         """No process and no file."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience.SECONDS
         while (self.processes() or self.folder.exists()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert self.processes() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import patience
 import pytest
 
 from pgsub.demo import schema
@@ -21,7 +22,7 @@ def sizes(pubdb, subdb):
 
 
 def _await(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience.SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

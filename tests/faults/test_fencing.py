@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from fix_engine import Subscriber
 from fix_faults import Child, Site, until
@@ -155,14 +154,16 @@ def test_a_zombie_that_wakes_up_after_a_take_over_commits_and_reports_nothing(
     tmp_path: Path,
     point: str,
 ) -> None:
-    # the slot of a process that is stopped is free again after wal_sender_timeout
-    pubdb.conninfo = psycopg.conninfo.make_conninfo(pubdb.conninfo, options="-c wal_sender_timeout=1s")
     sub = subscriber().register("log")
     add(pubdb, 1, 5)
     sub.catch_up()
     zombie = child(APPLY, sub.spec(sub.take_over()), {point: "stop"})
     add(pubdb, 6, 20)
     until(lambda: _stopped(zombie.process.pid), "the worker did not stop")
+    # as wal_sender_timeout does with the walsender of a process that is stopped
+    pubdb.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
+    )
     open_transaction = point == "apply.before_target_commit"
     assert sessions(subdb, "apply", "idle in transaction" if open_transaction else "idle") == 1
     claim = sub.take_over()

@@ -185,7 +185,7 @@ def test_a_table_whose_slot_waits_for_a_long_transaction_is_removed_at_once(site
         creating = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '_sync_' AND active"
         case.pubdb.wait(creating, value=1)
         case.pubdb.execute("ALTER PUBLICATION p DROP TABLE waits")
-        case.end(case.start("refresh", case.name, "--no-wait"), timeout=50)
+        case.end(case.start("refresh", case.name, "--no-wait"))
         assert set(tables(case)) == {"audit1"}
         assert case.pubdb.rows(_SLOTS) == [(case.name,)]
     case.wait_equal()
