@@ -834,7 +834,7 @@ GUARDS = (
     ),
     Guard(
         "what a trigger of a copied table met is no conflict of the copy",
-        "pgsub/target/conflict_indexes.py",
+        "pgsub/target/unique.py",
         (("    if table is None or (table.oid,) not in", "    if table is None or () in"),),
         ("tests/tablesync/test_tablesync_clash.py",),
     ),

@@ -277,7 +277,7 @@ class Comparison:
         if key is not None and found is not None:
             table.gone(table.key(key), found)
         table.done.tainted.discard(table.key(row))
-        table.done.put(table.key(row), Version(row), table.unique(row))
+        table.done.put(table.key(row), Version(row), table.look.fingerprints.unique(row))
 
     def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
         check_updatable(table.relation)
@@ -330,7 +330,7 @@ class Comparison:
             if one.place != own and one.place not in table.done.superseded
         ]
         own_key = None if key is None else table.key(key)
-        for name, values in table.unique(row):
+        for name, values in table.look.fingerprints.unique(row):
             other = table.done.taken.get((name, values))
             version = None if other is None or other == own_key else table.done.versions[other]
             if version is not None and version.row is not None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 
+from pgsub.target.fingerprints import Fingerprint
 from pgsub.target.look import Row, TableLook
 from pgsub.target.mapping import RelationMap
-from pgsub.target.relation import TargetColumn
-
-_NUMERIC = 1700
-
-#: Values of columns that can be compared here, whatever their types.
-Values = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -37,13 +30,13 @@ class Done:
     :ivar tainted: keys of rows that an earlier change could not bring.
     """
 
-    versions: dict[Values, Version] = field(default_factory=dict)
-    taken: dict[tuple[str, Values], Values] = field(default_factory=dict)
+    versions: dict[Fingerprint, Version] = field(default_factory=dict)
+    taken: dict[tuple[str, Fingerprint], Fingerprint] = field(default_factory=dict)
     superseded: set[str] = field(default_factory=set)
-    tainted: set[Values] = field(default_factory=set)
+    tainted: set[Fingerprint] = field(default_factory=set)
     emptied: bool = False
 
-    def put(self, key: Values, version: Version, unique: list[tuple[str, Values]]) -> None:
+    def put(self, key: Fingerprint, version: Version, unique: list[tuple[str, Fingerprint]]) -> None:
         """A row has been written, or is gone."""
         self.versions[key] = version
         for one in unique:
@@ -66,37 +59,13 @@ class Table:
         names = [self.relation.columns[i].name for i in self.relation.lookup]
         return [*names, *(c.name for c in self.relation.local_only)]
 
-    def key(self, row: Row, columns: Sequence[str] | None = None) -> Values:
-        """Values that can be compared here."""
-        target = self.relation.target
-        names = self.key_columns if columns is None else columns
-        return tuple(_comparable(target.column(name), row.get(name)) for name in names)
+    def key(self, row: Row) -> Fingerprint:
+        """What two rows have in common where their keys are equal."""
+        return self.look.fingerprints.of(row, self.key_columns)
 
-    def unique(self, row: Row) -> list[tuple[str, Values]]:
-        """What no other row may have, by unique index; of indexes on expressions only the target knows."""
-        found = []
-        for index in self.look.indexes:
-            values = self.key(row, index.columns)
-            if index.plain and (None not in values or index.nulls_not_distinct):
-                found.append((index.name, values))
-        return found
-
-    def gone(self, key: Values, found: Version) -> None:
+    def gone(self, key: Fingerprint, found: Version) -> None:
         """The row that was found is not there any more."""
         assert found.row is not None
         if found.place is not None:
             self.done.superseded.add(found.place)
-        self.done.put(key, Version(None), self.unique(found.row))
-
-
-def _comparable(column: TargetColumn | None, value: str | None) -> object:
-    """A value whose equality is the type's, as far as its text can tell."""
-    if column is None or value is None:
-        return value
-    if column.type_oid == _NUMERIC:
-        try:
-            number = Decimal(value)
-        except InvalidOperation:
-            return value
-        return number if number.is_finite() else value
-    return value.lower() if column.type_name.endswith("citext") else value
+        self.done.put(key, Version(None), self.look.fingerprints.unique(found.row))

@@ -23,8 +23,8 @@ from pgsub.publisher.snapshot import use_snapshot
 from pgsub.subscription import Subscription
 from pgsub.tablesync import resolving_copy
 from pgsub.tablesync.resolving_copy import Described
-from pgsub.target import conflict_indexes, hits
 from pgsub.target import connect as target
+from pgsub.target import hits, unique
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim
 from pgsub.target.owner import must_use_password
@@ -73,7 +73,7 @@ class _Look:
         """In full if that can be had."""
         diag = self._diag
         place = (diag.schema_name or "", diag.table_name or "")
-        keys = conflict_indexes.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
+        keys = unique.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
         told = conflict_record.copied_over(self._rows_of.relation, diag)

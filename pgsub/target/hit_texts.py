@@ -6,13 +6,13 @@ ExecCheckIndexConstraints (execIndexing.c) as FindConflictTuple (execReplication
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from psycopg import sql
 
-from pgsub.target.conflict_indexes import ConflictIndex
 from pgsub.target.relation import TargetColumn, TargetRelation
 from pgsub.target.statements import shown
+from pgsub.target.unique import UniqueIndex
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
@@ -51,29 +51,26 @@ class Texts:
             shown(self._columns, "pgsub_remote"), self._remote
         )
 
-    def hit(self, index: ConflictIndex) -> sql.Composed:
+    def hit(self, index: UniqueIndex) -> sql.Composed:
         """The row that has the key of an index already."""
         return sql.SQL(
             "SELECT pgsub_local.pgsub_xmin, {same}, {keys}, {values}, pgsub_local.pgsub_ctid"
-            " FROM (SELECT {alias}.*, {expressions}, ({predicate}) AS pgsub_in FROM ({remote}) AS {alias})"
+            " FROM (SELECT {alias}.*, {expressions}, {predicate} AS pgsub_in FROM ({remote}) AS {alias})"
             " AS pgsub_remote CROSS JOIN LATERAL ("
             "SELECT {alias}.*, xmin AS pgsub_xmin, ctid AS pgsub_ctid, {expressions} FROM ONLY {table}"
-            " WHERE {condition} AND ({predicate})"
+            " WHERE {condition} AND {predicate}"
             " AND (tableoid, ctid) IS DISTINCT FROM (pgsub_remote.pgsub_tableoid, pgsub_remote.pgsub_ctid)"
             " LIMIT 1) AS pgsub_local WHERE pgsub_remote.pgsub_in"
         ).format(
             same=self._same(),
-            keys=_listed(sql.Identifier("pgsub_local", f"pgsub_key{n}") for n in range(len(index.keys))),
+            keys=sql.SQL(", ").join(sql.Identifier("pgsub_local", f"pgsub_key{n}") for n in range(len(index.keys))),
             values=shown(self._columns, "pgsub_local"),
             alias=sql.Identifier(self._table.name),
-            expressions=_listed(
-                sql.SQL("{} AS {}").format(sql.SQL(text), sql.Identifier(f"pgsub_key{n}"))
-                for n, text in enumerate(index.keys)
-            ),
-            predicate=sql.SQL(index.predicate or "true"),
+            expressions=index.named_keys(),
+            predicate=index.where,
             remote=self._remote,
             table=sql.Identifier(self._table.schema, self._table.name),
-            condition=sql.SQL(" AND ").join(_equal(index, n) for n in range(len(index.keys))),
+            condition=index.equal("pgsub_remote"),
         )
 
     def _same(self) -> sql.Composed:
@@ -84,20 +81,3 @@ class Texts:
             for name in self._sent
         ]
         return sql.Composed([sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")])
-
-
-def _equal(index: ConflictIndex, n: int) -> sql.Composed:
-    """One column of a key: local and remote value are one for the index."""
-    collation = index.collations[n]
-    collate = sql.SQL(f" COLLATE {collation}" if collation else "")
-    local = sql.SQL("({}){}").format(sql.SQL(index.keys[n]), collate)
-    remote = sql.SQL("{}{}").format(sql.Identifier("pgsub_remote", f"pgsub_key{n}"), collate)
-    # an operator's name cannot be quoted; the catalog query quoted its schema
-    equal = sql.SQL("{} OPERATOR({}) {}").format(local, sql.SQL(index.operators[n]), remote)
-    if not index.nulls_equal:
-        return equal
-    return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(equal, local, remote)
-
-
-def _listed(parts: Iterator[sql.Composable]) -> sql.Composed:
-    return sql.SQL(", ").join(list(parts))

@@ -15,11 +15,11 @@ from typing import Any
 import psycopg
 from psycopg import pq, sql
 
-from pgsub.target import conflict_indexes, roles
-from pgsub.target.conflict_indexes import ConflictIndex
+from pgsub.target import roles, unique
 from pgsub.target.hit_texts import Texts, completed
 from pgsub.target.relation import TargetRelation, describe
 from pgsub.target.statements import Statement
+from pgsub.target.unique import UniqueIndex
 
 #: Milliseconds that the look may take.
 TIMEOUT = 5000
@@ -111,7 +111,7 @@ class TableSearch:
     def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
         self._connection = connection
         self.table = table
-        self._indexes = conflict_indexes.of_table(connection, table.oid)
+        self._indexes = unique.immediate(connection, table.oid)
         self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
         tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
         self._tracked = tracked == (True,)
@@ -176,7 +176,7 @@ class _Look:
         table: TargetRelation,
         change: Statement,
         texts: Texts,
-        indexes: Sequence[ConflictIndex],
+        indexes: Sequence[UniqueIndex],
     ) -> None:
         self._connection = connection
         self._table = table
@@ -201,7 +201,7 @@ class _Look:
             if found is not None:
                 yield self._hit(index, found)
 
-    def _hit(self, index: ConflictIndex, found: Sequence[str | None]) -> Hit:
+    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> Hit:
         width = len(index.keys)
         key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
         key = f"({', '.join(index.keys)})=({key_values})"

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target import modifier, roles
+from pgsub.target.fingerprints import Fingerprints
 from pgsub.target.relation import TargetColumn, TargetRelation
 from pgsub.target.statements import equality, only
 from pgsub.target.unique import INDEXES, UniqueIndex
@@ -117,6 +118,7 @@ class TableLook:
     :param looker: how it is asked.
 
     :ivar indexes: its unique indexes.
+    :ivar fingerprints: compares rows by them, and by keys.
     :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
     """
 
@@ -124,7 +126,7 @@ class TableLook:
         self._looker = looker
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
-        self.indexes = [UniqueIndex.of(row) for row in looker.catalog(INDEXES, target.oid)]
+        self.indexes = [UniqueIndex(*row) for row in looker.catalog(INDEXES, target.oid)]
         self._checks = [
             (f'new row for relation "{target.name}" violates check constraint "{name}"', text)
             for name, text in looker.catalog(_CHECKS, target.oid)
@@ -133,6 +135,7 @@ class TableLook:
         self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
+        self.fingerprints = Fingerprints(target, self.indexes, self._ask, self._as_row)
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
         self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
@@ -189,9 +192,12 @@ class TableLook:
         return [(self.indexes[one[0]], self._found(one[1:])) for one in found]
 
     def _taken(self, number: int, index: UniqueIndex, columns: Sequence[TargetColumn]) -> sql.Composed:
-        return sql.SQL("(SELECT {}, {} FROM {} t, {} wanted WHERE {} LIMIT 1)").format(
-            sql.Literal(number), self._selected, self._from, index.wanted(self._as_row(columns)), index.same()
-        )
+        return sql.SQL(
+            "(SELECT {}, {} FROM {} t, (SELECT {} FROM {} WHERE {}) AS pgsub_wanted WHERE {} AND {} LIMIT 1)"
+        ).format(
+            sql.Literal(number), self._selected, self._from,
+            index.named_keys(), self._as_row(columns), index.where, index.equal("pgsub_wanted"), index.where,
+        )  # fmt: skip
 
     def violated(self, row: Row) -> str | None:
         """Why a whole new row is refused, in the server's words; None where it fits.
@@ -242,9 +248,11 @@ class TableLook:
         positions = {c.name: i for i, c in enumerate(columns)}
         casts = [
             sql.SQL("{} AS {}").format(
-                _value(c, positions[c.name])
-                if c.name in positions
-                else sql.SQL("CAST(NULL AS {})").format(sql.SQL(c.full_type)),
+                c.collated(
+                    _value(c, positions[c.name])
+                    if c.name in positions
+                    else sql.SQL("CAST(NULL AS {})").format(sql.SQL(c.full_type))
+                ),
                 sql.Identifier(c.name),
             )
             for c in self._target.columns

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import dict_row
 
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
@@ -111,7 +112,11 @@ SELECT a.attrelid::bigint, a.attname::text, a.atttypid::bigint, pg_catalog.forma
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
        pg_catalog.format_type(a.atttypid, -1), k.typarray::bigint, k.from_text, a.atttypmod = -1 OR k.fits,
        NOT EXISTS (SELECT FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic),
-       pg_catalog.quote_ident(a.attname)
+       pg_catalog.quote_ident(a.attname),
+       CASE WHEN a.attcollation NOT IN (0, 100) THEN (
+            SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+              FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+             WHERE l.oid = a.attcollation) END
   FROM live a JOIN kind k ON k.atttypid = a.atttypid
  ORDER BY a.attrelid, a.attnum
 """
@@ -208,6 +213,11 @@ class TargetColumn:
     fits: bool = True  #: an assignment checks what the modifier demands
     deterministic: bool = True  #: equal values have equal bytes, as far as the collation is concerned
     quoted: str = ""  #: its name as SQL, as messages of the server have it
+    collation: str | None = None  #: as SQL, where it is not the database's
+
+    def collated(self, value: sql.Composable) -> sql.Composed:
+        """A value that constraints and indexes compare as they compare the column's."""
+        return sql.Composed([value, sql.SQL(f" COLLATE {self.collation}" if self.collation else "")])
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,9 +263,11 @@ def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, i
         if column.name in sent:
             # the catalog query wrote the type as SQL
             value = build.value(relation, "n", sent[column.name], kinds)
-            shown.append(sql.SQL("{}::{} AS {}").format(value, sql.SQL(column.full_type), name))
+            cast = column.collated(sql.SQL("{}::{}").format(value, sql.SQL(column.full_type)))
+            shown.append(sql.SQL("{} AS {}").format(cast, name))
         elif inserts:
-            shown.append(sql.SQL("NULL::{} AS {}").format(sql.SQL(column.full_type), name))
+            cast = column.collated(sql.SQL("NULL::{}").format(sql.SQL(column.full_type)))
+            shown.append(sql.SQL("{} AS {}").format(cast, name))
         else:
             shown.append(sql.SQL("{0} AS {0}").format(name))
     if inserts:

@@ -1,86 +1,129 @@
-"""Unique indexes of a target table, and how SQL says that a row has one's key already."""
+"""Unique indexes of a target table as SQL of the catalog: what they are of, and which rows are equal in them.
+
+Mirrors InitConflictIndexes (conflict.c), for what only looks as for what applies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+import psycopg
 from psycopg import sql
 
-#: Of one table by its oid: rows for :meth:`UniqueIndex.of`.
+from pgsub.target.relation import describe
+
+#: Of one table by its oid, in the order in which the server looks into them: fields of :class:`UniqueIndex`. What they
+#: depend on is told by pg_depend for expressions and predicates, by indkey for columns. One that is not valid refuses
+#: rows too, as soon as it is ready.
 INDEXES = """
-SELECT c.relname::text, i.indimmediate, coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false),
-       pg_catalog.pg_get_expr(i.indpred, i.indrelid),
-       ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid, k, false)
-               FROM pg_catalog.generate_series(1, i.indnkeyatts) k ORDER BY k),
+SELECT c.relname::text, x.indimmediate,
+       ARRAY(SELECT pg_catalog.pg_get_indexdef(x.indexrelid, k, true)
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k ORDER BY k),
        ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || o.oprname
-               FROM pg_catalog.unnest(i.indclass::oid[]) WITH ORDINALITY AS u (opclass, k)
-               JOIN pg_catalog.pg_opclass p ON p.oid = u.opclass
-               JOIN pg_catalog.pg_amop m ON m.amopfamily = p.opcfamily AND m.amopstrategy = 3
-                AND m.amoplefttype = p.opcintype AND m.amoprighttype = p.opcintype
-               JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr
-               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY u.k),
-       ARRAY(SELECT a.attname::text FROM pg_catalog.unnest(i.indkey::smallint[]) WITH ORDINALITY AS u (attnum, k)
-               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = u.attnum
-              WHERE u.k <= i.indnkeyatts ORDER BY u.k)
-  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+               JOIN pg_catalog.pg_opclass p ON p.oid = x.indclass[k - 1]
+               JOIN pg_catalog.pg_amop a ON a.amopfamily = p.opcfamily AND a.amoplefttype = p.opcintype
+                AND a.amoprighttype = p.opcintype AND a.amopstrategy = 3
+               JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
+               JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace ORDER BY k),
+       ARRAY(SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+               FROM pg_catalog.generate_series(1, x.indnkeyatts::int) k
+               LEFT JOIN pg_catalog.pg_collation l ON l.oid = x.indcollation[k - 1]
+               LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace ORDER BY k),
+       pg_catalog.pg_get_expr(x.indpred, x.indrelid),
+       coalesce((pg_catalog.to_jsonb(x) ->> 'indnullsnotdistinct')::bool, false),
+       ARRAY(SELECT t.attname::text FROM pg_catalog.pg_attribute t WHERE t.attrelid = x.indrelid
+                AND (t.attnum = ANY (x.indkey::smallint[]) OR EXISTS (
+                    SELECT FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_class'::regclass
+                       AND d.objid = x.indexrelid AND d.refclassid = d.classid AND d.refobjid = x.indrelid
+                       AND d.refobjsubid = t.attnum)))
+  FROM pg_catalog.pg_index x
+  JOIN pg_catalog.pg_class c ON c.oid = x.indexrelid
   JOIN pg_catalog.pg_am m ON m.oid = c.relam AND m.amname = 'btree'
- WHERE i.indrelid = %s::oid AND i.indisunique AND i.indisvalid ORDER BY NOT i.indisprimary, c.relname
+ WHERE x.indrelid = %s::oid AND x.indisunique AND x.indisready AND NOT x.indisexclusion
+ ORDER BY x.indexrelid
 """
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A unique index of a target table.
+    """A unique B-tree index.
 
-    :ivar keys: its key columns and expressions as SQL; ``operators`` the equality of each.
-    :ivar columns: names of its key columns, fewer than ``keys`` where there are expressions.
+    :ivar immediate: checked at once, not at the end of the transaction.
+    :ivar keys: columns and expressions.
+    :ivar operators: of each the equality, with its schema; ``collations`` what it compares by.
+    :ivar columns: all that keys and predicate depend on.
     """
 
     name: str
     immediate: bool
-    nulls_not_distinct: bool
+    keys: list[str]
+    operators: list[str]
+    collations: list[str | None]
     predicate: str | None
-    keys: tuple[str, ...]
-    operators: tuple[str, ...]
-    columns: tuple[str, ...]
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> UniqueIndex:
-        """From a row of :data:`INDEXES`."""
-        name, immediate, nulls, predicate, keys, operators, columns = row
-        return cls(name, immediate, nulls, predicate, tuple(keys), tuple(operators), tuple(columns))
+    nulls_equal: bool
+    columns: list[str]
 
     @property
-    def plain(self) -> bool:
-        """Whether the values of columns alone say what is equal."""
-        return self.predicate is None and len(self.columns) == len(self.keys)
+    def where(self) -> sql.SQL:
+        """Which rows of the table are in it."""
+        return sql.SQL(f"({self.predicate or 'true'})")
 
-    def wanted(self, row: sql.Composed) -> sql.Composed:
-        """The key of a row, as a subquery; empty where the index leaves the row out.
+    def named_keys(self) -> sql.Composed:
+        """Its keys of a row of the table, named for :meth:`equal`."""
+        names = [sql.Identifier(f"pgsub_key{n}") for n in range(len(self.keys))]
+        return _listed(sql.SQL("({}) AS {}").format(sql.SQL(k), name) for k, name in zip(self.keys, names, strict=True))
 
-        :param row: a subquery with the columns of the table.
+    def equal(self, other: str) -> sql.Composed:
+        """Whether a row of the table has the key that a subquery with :meth:`named_keys` has.
+
+        :param other: alias of the subquery.
         """
-        keys = [sql.SQL("({}) AS {}").format(sql.SQL(k), _key(i)) for i, k in enumerate(self.keys)]
-        return sql.SQL("(SELECT {} FROM {}{})").format(sql.SQL(", ").join(keys), row, self._predicate(" WHERE"))
+        return sql.SQL(" AND ").join(self._equal(n, other) for n in range(len(self.keys)))
 
-    def same(self) -> sql.Composed:
-        """Whether a row of the table has the key that ``wanted`` has."""
-        equal = sql.SQL(" AND ").join(self._equal(i) for i in range(len(self.keys)))
-        return sql.Composed([equal, self._predicate(" AND")])
+    def _equal(self, n: int, other: str) -> sql.Composed:
+        mine, theirs = self._collated(n, sql.SQL(f"({self.keys[n]})")), sql.Identifier(other, f"pgsub_key{n}")
+        # an operator's name cannot be quoted; the catalog query quoted its schema
+        equal = sql.SQL("{} OPERATOR({}) {}").format(mine, sql.SQL(self.operators[n]), self._collated(n, theirs))
+        if not self.nulls_equal:
+            return equal
+        return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(equal, mine, theirs)
 
-    def _predicate(self, word: str) -> sql.Composed:
-        return sql.Composed([sql.SQL(f"{word} ({self.predicate})" if self.predicate else "")])
+    def fingerprint(self, equal_values: str) -> sql.Composed:
+        """A text that is the same for two rows of the table where they cannot both be there; else NULL, or another.
 
-    def _equal(self, number: int) -> sql.Composed:
-        equal = sql.SQL(f"OPERATOR({self.operators[number]})")
-        key, wanted = sql.SQL(f"({self.keys[number]})"), sql.Identifier("wanted", f"pgsub_key_{number}")
-        same = sql.SQL("{} {} {}").format(key, equal, wanted)
-        if not self.nulls_not_distinct:
-            return same
-        return sql.SQL("({} OR {} IS NULL AND {} IS NULL)").format(same, key, wanted)
+        :param equal_values: makes a text of a row value, a format with ``{}``.
+        """
+        keys = [sql.SQL(f"({key})") for key in self.keys]
+        collated = _listed(self._collated(n, key) for n, key in enumerate(keys))
+        nulls = sql.SQL("true") if self.nulls_equal else sql.SQL("pg_catalog.num_nulls({}) = 0").format(_listed(keys))
+        values = sql.SQL(equal_values).format(sql.SQL("ROW({})").format(collated))
+        return sql.SQL("CASE WHEN {} AND {} THEN {} END").format(self.where, nulls, values)
+
+    def _collated(self, n: int, value: sql.Composable) -> sql.Composed:
+        collation = self.collations[n]
+        return sql.Composed([value, sql.SQL(f" COLLATE {collation}" if collation else "")])
 
 
-def _key(number: int) -> sql.Identifier:
-    return sql.Identifier(f"pgsub_key_{number}")
+def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)
+
+
+def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
+    """Those of a table that stop a row at once, in the order in which the server looks into them."""
+    found = [UniqueIndex(*row) for row in connection.execute(INDEXES.encode(), (oid,))]
+    return [index for index in found if index.immediate]
+
+
+def keys_of(connection: psycopg.Connection, oid: int, schema: str, name: str, index: str) -> list[str] | None:
+    """What a unique index is of: columns and expressions as SQL.
+
+    :param oid: of a table; with ``schema`` and ``name`` that one itself or a partition of it.
+    :return: None where there is no such index, or it does not stop a row at once.
+    """
+    table = describe(connection, schema, name)
+    family = "SELECT relid::oid FROM pg_catalog.pg_partition_tree(%s::oid) UNION SELECT %s::oid"
+    if table is None or (table.oid,) not in connection.execute(family, (oid, oid)).fetchall():
+        return None
+    return next((one.keys for one in immediate(connection, table.oid) if one.name == index), None)
