@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import site
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from pgsub.spark.java import Java, write_atomically
 
 _HEAP = "512m"
 _LOG_LIMIT = 10 * 2**20
+_SOCKET_FOLDER = 103 - 42
 
 #: The appender writes to standard error, which is the log file.
 _LOG4J = """rootLogger.level = warn
@@ -116,6 +118,45 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
+    for link in run.glob("sockets.*"):
+        try:
+            os.kill(int(link.suffix[1:]), 0)
+        except (OSError, ValueError):
+            remove_sockets(link)
+
+
+def make_socket_folder(run: Path) -> Path | None:
+    """Make a folder that no other user can enter, for the sockets between the JVM and its python processes.
+
+    An address of a socket has 103 bytes on every system, of which Spark's own name for it takes 42.
+
+    :param run: private folder; where its path is too long, the folder is among temporary files, with a link to it here.
+    :return: None where no folder has a path that is short enough.
+    """
+    folder = (run / "spark").absolute()
+    if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+    folder = Path(tempfile.mkdtemp(prefix="pgsub-"))
+    link = socket_link(run)
+    remove_sockets(link)
+    link.symlink_to(folder)
+    if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
+        return folder
+    remove_sockets(link)
+    return None
+
+
+def socket_link(run: Path) -> Path:
+    """The link to the folder that this process made outside the private one."""
+    return run / f"sockets.{os.getpid()}"
+
+
+def remove_sockets(link: Path) -> None:
+    """Remove a link, if it is there, and the folder that it names."""
+    with suppress(OSError):
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+        link.unlink()
 
 
 def _environment(

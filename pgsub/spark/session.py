@@ -130,7 +130,10 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
     master = conf.get("spark.master", "")
     settings.check_local_slots(master, conf.get("spark.task.cpus", "1"), workers)
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
-    for name, value in settings.defaults(master, state_dir / "run", own_spark).items():
+    own = settings.defaults(master, state_dir / "run", own_spark)
+    if settings.is_local(master) and (folder := gateway.make_socket_folder(state_dir / "run")) is not None:
+        own |= settings.private_sockets(folder)
+    for name, value in own.items():
         conf.setIfMissing(name, value)
     if jvm.proc is not None:  # spark-submit sets these two where the user did not
         for name, value in (("spark.ui.showConsoleProgress", "false"), ("spark.app.name", "pgsub")):
@@ -205,6 +208,7 @@ def close_context(context: SparkContext, patience: float = 20, train: bool = Tru
         gateway.forget()  # kills a JVM that is still there
         started = _started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
+        gateway.remove_sockets(gateway.socket_link(started.pid_file.parent))
         if train and process.returncode == 0:
             archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
 

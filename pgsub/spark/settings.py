@@ -106,6 +106,15 @@ def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
     return chosen
 
 
+def private_sockets(folder: Path) -> dict[str, str]:
+    """Settings that keep other users of this machine from the python daemon, which forks for everybody who connects.
+
+    :param folder: private, and with a path that is short enough for the address of a socket.
+    """
+    name = "spark.python.unix.domain.socket"
+    return {f"{name}.enabled": "true", f"{name}.dir": str(folder)}
+
+
 def local_slots(master: str) -> int | None:
     """How many tasks a local master runs at once; None for a cluster.
 

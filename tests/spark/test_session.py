@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -75,6 +79,57 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert not alive(context)
     assert not (state_dir / "run" / "jvm.pid").exists()
     assert list((state_dir / "run" / "spark").iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [10, 120])
+def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkeypatch):
+    state = Path(tempfile.mkdtemp(prefix="p")) / ("s" * length)  # the path of a test's own folder is a long one
+    state.mkdir(mode=0o700)
+    state.parent.chmod(0o755)
+    context = open_context(None, 2, state)
+    try:
+        assert Submitter(context).submit("double", tasks.double, [21]).result(60) == [42]
+        jvm = int((state / "run" / "jvm.pid").read_text())
+        daemon = next(pid for pid in _children(jvm) if b"pgsub.spark.daemon" in _proc(pid, "cmdline"))
+        before = _children(daemon)
+        folder = Path(context.getConf().get("spark.python.unix.domain.socket.dir"))
+        sockets = [path for path in folder.iterdir() if path.is_socket()]
+        assert sockets and _mode(folder) == 0o700 and folder.owner() == state.owner()
+        assert not {*_ports(daemon), *(port for pid in before for port in _ports(pid))}
+        for _ in range(5 if os.geteuid() == 0 else 0):
+            assert [_refused_to_nobody(path) for path in sockets] == [errno.EACCES] * len(sockets)
+        assert _children(daemon) == before
+    finally:
+        close_context(context)
+        shutil.rmtree(state.parent)
+    assert not folder.exists()
+
+
+def _proc(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def _children(pid: int) -> set[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return {int(line.split()[0]) for line in listed.splitlines() if int(line.split()[1]) == pid}
+
+
+def _ports(pid: int) -> set[str]:
+    """TCP ports at which a process listens."""
+    held = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in _proc(pid, f"net/{name}").decode().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+
+
+def _refused_to_nobody(path: Path) -> int:
+    """The errno with which another user is refused; 0 if it is not."""
+    child = os.fork()  # that user need not be able to run this interpreter
+    if child == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        os._exit(socket.socket(socket.AF_UNIX).connect_ex(str(path)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_whatever_the_user_set_wins_wherever_he_set_it(opened, tmp_path, monkeypatch):
