@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NewType
 
-_LIKE_A_FIELD = re.compile(r"\n(?=[A-Z]+: )")
+_LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Z0-9]*: |pgsub: )")
+
+#: A record of the log as :func:`said` makes it: a line with the message, and lines with its fields.
+Said = NewType("Said", str)
 
 
 class Directive(enum.Enum):
@@ -57,8 +60,11 @@ class PgsubError(Exception):
 
     def lines(self) -> list[str]:
         """DETAIL, CONTEXT, HINT lines in the server's form."""
-        parts = (("DETAIL", self.detail), ("CONTEXT", self.context), ("HINT", self.hint))
-        return [field(name, text) for name, text in parts if text]
+        return _fields(self.detail, self.context, self.hint)
+
+    def said(self) -> Said:
+        """The error as a record of the log."""
+        return said(self.message, detail=self.detail, context=self.context, hint=self.hint)
 
 
 def field(name: str, text: str) -> str:
@@ -67,6 +73,19 @@ def field(name: str, text: str) -> str:
     :param text: may hold names and values that others chose.
     """
     return f"{name}:  {_LIKE_A_FIELD.sub(chr(10) + chr(9), text)}"
+
+
+def said(message: str, *, detail: str | None = None, context: str | None = None, hint: str | None = None) -> Said:
+    """Put a record of the log together: the message in one line, then its fields.
+
+    :param message: may, as what follows, hold names and values that others chose: they begin no line of their own.
+    """
+    return Said("\n".join([one_line(message), *_fields(detail, context, hint)]))
+
+
+def _fields(detail: str | None, context: str | None, hint: str | None) -> list[str]:
+    parts = (("DETAIL", detail), ("CONTEXT", context), ("HINT", hint))
+    return [field(name, text) for name, text in parts if text]
 
 
 def one_line(text: str) -> str:

@@ -22,7 +22,7 @@ from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.counted import counted
-from pgsub.errors import StreamsMustRestart
+from pgsub.errors import Said, StreamsMustRestart, said
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target import skip as skips
 from pgsub.target.pipeline import StatementFailed
@@ -44,7 +44,7 @@ class Consumed:
 
     skip: Skip
     left: Skip | None
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[tuple[str, Said], ...]
     done: int = 0
 
     @classmethod
@@ -152,8 +152,8 @@ class LedgerCommit:
             then = f"{more} more will be." if more else "Its rule is used up."
             verb = "was" if count == 1 else "were"
             text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
-            detail = f"DETAIL:  What was skipped is in pgsub.skipped_change. {then}"
-            body = {"kind": "log", "level": "LOG", "text": f"{text}\n{detail}"}
+            told = said(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
+            body = {"kind": "log", "level": "LOG", "text": told}
             query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
             self._connection.execute(query, (self._subid, Jsonb(body)))
 

@@ -24,7 +24,7 @@ from pgsub.apply.revival import Revival
 from pgsub.apply.start import target_session
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
-from pgsub.errors import ApplyError, PgsubError, StateForbids
+from pgsub.errors import ApplyError, PgsubError, StateForbids, said
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
@@ -180,7 +180,8 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     connection, lsn = session.connection, format_lsn(order.finish_lsn)
     count = len(order.kept.ids)
     text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
-    bodies = ({"kind": "log", "level": "LOG", "text": text}, {"kind": "replayed", "finish_lsn": lsn, **order.told})
+    told = {"kind": "log", "level": "LOG", "text": said(text)}
+    bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
     with connection.cursor() as cursor:
         rows = [(sub.subid, Jsonb(body)) for body in bodies]
         cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

@@ -13,7 +13,7 @@ import contextlib
 import psycopg
 from psycopg.types.json import Jsonb
 
-from pgsub.errors import ApplyError
+from pgsub.errors import ApplyError, said
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.connect import scalar
@@ -43,7 +43,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
         text = (
             f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
         )
-        body = {"kind": "log", "level": "LOG", "text": f"{text}\nDETAIL:  It had stopped apply: {error.message}"}
+        body = {"kind": "log", "level": "LOG", "text": said(text, detail=f"It had stopped apply: {error.message}")}
         session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, Jsonb(body)))
     return True
 

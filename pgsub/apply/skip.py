@@ -18,6 +18,7 @@ from pgsub.apply.salvage import Salvage
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.counted import counted
+from pgsub.errors import Said, said
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation, TypeName
@@ -82,17 +83,19 @@ class Skipping:
         left = skip.without([*missed, finish_lsn])
         return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
 
-    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, str], ...]:
+    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, Said], ...]:
         lsn = format_lsn(finish_lsn)
         what = "whole" if rows == WHOLE else "its conflicting rows"
         kept = counted(left.count, "change", ("was", "were"))
         cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
         return (
-            ("LOG", f"logical replication starts skipping transaction at LSN {lsn}"),
+            ("LOG", said(f"logical replication starts skipping transaction at LSN {lsn}")),
             (
                 "LOG",
-                f"logical replication completed skipping transaction at LSN {lsn}\n"
-                f"DETAIL:  Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
+                said(
+                    f"logical replication completed skipping transaction at LSN {lsn}",
+                    detail=f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
+                ),
             ),
         )
 

@@ -19,7 +19,7 @@ from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool, limit
 from pgsub.apply.standby import StandbyNames, named
 from pgsub.apply.streams import Streams, TargetSession
-from pgsub.errors import PublisherUnavailable
+from pgsub.errors import PublisherUnavailable, said
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
@@ -142,9 +142,10 @@ def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
 
 def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
     """For the log: ``status`` shows it as long as it lasts."""
-    text = (
-        f'no replication origin is free on the target for subscription "{sub.name}"\nDETAIL:  What it writes looks as'
-        f" if it were written locally. Nobody is known to ask, and apply goes on.\nHINT:  {origins.SHORT_HINT}"
+    text = said(
+        f'no replication origin is free on the target for subscription "{sub.name}"',
+        detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
+        hint=origins.SHORT_HINT,
     )
     body = Jsonb({"kind": "log", "level": "WARNING", "text": text})
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))

@@ -224,7 +224,7 @@ def _where(local: dict[str, Any]) -> str:
     if local["key"]:
         text += f", key {local['key']}"
     if local["row"] is None:
-        return console.printable(text + ": the row is not there any more, or was the transaction's own")
+        return console.line(text + ": the row is not there any more, or was the transaction's own")
     if local["commit_ts"]:
         by = {None: "locally", "": "by an origin that does not exist any more"}.get(
             local["origin"], f'by origin "{local["origin"]}"'
@@ -232,7 +232,7 @@ def _where(local: dict[str, Any]) -> str:
         text += f": written {by} in transaction {local['xid']} at {local['commit_ts']}"
     else:
         text += f": written in transaction {local['xid']}"
-    return console.printable(text + (", identical" if local["identical"] else ""))
+    return console.line(text + (", identical" if local["identical"] else ""))
 
 
 def _value(value: object) -> str:

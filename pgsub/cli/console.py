@@ -22,6 +22,16 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
 
 
+def line(text: str) -> str:
+    """One line of output, whatever line breaks and control characters are in the names and values that it holds."""
+    return printable(one_line(text))
+
+
+def escaped(document: str) -> str:
+    """JSON that means the same, with everything written out that a terminal might obey."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
+
+
 def redacted(text: str) -> str:
     """The text without passwords of conninfos and URIs, for words of the command line that land in an error."""
     return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
@@ -52,12 +62,12 @@ def warning(message: str, detail: str | None = None, hint: str | None = None) ->
 def notice(message: str, hint: str | None = None) -> None:
     """Show ``NOTICE:  …``, then HINT."""
     if current.verbosity >= 0:
-        fields = [f"NOTICE:  {message}", *([f"HINT:  {hint}"] if hint else [])]
+        fields = [f"NOTICE:  {one_line(message)}", *([field("HINT", hint)] if hint else [])]
         say("\n".join(map(_field, fields)))
 
 
 def _first(kind: str, message: str) -> str:
-    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{printable(one_line(message))}"
+    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{line(message)}"
 
 
 def _field(line: str) -> str:

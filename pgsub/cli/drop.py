@@ -78,7 +78,7 @@ def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> 
     if found is None:
         return  # the command says so
     fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
-    console.say(f"This drops subscription {console.printable(name)}; its replication slot on the publisher {fate}.")
+    console.say(f"This drops subscription {console.line(name)}; its replication slot on the publisher {fate}.")
     if kept:
         console.say(f"{counted(kept, 'kept change', ('was', 'were'))} never applied to held tables and would be lost.")
     if typer.prompt("Type the name of the subscription to go on", err=True) != name:

@@ -90,7 +90,7 @@ def _ask(found: Survey) -> None:
     from pgsub.commands.origin_advance import document
 
     for line in _sentences(document(found)):
-        console.say(console.printable(line))
+        console.say(console.line(line))
     if not typer.confirm("Go on behind it?", default=False, err=True):
         raise PgsubError("canceled", detail="Nothing was changed.")
 
@@ -101,7 +101,7 @@ def _print(found: dict[str, Any]) -> None:
         rows = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
         emit(render.rows(columns, rows) + "\n")
     for line in _sentences(found):
-        emit(line)
+        emit(console.line(line))
 
 
 def _sentences(found: dict[str, Any]) -> list[str]:

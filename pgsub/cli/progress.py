@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 from pgsub.cli import console
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
-from pgsub.errors import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -185,7 +184,7 @@ class Bars:
 
     def _draw(self, key: tuple[str, str], row: TableProgress) -> None:
         if key not in self._tasks:
-            name = console.printable(one_line(f"{row.schema}.{row.name}"))
+            name = console.line(f"{row.schema}.{row.name}")
             self._tasks[key] = self._progress.add_task(name, total=None, note="")
         done = portion(row)
         busy = [_amounts(row)[0], *_speed(row)]

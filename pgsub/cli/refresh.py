@@ -115,6 +115,6 @@ def _agreed(tables: Sequence[Emptied]) -> None:
 def _ask(tables: Sequence[Emptied]) -> None:
     for table in tables:
         rows = "an unknown number of rows" if table.rows is None else f"about {table.rows} rows"
-        console.say(console.printable(f'Table "{table.schema}.{table.name}" on the target has {rows}.'))
+        console.say(console.line(f'Table "{table.schema}.{table.name}" on the target has {rows}.'))
     if not typer.confirm("Empty and copy again?", default=False, err=True):
         raise PgsubError("canceled", detail="Nothing was changed.")

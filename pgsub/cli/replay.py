@@ -71,7 +71,7 @@ def _ask(found: Replay) -> None:
 
     shown = document(found)
     for one in shown["tables"]:
-        console.say(console.printable(f"{one['operation']} {one['schemaname']}.{one['relname']}: {one['changes']}"))
+        console.say(console.line(f"{one['operation']} {one['schemaname']}.{one['relname']}: {one['changes']}"))
     console.say(f"{_changes(shown)} will be applied to the target, or none if there is a conflict.")
     if not typer.confirm("Replay?", default=False, err=True):
         raise PgsubError("canceled", detail="Nothing was changed.")

@@ -20,7 +20,7 @@ from pgsub.cli import console
 from pgsub.cli.progress import ProgressView, choose
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
-from pgsub.errors import PgsubError, StateStoreError, field, one_line
+from pgsub.errors import PgsubError, Said, StateStoreError, said
 from pgsub.threads import Clerk, Unanswered
 
 #: Seconds that a record of the log is waited for.
@@ -40,10 +40,10 @@ _NEEDS = {
 }
 
 
-def record(level: str, text: str, now: datetime | None = None) -> str:
+def record(level: str, text: Said, now: datetime | None = None) -> str:
     """A record of the log as the server writes it with ``log_line_prefix = '%m [%p] '``.
 
-    :param text: message, then lines that start with ``DETAIL:  `` and its like; other lines are continuations.
+    :param text: message, then its fields; lines that begin none of them are continuations.
     :return: with a line break at its end.
     """
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
@@ -80,7 +80,7 @@ class LogFile:
             descriptor = self._current()
             if self._lost:
                 missing = f"{self._lost} records before this could not be written here, only to standard error"
-                self._append(descriptor, record("WARNING", missing))
+                self._append(descriptor, record("WARNING", said(missing)))
                 self._lost = 0
                 self._trouble(None)
             self._append(descriptor, text)
@@ -88,7 +88,7 @@ class LogFile:
             if not self._lost:
                 problem = f'could not write to log file "{self._path}": {error.strerror}'
                 self._trouble(problem)
-                _write_whole(record("WARNING", f"{problem}\nDETAIL:  Records go to standard error until it can be."))
+                _write_whole(record("WARNING", said(problem, detail="Records go to standard error until it can be.")))
             self._lost += 1
             _write_whole(text)
 
@@ -137,7 +137,7 @@ class ConsoleReporter:
         with self._lock:
             console.notice(message, hint)
 
-    def log(self, level: str, text: str) -> None:
+    def log(self, level: str, text: Said) -> None:
         """Show a record of the log, warnings and errors always, the rest if asked for."""
         threshold = _NEEDS.get(level, -1)
         if level not in ("WARNING", "ERROR", "FATAL", "PANIC"):
@@ -177,32 +177,32 @@ class LogReporter:
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Log a warning with its fields."""
-        fields = [field(name, text) for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
-        self.log("WARNING", "\n".join([one_line(message), *fields]))
+        self.log("WARNING", said(message, detail=detail, hint=hint))
 
     def notice(self, message: str, hint: str | None = None) -> None:
         """Log a notice."""
-        self.log("NOTICE", message if hint is None else f"{message}\nHINT:  {hint}")
+        self.log("NOTICE", said(message, hint=hint))
 
-    def log(self, level: str, text: str) -> None:
+    def log(self, level: str, text: Said) -> None:
         """Log one record in one write."""
         if current.verbosity < _NEEDS.get(level, -1):
             return
-        said = record(level, text)
+        written = record(level, text)
         try:
             unheard = self._unheard
-            self._clerk.do(lambda: self._write(said, unheard))
+            self._clerk.do(lambda: self._write(written, unheard))
             self._unheard -= unheard
         except Unanswered:
             self._unheard += 1
 
-    def _write(self, said: str, unheard: int) -> None:
+    def _write(self, written: str, unheard: int) -> None:
         if unheard:
-            said = record("WARNING", f"{unheard} records before this could not be written in time and are lost") + said
+            lost = said(f"{unheard} records before this could not be written in time and are lost")
+            written = record("WARNING", lost) + written
         if self._file is not None:
-            self._file.write(said)
+            self._file.write(written)
         else:
-            _write_whole(said)
+            _write_whole(written)
 
     def _told(self, trouble: str | None) -> None:
         """To ``status``, as far as there is a way."""

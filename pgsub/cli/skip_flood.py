@@ -50,8 +50,8 @@ def _ask(name: str, rule: Flood) -> None:
     from pgsub.commands.skip_lsn import canceled
 
     console.say(
-        f"Of {console.printable(rule.table)} the next {counted(rule.limit, 'change')} with {rule.conflict} will not be"
-        f" applied by subscription {console.printable(name)}, but kept in pgsub.skipped_change on the target."
+        f"Of {console.line(rule.table)} the next {counted(rule.limit, 'change')} with {rule.conflict} will not be"
+        f" applied by subscription {console.line(name)}, but kept in pgsub.skipped_change on the target."
     )
     if not typer.confirm("Skip them?", default=False, err=True):
         raise canceled()

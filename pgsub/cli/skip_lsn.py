@@ -173,7 +173,7 @@ def _ask(name: str, skip: Skip) -> None:
     finished = " and at ".join(map(format_lsn, skip.lsns))
     console.say(
         f"{what} of the {which} finished at {finished} will be applied by subscription"
-        f" {console.printable(name)}; the rest goes to pgsub.skipped_change on the target."
+        f" {console.line(name)}; the rest goes to pgsub.skipped_change on the target."
     )
     if not typer.confirm("Skip it?", default=False, err=True):
         raise canceled()
@@ -196,7 +196,7 @@ def _print(found: dict[str, Any]) -> None:
     from pgsub.apply.comparison import OUTCOMES
 
     one = found["transaction"]
-    emit(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}")
+    emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))
     shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
     emit("\n" + change_rows(shown))
     met = {name for table in found["tables"] for name in OUTCOMES if table[name]}
@@ -208,7 +208,8 @@ def _print(found: dict[str, Any]) -> None:
     if listed < found["changes"]:
         emit(f"\n{listed} of {counted(found['changes'], 'change')} listed; --json has more.")
     if found["unexplained"]:
-        emit(f"\nApply stopped here for a reason that the rows do not tell: {found['error']['message']}")
+        stopped = console.line(found["error"]["message"])
+        emit(f"\nApply stopped here for a reason that the rows do not tell: {stopped}")
     what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
     changes = counted(found["changes"], "change")
     emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {changes}.")

@@ -16,7 +16,7 @@ from pgsub import failpoints
 from pgsub.commands import passwords, preflight
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, one_line
+from pgsub.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, said
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.identity import PublisherIdentity
@@ -193,7 +193,7 @@ def tell(wanted: Plan, reporter: Reporter) -> None:
         (wanted.again, "was emptied and will be copied again"),
     ):
         for rel in tables:
-            reporter.log("LOG", one_line(f'table "{rel.schemaname}.{rel.relname}" {what}'))
+            reporter.log("LOG", said(f'table "{rel.schemaname}.{rel.relname}" {what}'))
     reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
 
 

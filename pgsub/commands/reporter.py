@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pgsub.errors import Said
+
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
@@ -39,11 +41,11 @@ class Reporter(Protocol):
     def notice(self, message: str, hint: str | None = None) -> None:
         """What the server says with NOTICE."""
 
-    def log(self, level: str, text: str) -> None:
+    def log(self, level: str, text: Said) -> None:
         """One record of the log, written whole.
 
         :param level: LOG, WARNING, ERROR, DEBUG1 and so on.
-        :param text: the message; further lines are ``DETAIL:  …`` and its like, or go on with the line before.
+        :param text: the message and its fields.
         """
 
     def progress(self, rows: Sequence[TableProgress]) -> None:

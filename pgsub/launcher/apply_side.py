@@ -10,7 +10,7 @@ import psycopg
 from pgsub.apply import worker
 from pgsub.apply.start import WorkerSpec
 from pgsub.apply.worker import WorkerResult
-from pgsub.errors import PgsubError
+from pgsub.errors import PgsubError, Said, said
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.mirror import Mirror
 from pgsub.launcher.retry import Retry
@@ -20,7 +20,7 @@ from pgsub.subscription import Subscription
 from pgsub.tablesync.context import Job
 from pgsub.target import ledger
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 
 
 class ApplySide:
@@ -81,7 +81,7 @@ class ApplySide:
         spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._pulses.address, self._until, self._spool_dir)
         self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
         if self._retry.failures == 0:
-            self._log("LOG", f'logical replication apply worker for subscription "{sub.name}" has started')
+            self._log("LOG", said(f'logical replication apply worker for subscription "{sub.name}" has started'))
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
         self._pulses.forget(self._sub.subid, ledger.APPLY)

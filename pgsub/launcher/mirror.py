@@ -20,7 +20,7 @@ from pgsub.catalog.conflicts import APPLIED, SKIPPED
 from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
-from pgsub.errors import StateStoreError, field, one_line
+from pgsub.errors import Said, StateStoreError, field, said
 from pgsub.launcher import faults, waits
 from pgsub.launcher.copies import Copies
 from pgsub.launcher.held import HeldTables
@@ -33,7 +33,7 @@ from pgsub.target import ledger, letters, origins, skip, two_phase
 from pgsub.target.ledger import RelationState
 from pgsub.target.two_phase import Pending
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 Run = Callable[[Callable[[], None]], None]
 
 _COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
@@ -181,7 +181,7 @@ class Mirror:
     def _shown(self, state: str) -> None:
         """The state store shows it."""
         if state != self._shown_two_phase and state == two_phase.ENABLED:
-            self._log("LOG", f'two_phase is enabled for subscription "{self._sub.name}"')
+            self._log("LOG", said(f'two_phase is enabled for subscription "{self._sub.name}"'))
         self._shown_two_phase = state
 
     def _counts(self, pulses: list[Pulse]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
@@ -319,22 +319,21 @@ class Mirror:
         if body["kind"] == "message":
             self._message(body)
         elif body["kind"] == "log":
-            self._log(body["level"], body["text"])
+            self._log(body["level"], Said(body["text"]))
         elif body["kind"] == "conflict" and not body.get("quiet"):
             self._conflict(body)
 
     def _message(self, body: dict[str, Any]) -> None:
         place = f" in transaction {body['xid']}" if body["transactional"] else ""
         text = f'logical decoding message "{body["prefix"]}": {body["content"]}'.replace("\n", "\n\t")
-        self._log(
-            "LOG",
-            f'{text}\nCONTEXT:  processing remote data for replication origin "pgsub_{self._sub.subid}" during message'
-            f' type "MESSAGE"{place}, emitted at {body["lsn"]}',
+        context = (
+            f'processing remote data for replication origin "pgsub_{self._sub.subid}" during message type "MESSAGE"'
+            f"{place}, emitted at {body['lsn']}"
         )
+        self._log("LOG", Said(f"{text}\n{field('CONTEXT', context)}"))
 
     def _conflict(self, body: dict[str, Any]) -> None:
-        fields = [field(name.upper(), body[name]) for name in ("detail", "context")]
-        self._log("LOG", "\n".join([one_line(body["message"]), *fields]))
+        self._log("LOG", said(body["message"], detail=body["detail"], context=body["context"]))
 
 
 def _action(body: dict[str, Any]) -> str:

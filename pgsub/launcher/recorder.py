@@ -14,11 +14,11 @@ from typing import TypeVar
 from pgsub import failpoints
 from pgsub.catalog.locks import UNRECORDED, Sign
 from pgsub.catalog.store import StateStore
-from pgsub.errors import PgsubError, StateStoreError, one_line
+from pgsub.errors import PgsubError, Said, StateStoreError, said
 from pgsub.subscription import Subscription
 from pgsub.threads import Clerk, Unanswered
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 Result = TypeVar("Result")
 
 #: Seconds that a caller waits for the store.
@@ -111,9 +111,11 @@ class Recorder:
                 self._store.add_subscription(sub)
                 self._log(
                     "WARNING",
-                    f'subscription "{sub.name}" was put back into state store "{self._store.path}"\n'
-                    "DETAIL:  The file was removed or exchanged while the launcher served it; conflicts and the journal"
-                    " that were in it are gone.",
+                    said(
+                        f'subscription "{sub.name}" was put back into state store "{self._store.path}"',
+                        detail="The file was removed or exchanged while the launcher served it; conflicts and the"
+                        " journal that were in it are gone.",
+                    ),
                 )
 
     # in the callers'
@@ -127,15 +129,15 @@ class Recorder:
             self._since = clock
         self._sign.give(error.message)
         if before is None or before.message != error.message:
-            lines = [one_line(error.message), *error.lines()]
-            lines.insert(1, "DETAIL:  Replication goes on; status shows what was recorded before.")
-            self._log("ERROR", "\n".join(lines))
+            goes_on = "Replication goes on; status shows what was recorded before."
+            detail = f"{goes_on} {error.detail}" if error.detail else goes_on
+            self._log("ERROR", said(error.message, detail=detail, context=error.context, hint=error.hint))
 
     def _works(self) -> None:
         if self.trouble is not None:
             self.trouble, seconds = None, time.monotonic() - self._since
             self._sign.end()
-            self._log("LOG", f'state store "{self._store.path}" can be used again, after {seconds:.0f} s')
+            self._log("LOG", said(f'state store "{self._store.path}" can be used again, after {seconds:.0f} s'))
 
 
 def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.errors import Directive, PgsubError, StateStoreError, SubscriptionNotFound, one_line
+from pgsub.errors import Directive, PgsubError, Said, StateStoreError, SubscriptionNotFound, said
 from pgsub.launcher import faults
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import worth_reporting
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.subscription import Subscription
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 
 APPLY = "apply"  #: the apply worker in the record of errors
 #: Starts from one position after the first from which a subscription is called blocked.
@@ -75,7 +75,7 @@ class Trouble:
         """
         if not worth_reporting(error):
             return
-        self._log("ERROR", "\n".join([one_line(error.message), *error.lines()]))
+        self._log("ERROR", error.said())
         self._shown[worker] = faults.place(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
@@ -103,7 +103,7 @@ class Trouble:
         if current is None or not current.disable_on_error:
             self.disabling = None
             return
-        self._log("LOG", f'subscription "{self._sub.name}" has been disabled because of an error')
+        self._log("LOG", said(f'subscription "{self._sub.name}" has been disabled because of an error'))
         self._store.set_enabled(self._sub.subid, False)
         self._store.journal("disable", self._sub.subid, self._sub.name, {"because": "error"})
         self.disabled_by = error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pgsub.errors import Said
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription
 
@@ -41,4 +42,4 @@ class SyncContext:
     stopping: threading.Event
     pulse: PulseAddress | None = None
     spool_dir: str | None = None
-    log: Callable[[str, str], None] = lambda level, text: None
+    log: Callable[[str, Said], None] = lambda level, text: None

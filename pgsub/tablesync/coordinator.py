@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.start import WorkerSpec
-from pgsub.errors import Fenced, PgsubError, SlotLost, field, one_line
+from pgsub.errors import Fenced, PgsubError, SlotLost, said
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
@@ -89,13 +89,14 @@ class TableSync:
     def _log(self, row: RelationState, what: str) -> None:
         self._context.log(
             "LOG",
-            f'logical replication table synchronization worker for subscription "{self._sub.name}",'
-            f' table "{one_line(row.relname)}" has {what}',
+            said(
+                f'logical replication table synchronization worker for subscription "{self._sub.name}",'
+                f' table "{row.relname}" has {what}'
+            ),
         )
 
     def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
-        lines = [one_line(message), *(field(word, text) for word, text in (("DETAIL", detail), ("HINT", hint)) if text)]
-        self._context.log("LOG", "\n".join(lines))
+        self._context.log("LOG", said(message, detail=detail, hint=hint))
 
     # copy
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from pgsub.errors import StateForbids, StreamsMustRestart
+from pgsub.errors import Said, StateForbids, StreamsMustRestart, said
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target import holding, ledger
 
@@ -87,13 +87,15 @@ def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
     return Skip(first, rows, tuple(later), waits=bool(later))
 
 
-def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, str]:
+def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, Said]:
     """Level and text of what the log is told of one that was missed, in the server's words."""
     return (
         "WARNING",
-        f'skip-LSN of subscription "{subname}" cleared\n'
-        f"DETAIL:  Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)}"
-        f" did not match skip-LSN {format_lsn(lsn)}.",
+        said(
+            f'skip-LSN of subscription "{subname}" cleared',
+            detail=f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
+            f" {format_lsn(lsn)}.",
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """What commands say while they work: the log in the server's form, and progress for people and for files."""
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -14,11 +15,11 @@ import pexpect
 import pytest
 
 from pgsub.catalog.locks import troubles
-from pgsub.cli import console, progress, reporting
+from pgsub.cli import console, documents, progress, reporting
 from pgsub.cli.reporting import ConsoleReporter, LogReporter, record
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import Reporter, TableProgress
-from pgsub.errors import PgsubError, one_line
+from pgsub.errors import PgsubError, one_line, said
 
 GB = 1 << 30
 
@@ -271,3 +272,38 @@ def test_what_steers_a_terminal_or_turns_text_around_is_written_out(mark):
 def test_words_of_any_language_are_shown_as_they_are():
     text = "Ünï çöde, 漢字, עברית, \N{GRINNING FACE}\tand\nlines"
     assert console.printable(text) == text
+
+
+#: Names, values and messages of servers, as somebody may choose them.
+FORGED = (
+    't" is odd\nHINT:  Run this:\npgsub drop s --yes\nDETAIL:  x\npgsub: error: y\r\nNOTICE:  z\x1b[2J\u202e\u2028w'
+)
+
+
+@pytest.mark.parametrize("say", ["notice", "warning", "log", "error"])
+def test_what_others_chose_begins_no_line_of_a_message(tmp_path, capfd, say):
+    path = tmp_path / "log"
+    for reporter in (ConsoleReporter(log_from=0), LogReporter(path)):
+        if say == "log":
+            reporter.log("LOG", said(f'table "{FORGED}', detail=f"It is {FORGED}", hint=f"See {FORGED}"))
+        elif say == "error":
+            problem = PgsubError(f'table "{FORGED}', detail=f"It is {FORGED}", context=f"in {FORGED}", hint="Look.")
+            reporter.log("ERROR", problem.said())
+            console.error(problem)
+        elif say == "notice":
+            reporter.notice(f'table "{FORGED}', hint=f"See {FORGED}")
+        else:
+            reporter.warning(f'table "{FORGED}', detail=f"It is {FORGED}", hint=f"See {FORGED}")
+    lines = [*capfd.readouterr().err.split("\n"), *path.read_text().split("\n")]
+    begins = re.compile(r"^(?:\S+ \S+ UTC \[\d+\] |pgsub: )?(?:(?:[A-Z]+|error|warning): )(.*)$")
+    heads = [found[1].strip() for line in lines if (found := begins.match(line))]
+    assert heads and all(head.startswith(("table ", "It is ", "in ", "See ", "Look.")) for head in heads)
+    assert not set("".join(lines)) & set("\x1b\r\u202e\u2028")
+
+
+def test_a_line_that_is_asked_about_and_a_document_obey_nobody(capfd):
+    assert "\n" not in console.line(FORGED) and "\u202e" not in console.line(FORGED)
+    documents.emit_document("status", {"name": FORGED})
+    shown = capfd.readouterr().out
+    assert json.loads(shown)["name"] == FORGED
+    assert not set(shown) & set("\x1b\r\u202e\u2028\x7f")

@@ -19,3 +19,15 @@ def test_no_command_to_paste_has_a_table_in_it_that_is_not_quoted() -> None:
         if _UNQUOTED.search(line)
     ]
     assert found == []
+
+
+def test_no_record_of_the_log_is_put_together_by_hand() -> None:
+    """Names and texts of others could begin a field of it; errors.said() keeps them from that."""
+    root = Path(pgsub.__file__).parent
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in sorted(root.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"\\n(DETAIL|HINT|CONTEXT):", line)
+    ]
+    assert found == []
