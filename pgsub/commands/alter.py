@@ -39,7 +39,7 @@ from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.commands.wait import WaitOptions, wait
-from pgsub.errors import PgsubError, SubscriptionExists, TimeoutExpired
+from pgsub.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -149,6 +149,8 @@ def _alter_with_servers(
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, ends):
             if service is None or wanted is None:
+                if ends.params:
+                    _let_go_of_ends(store, options.state_dir, sub, served, reporter)
                 return
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
             if not service.alone:
@@ -243,6 +245,20 @@ def _remove_passfiles(folder: Path, subid: int, sub: Subscription) -> None:
     for file in (folder / "passfiles").glob(f"{subid}.*"):
         if not any(file.name in text for text in (sub.connection, sub.target)):
             file.unlink(missing_ok=True)
+
+
+def _let_go_of_ends(
+    store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None, reporter: Reporter
+) -> None:
+    """Whoever goes on with the old servers, or takes them away, may do so once the command has returned."""
+    try:
+        _let_go(store, folder, sub, before)
+    except LockHeld:
+        reporter.warning(
+            "workers of the old definition may still be running",
+            f"The launcher has not ended them within {LET_GO_SECONDS:.0f} seconds; it has been told to.",
+            f"See what runs:\npgsub status {sub.name}",
+        )
 
 
 def _let_go(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.errors import PgsubError, StateStoreError, TimeoutExpired, one_line
+from pgsub.errors import PgsubError, Said, StateStoreError, TimeoutExpired, said
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
@@ -19,7 +19,7 @@ from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
 from pgsub.threads import Clerk, Unanswered
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 
 TICK = 0.1
 #: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
@@ -132,7 +132,7 @@ class Launcher:
         """Heartbeats are heard whatever ended their thread."""
         ended = self._pulses.start()
         if ended is not None:
-            self._log("WARNING", f"heartbeats of workers were not heard for a moment\nDETAIL:  {ended.message}.")
+            self._log("WARNING", said("heartbeats of workers were not heard for a moment", detail=f"{ended.message}."))
 
     def _wanted(self) -> dict[int, Subscription]:
         subscriptions = self._recorder.subscriptions()
@@ -176,7 +176,7 @@ class Launcher:
         """The state folder cannot be used: tried again with every look, told of once."""
         if self._unusable.get(sub.subid) != error.message:
             self._unusable[sub.subid] = error.message
-            self._log("ERROR", "\n".join([one_line(error.message), *error.lines()]))
+            self._log("ERROR", error.said())
 
     def _count_slots(self, sub: Subscription) -> None:
         """A long task pins its slot: what comes when all are taken would wait without a word."""
@@ -184,9 +184,12 @@ class Launcher:
         if missing:
             self._log(
                 "WARNING",
-                f'Spark was started with too few task slots to serve subscription "{sub.name}" as well\n'
-                f"DETAIL:  Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
-                " end.\nHINT:  Start pgsub run again: it counts the subscriptions when it starts.",
+                said(
+                    f'Spark was started with too few task slots to serve subscription "{sub.name}" as well',
+                    detail=f"Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
+                    " end.",
+                    hint="Start pgsub run again: it counts the subscriptions when it starts.",
+                ),
             )
 
     def _reap(self) -> None:
@@ -197,7 +200,7 @@ class Launcher:
                 continue
             if runner.outcome is None:  # whatever ended its thread, it was no good end
                 runner.outcome, runner.error = "failed", runner.death
-                self._log("ERROR", f"{runner.error.message}" if runner.error else f'thread "{runner.name}" has ended')
+                self._log("ERROR", said(runner.error.message if runner.error else f'thread "{runner.name}" has ended'))
             if runner.outcome == "failed" and not self._bounded:
                 served.again_at = served.again_at or clock + AGAIN_SECONDS
                 if clock < served.again_at and self._recorder.current(subid) == runner.sub:
@@ -212,12 +215,16 @@ class Launcher:
             served.runner.stop()
         deadline = time.monotonic() + JOIN_SECONDS
         for served in self._served.values():
-            served.runner.join(max(0.0, deadline - time.monotonic()))
+            while served.runner.is_alive() and time.monotonic() < deadline:
+                served.runner.stop()
+                served.runner.join(TICK)
             if served.runner.is_alive():
                 self._log(
                     "WARNING",
-                    f'subscription "{served.runner.sub.name}" did not stop in time\n'
-                    "DETAIL:  A server does not answer. What is not committed on the target is sent again.",
+                    said(
+                        f'subscription "{served.runner.sub.name}" did not stop in time',
+                        detail="A server does not answer. What is not committed on the target is sent again.",
+                    ),
                 )
             else:
                 served.lock.release()  # otherwise the end of the process does

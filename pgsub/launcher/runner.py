@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.errors import Directive, LockHeld, PgsubError, StateStoreError
+from pgsub.errors import Directive, LockHeld, PgsubError, Said, StateStoreError
 from pgsub.launcher import faults, retry
 from pgsub.launcher.apply_side import ApplySide
 from pgsub.launcher.backlog import Backlog
@@ -36,7 +36,7 @@ from pgsub.target.connect import SessionName
 from pgsub.target.owner import must_use_password
 from pgsub.threads import Owned
 
-Log = Callable[[str, str], None]
+Log = Callable[[str, Said], None]
 
 _LOCK_CLASS = 0x70677375  #: "pgsu"
 #: The session of a launcher that was killed a moment ago may still hold the lock.
@@ -46,6 +46,8 @@ MIRROR_SECONDS = 0.25
 #: How long workers may take to reach a transaction boundary when the launcher stops.
 STOP_SECONDS = 30.0
 ASK_SECONDS = 0.5
+#: How long the target may owe an answer to a launcher that wants to stop.
+SILENCE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -109,13 +111,22 @@ class Runner(Owned):
         self._goal_position = 0
         self._news = pulses.news(sub.subid)
         self._next_mirror = self._next_early = 0.0
+        self._line: socket.socket | None = None  #: the session's, to hang up
+        self._answered = time.monotonic()  #: when the target was known to answer
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
     def stop(self) -> None:
-        """Ask to stop at the next transaction boundary; returns at once."""
+        """Ask to stop at the next transaction boundary; returns at once.
+
+        To be asked again until it has ended: a target that does not answer meanwhile is given up.
+        """
         self._stop_event.set()
         self._news.set()
+        line = self._line
+        if line is not None and time.monotonic() - self._answered > SILENCE_SECONDS:
+            with contextlib.suppress(OSError):  # it is down already
+                line.shutdown(socket.SHUT_RDWR)
 
     def work(self) -> None:
         """Serve until stopped or done."""
@@ -141,7 +152,11 @@ class Runner(Owned):
 
     def _connected(self) -> None:
         name = SessionName(self.sub.subid, "launcher", 0)
-        with contextlib.closing(target.connect(self.sub.target, name, replica=False)) as session:
+        with (
+            contextlib.closing(target.connect(self.sub.target, name, replica=False)) as session,
+            socket.socket(fileno=os.dup(session.fileno())) as line,  # which nobody else closes
+        ):
+            self._answered, self._line = time.monotonic(), line
             try:
                 self._lock(session)
                 ledger_owner.check(session)
@@ -152,6 +167,8 @@ class Runner(Owned):
                 self._serve(self._serving(session), backlog)
             except psycopg.Error as error:
                 raise target.translate(error, "read the ledger") from None
+            finally:
+                self._line = None
 
     def _lock(self, session: psycopg.Connection) -> None:
         """One launcher a subscription, whatever host and state store it runs on."""
@@ -192,6 +209,7 @@ class Runner(Owned):
         try:
             while not self._stop_event.is_set() and self.outcome is None:
                 self._tick(serving)
+                self._answered = time.monotonic()
                 watch.tick()
                 self._rest()
         finally:
@@ -279,11 +297,13 @@ class Runner(Owned):
                 break  # nobody can be told; the next take-over ends what goes on
             with contextlib.suppress(psycopg.Error, PgsubError):
                 serving.mirror.events()
+            self._answered = time.monotonic()
             time.sleep(0.02)
         serving.apply.cancel()
         with contextlib.suppress(psycopg.Error, PgsubError):
             serving.mirror.events()
             serving.mirror.refresh(apply_alive=False, syncing=set())
+        with contextlib.suppress(PgsubError):  # whether or not the target could still be asked
             self._recorder.run(lambda: self._store.clear_server(self.sub.subid))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -367,6 +369,29 @@ def test_a_new_target_must_be_the_same_database_and_its_role_is_checked(stored, 
         assert stored("alter", "s", "--target", subdb.conninfo).returncode == 0
     finally:
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
+
+
+def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, proxy):
+    cli, name = served
+    pubdb, subdb = tables
+    old, new = proxy(subdb.conninfo), proxy(subdb.conninfo)  # two ways that lead to one database
+    assert cli("alter", name, "--target", old.conninfo).returncode == 0
+    launcher = int((cli.state / "launcher.lock").read_text().split()[1])
+    os.kill(launcher, signal.SIGSTOP)  # it notices nothing, and its worker goes on
+    try:
+        altering = cli.start("alter", name, "--target", new.conninfo)
+        port = conninfo_to_dict(new.conninfo)["port"]
+        until(lambda: f"port={port}" in definition(cli, "pgsub_target", name=name)[0])
+        pubdb.execute("INSERT INTO b VALUES (1, 1)")
+        subdb.wait("SELECT count(*) FROM b", value=1)
+        assert altering.poll() is None
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+    assert altering.wait(60) == 0
+    old.stall()
+    pubdb.execute("INSERT INTO b VALUES (2, 1)")
+    subdb.wait("SELECT count(*) FROM b", value=2)
+    assert cli("alter", name, "--target", subdb.conninfo).returncode == 0
 
 
 def test_a_copy_of_the_target_without_the_ledger_row_is_refused(stored, tables):

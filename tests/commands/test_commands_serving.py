@@ -183,3 +183,21 @@ def test_a_drop_that_fails_gives_the_subscription_back_to_its_launcher(served, t
     assert cli.status(name)["subenabled"] is True
     pubdb.execute("INSERT INTO b VALUES (1, 1)")
     subdb.wait("SELECT count(*) FROM b", value=1)
+
+
+def test_to_disable_takes_no_answer_of_a_target_that_is_silent(cli, tables, proxy):
+    between = proxy(tables[1].conninfo)
+    cli.target = between.conninfo
+    launcher = cli.launcher()
+    assert cli.create("s", "--no-wait").returncode == 0
+    assert cli("wait", "s", "--for", "caught-up", "--timeout", "2m").returncode == 0
+    between.stall()
+    assert cli("disable", "s").returncode == 0
+    ended = cli("wait", "s", "--for", "disabled", "--timeout", "45s")
+    assert ended.returncode == 0, ended.stderr
+    between.resume()
+    assert cli("enable", "s").returncode == 0
+    tables[0].execute("INSERT INTO b VALUES (1, 1)")
+    tables[1].wait("SELECT count(*) FROM b", value=1)
+    between.stall()
+    assert cli.stop(launcher) == 0
