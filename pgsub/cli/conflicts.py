@@ -203,7 +203,7 @@ def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
         _versions(row, local)
     emit("\n" + "\n".join(_told(row)))
     if kept:
-        emit(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}")
+        emit(console.pasted(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}"))
 
 
 def _versions(row: ConflictRow, local: dict[str, Any]) -> None:

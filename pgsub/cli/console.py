@@ -6,14 +6,17 @@ Mirrors ``src/common/logging.c`` and, for the fields of a message, ``pqBuildErro
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 
+from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
 from pgsub.errors import PgsubError, field, one_line
 
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
 #: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_COMMAND = re.compile(r"(?m)(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b(?!.*--(?:help|state-dir)\b)[^&\n]*?(?=$| &&)")
 _SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
 
 
@@ -30,6 +33,18 @@ def line(text: str) -> str:
 def escaped(document: str) -> str:
     """JSON that means the same, with everything written out that a terminal might obey."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
+
+
+def pasted(text: str) -> str:
+    """The text with ``--state-dir`` behind each command of it that is to be pasted, where this command was given one.
+
+    Commands stand on lines of their own, behind a colon at the end of a sentence, or behind each other with ``&&``.
+    """
+    folder = current.state_dir_option
+    if folder is None or "pgsub " not in text:
+        return text
+    more = f" --state-dir {shlex.quote(folder)}"
+    return _COMMAND.sub(lambda match: match[0] + (more if match[1] in PAGES else ""), text)
 
 
 def redacted(text: str) -> str:
@@ -72,7 +87,7 @@ def _first(kind: str, message: str) -> str:
 
 def _field(line: str) -> str:
     name, colon, text = line.partition(":")
-    return _paint("note", name + colon) + printable(text)
+    return _paint("note", name + colon) + pasted(printable(text))
 
 
 def _paint(kind: str, text: str) -> str:

@@ -10,10 +10,11 @@ import os
 import sys
 from typing import Any
 
-from pgsub.cli.console import escaped
+from pgsub.cli.console import escaped, pasted
 from pgsub.errors import PgsubError
 
 SCHEMA_VERSION = 1
+_TO_PASTE = frozenset({"hint", "next", "commands"})  #: what holds commands, in every document
 
 
 class StdoutClosed(Exception):
@@ -44,8 +45,17 @@ def emit_document(command: str, content: dict[str, Any], *, one_line: bool = Fal
 
     :param one_line: for a sequence of documents, one in a line.
     """
-    document = {"schema_version": SCHEMA_VERSION, "command": command, **content}
+    document = {"schema_version": SCHEMA_VERSION, "command": command, **_pasted(content)}
     emit(escaped(json.dumps(document, ensure_ascii=False, indent=None if one_line else 2)))
+
+
+def _pasted(value: Any, *, to_paste: bool = False) -> Any:
+    """The document with commands as :func:`~pgsub.cli.console.pasted` has them."""
+    if isinstance(value, dict):
+        return {key: _pasted(one, to_paste=key in _TO_PASTE) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_pasted(one, to_paste=to_paste) for one in value]
+    return pasted(value) if to_paste and isinstance(value, str) else value
 
 
 def emit_error(error: PgsubError) -> None:
@@ -59,4 +69,6 @@ def emit_error(error: PgsubError) -> None:
         "hint": error.hint,
         "context": error.context,
     }
-    emit(escaped(json.dumps({"schema_version": SCHEMA_VERSION, "error": content}, ensure_ascii=False, indent=2)))
+    emit(
+        escaped(json.dumps({"schema_version": SCHEMA_VERSION, "error": _pasted(content)}, ensure_ascii=False, indent=2))
+    )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pgsub.cli.console import printable
+from pgsub.cli.console import pasted, printable
 from pgsub.cli.progress import duration, size
 from pgsub.counted import counted
 
@@ -106,6 +106,8 @@ def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
     """Rows as a table, or one after the other with a line for each column."""
     texts = [[cell(row.get(column)) for column in columns] for row in content]
+    for line in texts:
+        line[:] = [pasted(text) if column == "next" else text for column, text in zip(columns, line, strict=True)]
     if expanded:
         return _vertical(columns, texts)
     if sys.stdout is not None and sys.stdout.isatty():

@@ -48,7 +48,7 @@ def record(level: str, text: Said, now: datetime | None = None) -> str:
     """
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     prefix = f"{moment} UTC [{os.getpid()}] "
-    first, *rest = console.printable(text).split("\n")
+    first, *rest = console.pasted(console.printable(text)).split("\n")
     lines = [f"{prefix}{level}:  {first}"]
     # append_with_tabs in elog.c: a tab tells a reader that the line belongs to the one before
     lines += [prefix + line if _FIELD.match(line) else "\t" + line for line in rest]

@@ -208,7 +208,7 @@ def _runbook(look: Look) -> None:
         return
     for number, one in enumerate(steps, 1):
         lines = [f"{number}. {one['text']}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
-        emit("\n".join(map(console.printable, lines)))
+        emit(console.pasted("\n".join(map(console.printable, lines))))
     if not steps:
         emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')
 
