@@ -131,8 +131,9 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
     settings.check_local_slots(master, conf.get("spark.task.cpus", "1"), workers)
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
     own = settings.defaults(master, state_dir / "run", own_spark)
-    if settings.is_local(master) and (folder := gateway.make_socket_folder(state_dir / "run")) is not None:
-        own |= settings.private_sockets(folder)
+    if jvm.proc is not None and settings.is_local(master):
+        folder = gateway.make_socket_folder(state_dir / "run")
+        own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
     if jvm.proc is not None:  # spark-submit sets these two where the user did not
