@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 #: Ways to read the values of a key that are tried: a comma in one of them makes them ambiguous.
 _READINGS = 20
+#: Rows of the publisher that are tried where a part of the key is an expression.
+_CANDIDATES = 20
 
 
 def record(
@@ -79,27 +81,37 @@ class _Look:
         told = conflict_record.copied_over(self._rows_of.relation, diag)
         try:
             for values in _readings(told.key, keys):
-                row = self._publishers(snapshot, keys, values)
-                found = self._tried(row) if row is not None else None
-                if found is not None:
-                    return found
+                for row in self._publishers(snapshot, keys, values):
+                    found = self._tried(row)
+                    if found is not None:
+                        return found
         except Exception as trouble:  # the key alone is something
             _log.debug("the rows that met in %s.%s are not told: %s", *place, trouble)
         return told
 
-    def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> bytes | None:
-        """The row that has this key, as COPY sends it."""
+    def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
+        """Rows that may have this key, as COPY sends them: by those of its parts that are columns.
+
+        Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
+        """
         sub = self._sub
         must = must_use_password(self._session, sub)
-        # expressions of the index are SQL of the catalog; what they say of the publisher's columns is proven later
-        where = sql.SQL(" AND ").join(
-            sql.SQL("({}) IS NULL").format(sql.SQL(key))
+        names = {column.name: sql.Identifier(column.name) for column in self._rows_of.relation.columns}
+        columns = {**names, **{one.as_string(): one for one in names.values()}}
+        parts = [
+            sql.SQL("{} IS NULL").format(columns[key])
             if value == "null"
-            else sql.SQL("({}) = {}").format(sql.SQL(key), sql.Literal(value))
+            else sql.SQL("{} = {}").format(columns[key], sql.Literal(value))
             for key, value in zip(keys, values, strict=True)
-        )
-        query = sql.SQL("COPY (SELECT * FROM ({}) AS {} WHERE {} LIMIT 1) TO STDOUT").format(
-            sql.SQL(self._rows_of.selection), sql.Identifier(self._rows_of.relation.name), where
+            if key in columns
+        ]
+        if not parts:
+            return []
+        query = sql.SQL("COPY (SELECT * FROM ({}) AS {} WHERE {} LIMIT {}) TO STDOUT").format(
+            sql.SQL(self._rows_of.selection),
+            sql.Identifier(self._rows_of.relation.name),
+            sql.SQL(" AND ").join(parts),
+            sql.Literal(1 if len(parts) == len(keys) else _CANDIDATES),
         )
         with contextlib.closing(
             publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
@@ -108,9 +120,9 @@ class _Look:
             source.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(hits.TIMEOUT)))
             try:
                 with source.cursor() as cursor, cursor.copy(query) as copy:
-                    return b"".join(copy) or None
+                    return [bytes(row) for row in copy]
             except (psycopg.errors.DataError, psycopg.errors.SyntaxErrorOrAccessRuleViolation):
-                return None  # not a value of that column, or no such expression there: another reading may be right
+                return []  # not a value of that column, or no such column there: another reading may be right
 
     def _tried(self, row: bytes) -> ConflictRecord | None:
         """What stops the row when it comes alone."""
