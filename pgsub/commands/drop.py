@@ -14,10 +14,11 @@ from pgsub import failpoints
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.blocking import word
+from pgsub.commands.main_slot import MainSlot
 from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
 from pgsub.counted import counted
-from pgsub.errors import PublisherUnavailable, SlotLost, SubscriptionNotFound, TargetUnavailable
+from pgsub.errors import PublisherUnavailable, SubscriptionNotFound, TargetUnavailable
 from pgsub.launcher import held
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
@@ -63,11 +64,11 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
             reporter.notice(f"{error.message}, skipping")
             return
         with _alone(store, options.state_dir, sub) as lock:
+            slot = MainSlot.of(sub, store)
             if options.keep_target:
-                _leave(sub, options, reporter)
+                _leave(slot, options, reporter)
             else:
-                lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
-                _forget(sub, options, reporter, lost=lost)
+                _forget(slot, options, reporter)
             store.remove_subscription(sub.subid)
             kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
             store.journal("drop", sub.subid, sub.name, kept)
@@ -103,23 +104,22 @@ def _wait_for(lock: Lock, sub: Subscription) -> None:
         time.sleep(0.1)
 
 
-def _forget(sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
-    """Remove it from both servers.
-
-    :param lost: its worker has found that the slot is lost.
-    """
+def _forget(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
+    """Remove it from both servers."""
+    sub = slot.sub
     with contextlib.closing(_target(sub)) as session:
         try:
             with membership.maintenance(session, sub.subid, sub.name):
-                _remove(session, sub, options, reporter, lost=lost)
+                _remove(session, slot, options, reporter)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
 
 
-def _leave(sub: Subscription, options: DropOptions, reporter: Reporter) -> None:
+def _leave(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
     """The target is gone: which slots its tables have is asked of the publisher, by the names that they get."""
+    sub = slot.sub
     if not options.keep_slot:
-        _drop_slots(sub, None, reporter)
+        _drop_slots(slot, None, reporter)
     reporter.notice(
         f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its schema'
         " pgsub, and what is prepared there keeps its locks"
@@ -132,15 +132,14 @@ def _target(sub: Subscription) -> psycopg.Connection:
     except TargetUnavailable as error:
         error.hint = (
             "The progress of the subscription is kept on the target; drop it when the target is back,"
-            f" or if that is gone for good:\npgsub drop {sub.name} --keep-target --yes"
+            f" or if that is gone for good:\npgsub drop {word(sub.name)} --keep-target --yes"
         )
         raise
 
 
-def _remove(
-    session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool
-) -> None:
+def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
     """Slots first: as long as one may be there its name stays in the ledger."""
+    sub = slot.sub
     ledger_owner.check(session)
     known = ledger_schema.installed_version(session) > 0
     tables: list[RelationState] = []
@@ -154,7 +153,7 @@ def _remove(
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     if not options.keep_slot:
-        _drop_slots(sub, tables, reporter, session if known and not lost else None)
+        _drop_slots(slot, tables, reporter, session if known else None)
     failpoints.point("drop.after_slots")
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
@@ -198,7 +197,7 @@ def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], report
 
 
 def _drop_slots(
-    sub: Subscription,
+    slot: MainSlot,
     tables: Sequence[RelationState] | None,
     reporter: Reporter,
     session: psycopg.Connection | None = None,
@@ -206,9 +205,10 @@ def _drop_slots(
     """Drop the subscription's slots on the publisher.
 
     :param tables: None where nobody knows; their slots are then found by their names.
-    :param session: on the target, where the ledger knows the subscription; None where the main slot may be missing.
+    :param session: on the target, where the ledger knows the subscription.
     """
-    leftover = sorted({slot for t in tables or () for slot in (t.sync_slot, t.spare_slot) if slot is not None})
+    sub = slot.sub
+    leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
     if sub.slot_name is None and tables is not None and not leftover:
         return
     first = sub.slot_name or next(iter(leftover), "pgsub_*")
@@ -218,35 +218,11 @@ def _drop_slots(
         raise PublisherUnavailable(
             f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
             detail=error.detail,
-            hint=f"To drop the subscription without its slot:\npgsub drop {sub.name} --keep-slot --yes",
+            hint=f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes",
             sqlstate=error.sqlstate,
         ) from None
     with contextlib.closing(connection):
-        for slot in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
-            slots.drop_slot(connection, slot)
+        for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
+            slots.drop_slot(connection, name)
         if sub.slot_name is not None:
-            begun = session is None or ledger.begin_slot_drop(session, sub.subid)
-            try:
-                _drop_main(connection, sub, sub.slot_name, reporter, missing_ok=begun)
-            except SlotLost:
-                if session is not None:
-                    ledger.registered(session, sub.subid)  # or the next drop would take it for its own work
-                raise
-
-
-def _drop_main(
-    connection: publisher.Connection, sub: Subscription, slot_name: str, reporter: Reporter, *, missing_ok: bool
-) -> None:
-    """Drop the main slot. A missing one is an error, as for the server (ReplicationSlotDropAtPubNode).
-
-    :param missing_ok: it is known to be lost, an earlier drop may have got as far as this, or nobody knows.
-    """
-    try:
-        slots.drop_slot(connection, slot_name, missing_ok=False)
-    except SlotLost as error:
-        if not missing_ok:
-            error.hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
-            raise
-        reporter.warning(f'replication slot "{slot_name}" does not exist on the publisher')
-        return
-    reporter.notice(f'dropped replication slot "{slot_name}" on publisher')
+            slot.drop(connection, sub.slot_name, session, reporter)

@@ -11,10 +11,12 @@ from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
+from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
 from pgsub.commands.wait import WaitOptions, wait
 from pgsub.errors import StateForbids
+from pgsub.launcher.recorder import Run
 from pgsub.subscription import Subscription
 from pgsub.target import two_phase
 from pgsub.threads import Owned
@@ -70,8 +72,8 @@ class Service:
         """Leave the work to a launcher, and say so where there is none."""
         if not self._served():
             self._reporter.notice(
-                f'subscription "{self._sub.name}" is not served by anything from now on; go on with:'
-                f"\npgsub run {self._sub.name}"
+                f'subscription "{self._sub.name}" is not served by anything from now on',
+                f"To go on:\npgsub run {word(self._sub.name)}",
             )
 
     def _served(self) -> bool:
@@ -134,7 +136,7 @@ class Service:
                 self._last_progress()
                 raise StateForbids(
                     f'the launcher that served subscription "{self._sub.name}" has ended',
-                    hint=f"The subscription stays; go on with:\npgsub run {self._sub.name}",
+                    hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()
         if waiting.death is not None:
@@ -161,11 +163,18 @@ class Service:
         self._progress()
         self._reporter.done()
 
-    def _progress(self) -> None:
+    def _progress(self, run: Run | None = None) -> None:
+        """Show how far the tables are.
+
+        :param run: reads the state store where a launcher of this process has a thread for that.
+        """
         clock = time.monotonic()
         if clock < self._next_progress:
             return
         self._next_progress = clock + PROGRESS_SECONDS
+        self._reporter.progress(self._rows() if run is None else run(self._rows))
+
+    def _rows(self) -> list[TableProgress]:
         copies = {row.relid: row for row in self._store.copy_progress(self._sub.subid)}
         rows = []
         for relation in self._store.relations(self._sub.subid):
@@ -185,4 +194,4 @@ class Service:
                     copy.seconds_left if copy else None,
                 )
             )
-        self._reporter.progress(rows)
+        return rows

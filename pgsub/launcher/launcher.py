@@ -13,7 +13,7 @@ from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.errors import PgsubError, Said, StateStoreError, TimeoutExpired, said
 from pgsub.launcher.engine import Engine
-from pgsub.launcher.recorder import Recorder, failed
+from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
 from pgsub.pulse import PulseReceiver
 from pgsub.subscription import Subscription
@@ -82,12 +82,12 @@ class Launcher:
         self._next_tidy = 0.0
 
     def run(
-        self, stop: threading.Event, timeout: float | None = None, tick: Callable[[], None] = lambda: None
+        self, stop: threading.Event, timeout: float | None = None, tick: Callable[[Run], None] = lambda run: None
     ) -> list[Ended]:
         """Until ``stop`` is set, or every goal is reached.
 
         :param timeout: seconds.
-        :param tick: called every :data:`TICK` seconds, for progress.
+        :param tick: called every :data:`TICK` seconds, for progress, with what reads the state store.
         :return: how each subscription's service ended; empty for an unbounded run.
         :raises TimeoutExpired: the bound was not reached in time; everything was stopped well.
         :raises LockHeld: at its start a subscription that was named, or any of a bounded run, is served by others.
@@ -109,7 +109,7 @@ class Launcher:
                 stop.wait(TICK)
                 self._listen()
                 with contextlib.suppress(StateStoreError):  # it only shows
-                    tick()
+                    tick(self._recorder.run)
                 self._reap()
                 self._reconcile()
                 self._tidy()

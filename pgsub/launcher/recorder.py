@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pgsub import failpoints
 from pgsub.catalog.locks import UNRECORDED, Sign
@@ -20,6 +20,14 @@ from pgsub.threads import Clerk, Unanswered
 
 Log = Callable[[str, Said], None]
 Result = TypeVar("Result")
+
+
+class Run(Protocol):
+    """Does something with the store, in whatever thread may."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Result:
+        """As :meth:`Recorder.run`."""
+
 
 #: Seconds that a caller waits for the store.
 PATIENCE = 3.0
