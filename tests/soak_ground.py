@@ -29,7 +29,11 @@ SCHEMA = "w"
 #: Seconds within which any lag must vanish.
 LIMIT = 240.0
 NAME = "pgsub"  #: of the subscription that lasts, and of its slot
-_TARGET: dict[str, Setting] = {"track_commit_timestamp": True, "wal_retrieve_retry_interval": "500ms"}
+_TARGET: dict[str, Setting] = {
+    "track_commit_timestamp": True,
+    "wal_retrieve_retry_interval": "500ms",
+    "max_prepared_transactions": 200,  # of both subscribers
+}
 _TABLES = f"""
 CREATE TABLE load (id bigint PRIMARY KEY, n int, pad text);
 CREATE TABLE audit (id bigint, pad text);
