@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -131,22 +132,22 @@ class Soak:
         else:
             copied.begin()
             trouble = self._next_trouble("copy and trouble")
-            with self._beside(None if trouble.__name__ in ALONE else trouble):
+            alone = trouble.__name__ in ALONE
+            with self._beside(None if alone else trouble):
                 copied.write()
-            if trouble.__name__ in ALONE:
+            if alone:
                 trouble()
         assert not (wrong := copied.finish()), wrong
 
     def _troubled(self) -> None:
-        """Random transactions, and meanwhile something else or nothing, and one trouble at any moment."""
-        trouble = self._next_trouble("trouble")
+        """Random transactions, and meanwhile something else or nothing, and troubles at any moment."""
+        troubles = [self._next_trouble("trouble") for _ in range(self.chance.choice([1, 1, 2, 3]))]
+        alone = [trouble for trouble in troubles if trouble.__name__ in ALONE]
         scenes = self.scenes
-        with self._beside(
-            self.chance.choice([scenes.burst, scenes.huge, scenes.rolled_back_late, scenes.looped, None])
-        ):
-            with self._beside(None if trouble.__name__ in ALONE else trouble):
-                self._phase(self.chance.randrange(50, 200))
-        if trouble.__name__ in ALONE:
+        meanwhile = self.chance.choice([scenes.burst, scenes.huge, scenes.rolled_back_late, scenes.looped, None])
+        with self._beside(meanwhile), self._beside(*(trouble for trouble in troubles if trouble not in alone)):
+            self._phase(self.chance.randrange(50, 200))
+        for trouble in alone:
             trouble()
 
     def _next_trouble(self, what: str) -> Callable[[], None]:
@@ -157,7 +158,7 @@ class Soak:
         return trouble
 
     @contextlib.contextmanager
-    def _beside(self, what: Callable[[], None] | None) -> Iterator[None]:
+    def _beside(self, *what: Callable[[], None] | None) -> Iterator[None]:
         """Run something in another thread meanwhile, after a random moment; its error is ours."""
         errors: list[BaseException] = []
         pause = self.chance.random()
@@ -165,8 +166,9 @@ class Soak:
         def body() -> None:
             time.sleep(pause)
             try:
-                if what is not None:
-                    what()
+                for one in what:
+                    if one is not None:
+                        one()
             except BaseException as error:
                 errors.append(error)
 
@@ -263,6 +265,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write lag over time, bursts and troubles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where logs and state go if it fails")
     arguments = parser.parse_args()
+    os.environ["PGSUB_TEST_THOROUGH"] = "1"  # every command is a process of its own, and none of them is kept
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the servers end with us
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     print(f"seed {seed}", file=sys.stderr)

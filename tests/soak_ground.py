@@ -252,13 +252,16 @@ class Ground:
                 return pid
         return None
 
-    def processes(self) -> list[int]:
-        """All that launchers of this soak started, and their descendants."""
-        return [
-            int(entry.name)
-            for entry in Path("/proc").glob("[0-9]*")
-            if int(entry.name) != os.getpid() and _is_ours(int(entry.name), self.site.points)
-        ]
+    def processes(self) -> list[str]:
+        """Pid, parent and command line of all that launchers of this soak started, and of their descendants."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(entry.name) != os.getpid() and _is_ours(int(entry.name), self.site.points):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+                    found.append(f"{entry.name} of {parent}: {command[:200]}")
+        return found
 
     # the course of it
 

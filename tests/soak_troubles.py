@@ -182,7 +182,8 @@ class Troubles:
 
     def lock_store(self) -> None:
         with contextlib.suppress(sqlite3.OperationalError):  # it cannot be had just now
-            with closing(sqlite3.connect(self._ground.site.state / "state.db", isolation_level=None)) as other:
+            store = f"file:{self._ground.site.state / 'state.db'}?mode=rw"
+            with closing(sqlite3.connect(store, isolation_level=None, uri=True)) as other:
                 other.execute("BEGIN IMMEDIATE")
                 time.sleep(self._chance.choice([1.0, 6.0]))
 
