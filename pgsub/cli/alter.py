@@ -18,7 +18,8 @@ Changes what is given and leaves the rest. A running pgsub run starts the worker
 
 With another list of publications the tables follow as with pgsub refresh, unless --no-refresh is given; that needs an
 enabled subscription. A new --connection must lead to the same publisher, or to the standby that took its place, and a
-new --target to the same database. The replication slot is not renamed with the subscription.
+new --target to the same database; the command returns once a running pgsub run has ended the workers of the old one.
+The replication slot is not renamed with the subscription.
 
 After pg_upgrade of the publisher, which takes logical slots along from PostgreSQL 17 on, the publisher is another
 system at another position: --publisher-upgraded records both. Disable the subscription before the old publisher is
