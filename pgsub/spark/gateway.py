@@ -118,11 +118,11 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
-    for link in run.glob("sockets.*"):
+    for place in run.glob("sockets.*"):
         try:
-            os.kill(int(link.suffix[1:]), 0)
+            os.kill(int(place.suffix[1:]), 0)
         except (OSError, ValueError):
-            remove_sockets(link)
+            remove_sockets(place)
 
 
 def make_socket_folder(run: Path) -> Path | None:
@@ -130,33 +130,37 @@ def make_socket_folder(run: Path) -> Path | None:
 
     An address of a socket has 103 bytes on every system, of which Spark's own name for it takes 42.
 
-    :param run: private folder; where its path is too long, the folder is among temporary files, with a link to it here.
+    :param run: private folder, where it is; or, where that path is too long, a link to one among temporary files.
     :return: None where no folder has a path that is short enough.
     """
-    folder = (run / "spark").absolute()
+    place = socket_place(run)
+    remove_sockets(place)
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = place.absolute()
     if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
         return folder
     folder = Path(tempfile.mkdtemp(prefix="pgsub-"))
-    link = socket_link(run)
-    remove_sockets(link)
-    link.symlink_to(folder)
+    place.symlink_to(folder)
     if len(os.fsencode(folder)) <= _SOCKET_FOLDER:
         return folder
-    remove_sockets(link)
+    remove_sockets(place)
     return None
 
 
-def socket_link(run: Path) -> Path:
-    """The link to the folder that this process made outside the private one."""
+def socket_place(run: Path) -> Path:
+    """Where this process has its sockets: others that share the state folder must not remove them."""
     return run / f"sockets.{os.getpid()}"
 
 
-def remove_sockets(link: Path) -> None:
-    """Remove a link, if it is there, and the folder that it names."""
-    with suppress(OSError):
-        shutil.rmtree(link.readlink(), ignore_errors=True)
-        link.unlink()
+def remove_sockets(place: Path) -> None:
+    """Remove the sockets of a process whose JVM is gone."""
+    if place.is_symlink():
+        with suppress(OSError):
+            shutil.rmtree(place.readlink(), ignore_errors=True)
+            place.unlink()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _environment(

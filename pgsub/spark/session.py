@@ -209,7 +209,7 @@ def close_context(context: SparkContext, patience: float = 20, train: bool = Tru
         gateway.forget()  # kills a JVM that is still there
         started = _started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
-        gateway.remove_sockets(gateway.socket_link(started.pid_file.parent))
+        gateway.remove_sockets(gateway.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
             archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
 
