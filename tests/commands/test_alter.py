@@ -376,6 +376,8 @@ def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, pr
     pubdb, subdb = tables
     old, new = proxy(subdb.conninfo), proxy(subdb.conninfo)  # two ways that lead to one database
     assert cli("alter", name, "--target", old.conninfo).returncode == 0
+    pubdb.execute("INSERT INTO b VALUES (0, 1)")
+    subdb.wait("SELECT count(*) FROM b", value=1)  # by a worker that came since
     launcher = int((cli.state / "launcher.lock").read_text().split()[1])
     os.kill(launcher, signal.SIGSTOP)  # it notices nothing, and its worker goes on
     try:
@@ -383,14 +385,14 @@ def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, pr
         port = conninfo_to_dict(new.conninfo)["port"]
         until(lambda: f"port={port}" in definition(cli, "pgsub_target", name=name)[0])
         pubdb.execute("INSERT INTO b VALUES (1, 1)")
-        subdb.wait("SELECT count(*) FROM b", value=1)
+        subdb.wait("SELECT count(*) FROM b", value=2)
         assert altering.poll() is None
     finally:
         os.kill(launcher, signal.SIGCONT)
     assert altering.wait(60) == 0
     old.stall()
     pubdb.execute("INSERT INTO b VALUES (2, 1)")
-    subdb.wait("SELECT count(*) FROM b", value=2)
+    subdb.wait("SELECT count(*) FROM b", value=3)
     assert cli("alter", name, "--target", subdb.conninfo).returncode == 0
 
 
