@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from pgsub.errors import PermissionMissing
+from pgsub import pasted
+from pgsub.errors import PermissionMissing, one_line
 
 #: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
 LOCK_KEY = 0x7067737562  # "pgsub"
@@ -115,13 +116,13 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]
     assert row is not None
     user, grantee, owner = row
     names = sorted({name for _, name in strangers})
-    users = ", ".join([grantee, *(sql.Identifier(name).as_string() for name in names)])
+    users = ", ".join([grantee, *(pasted.name(name) for name in names)])
     return PermissionMissing(
         f'the ledger on the target belongs to role "{names[0]}"',
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
         hint="Give the ledger to the owner of the database, as a superuser on the target:\n"
-        + "".join(f"ALTER {what} OWNER TO {owner};\n" for what, _ in strangers)
+        + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
         + grants(users),
         sqlstate="42501",
     )
@@ -129,13 +130,13 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]
 
 def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
     table, what = planted[0]
-    drops = [f"DROP {what} ON {table};" for table, what in planted if what is not None]
+    drops = [one_line(f"DROP {what} ON {table};") for table, what in planted if what is not None]
     named = f"{what.split()[0].lower()} {what.partition(' ')[2]}" if what else "a default, constraint or index"
     return PermissionMissing(
         f"{named} of {table} is no part of the ledger on the target",
         detail="It would run with the rights of the user of --target, and whoever wrote it is not trusted with them.",
         hint="Look at what it does and where it came from, then remove it:\n"
-        + ("\n".join(drops) or f"psql -c '\\d {table}'"),
+        + ("\n".join(drops) or "psql -c " + pasted.word(f"\\d {table}")),
         sqlstate="42501",
     )
 
