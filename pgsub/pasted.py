@@ -23,6 +23,14 @@ def name(*parts: str) -> str:
     return statement(sql.Identifier(*parts))
 
 
+def value(text: str) -> sql.Composable:
+    """A value as SQL; a line break in it is one that SQL writes out."""
+    if "\n" not in text:
+        return sql.Literal(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n")
+    return sql.SQL(f"E'{escaped}'")
+
+
 def literal(value: object) -> str:
     """A value as SQL."""
     return statement(sql.Literal(value))

@@ -86,6 +86,11 @@ SELECT n.oid FROM pg_catalog.pg_namespace n
  WHERE n.nspname = 'pgsub' AND n.nspowner NOT IN (SELECT oid FROM trusted)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
 """
+_GRANTEES = """
+SELECT DISTINCT r.rolname::text
+  FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a, pg_catalog.pg_roles r
+ WHERE n.nspname = 'pgsub' AND r.oid = a.grantee AND a.grantee <> n.nspowner
+"""
 _MAY_GIVE = """
 SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner
  WHERE n.nspname = 'pgsub' AND pg_catalog.pg_has_role(current_user, o.oid, %s)
@@ -116,14 +121,14 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]
     assert row is not None
     user, grantee, owner = row
     names = sorted({name for _, name in strangers})
-    users = ", ".join([grantee, *(pasted.name(name) for name in names)])
     return PermissionMissing(
         f'the ledger on the target belongs to role "{names[0]}"',
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
-        hint="Give the ledger to the owner of the database, as a superuser on the target:\n"
+        hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
+        f" {pasted.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
         + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
-        + grants(users),
+        + grants(grantee),
         sqlstate="42501",
     )
 
@@ -182,6 +187,8 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
     bootstrap = _bootstrap_superuser(connection)
     if bootstrap is not None and connection.execute(_EMPTY.encode()).fetchone() is not None:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
+        for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # whom its maker let in
+            connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
     owner = _owner(connection) or bootstrap
     if owner is not None:
         connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import pgsub
 from pgsub.commands.runbook import _hinted
 from pgsub.errors import PgsubError, one_line
-from pgsub.pasted import word
+from pgsub.pasted import statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.target import remedy
@@ -58,6 +59,13 @@ def test_no_name_makes_a_line_of_a_hint_of_its_own() -> None:
         [step] = _hinted(hint)
         assert len(step.statements) == 1 and step.commands == ()
     assert "\n" not in word(_EVIL)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "'\n\\n'", "\\'\n{}", "plain '\\", ""])
+def test_a_value_with_line_breaks_is_itself_on_one_line(subdb: Database, text: str) -> None:
+    pasted = statement(sql.SQL("SELECT {}").format(value(text)))
+    assert "\n" not in pasted
+    assert subdb.value(pasted.replace("%", "%%")) == text
 
 
 def _missing_grant() -> PgsubError:
