@@ -37,7 +37,7 @@ def mallory(pubdb: Database) -> Iterator[psycopg.Connection]:
     with contextlib.closing(pubdb.connect(_MALLORY)) as session:
         session.execute("GRANT USAGE ON SCHEMA pgsub TO PUBLIC")
         yield session
-    pubdb.execute(f"DROP OWNED BY {_MALLORY}; DROP ROLE {_MALLORY}")
+    pubdb.execute(f"DROP OWNED BY {_MALLORY} CASCADE; DROP ROLE {_MALLORY}")
 
 
 @pytest.mark.parametrize("plant", _PLANTS)
