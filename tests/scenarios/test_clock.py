@@ -1,0 +1,159 @@
+"""The clock is set forth and back by a day while a subscription runs; libfaketime does it, no system clock is touched.
+
+Every process that is started with it reads its offset from a file, at every look: pgsub, Spark's Java process with its
+workers, and in a second test both servers.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import servers
+from fix_program import Cli, until
+from fix_servers import Database, Pair
+from servers_debian import NotAvailable, fetch_program
+from thorough import only_thorough
+
+from pgsub.demo import servers as demo_servers
+
+pytestmark = only_thorough
+DAY = 86_400
+
+
+class Clock:
+    """What the processes take for the time.
+
+    :ivar environment: of a process that is to follow it.
+    """
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self._file = folder / "offset"
+        self.set(0)
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
+
+    def set(self, seconds: int) -> None:
+        """Jump to so many seconds after or before the machine's own time."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.chmod(0o644)
+        new.rename(self._file)
+
+
+@pytest.fixture
+def clock(publisher) -> Iterator[Clock]:
+    """In a folder that the servers' user reaches."""
+    try:
+        root = fetch_program("libfaketime", servers.FOLDER)
+    except NotAvailable as error:
+        pytest.skip(f"NOT TESTED: there is no libfaketime: {error}")
+    folder = publisher.folder / "clock"
+    folder.mkdir()
+    folder.chmod(0o755)
+    library = folder / "libfaketimeMT.so.1"
+    library.write_bytes(next(root.rglob("libfaketimeMT.so.1")).read_bytes())
+    library.chmod(0o755)
+    yield Clock(library, folder)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+
+
+class Subscribed:
+    """A subscription of tables a and b whose launcher follows the clock."""
+
+    def __init__(self, cli: Cli, pubdb: Database, subdb: Database, environment: Mapping[str, str]) -> None:
+        self.cli, self.pubdb, self.subdb = cli, pubdb, subdb
+        self._numbers = iter(range(1000, 2000))
+        assert cli.create("s").returncode == 0
+        self.running = cli.launcher(env={**environment, "PGSUB_RETRY_SECONDS": "0.5"})
+        self.applied()
+
+    def applied(self) -> None:
+        """What is written now arrives."""
+        number = next(self._numbers)
+        self.pubdb.execute("INSERT INTO a VALUES (%s, 'x')", number)
+        self.subdb.wait("SELECT count(*) = 1 FROM a WHERE id = %s", number)
+
+    def epoch(self) -> int:
+        """Of the apply worker: another one than before has begun anew."""
+        return int(self.subdb.value("SELECT epoch FROM pgsub.control WHERE worker = 0"))
+
+    def now(self) -> float:
+        """The launcher's time, by a conflict that it records."""
+        number = next(self._numbers)
+        self.pubdb.execute("INSERT INTO a VALUES (%s, 'x')", number)
+        self.subdb.wait("SELECT count(*) = 1 FROM a WHERE id = %s", number)
+        self.subdb.execute("DELETE FROM a WHERE id = %s", number)
+        self.pubdb.execute("DELETE FROM a WHERE id = %s", number)
+
+        def recorded() -> float | None:
+            with sqlite3.connect(f"file:{self.cli.state / 'state.db'}?mode=ro", uri=True) as store:
+                query = "SELECT strftime('%s', last_at) FROM pgsub_conflict WHERE key LIKE ?"
+                row = store.execute(query, (f"%{number}%",)).fetchone()
+            return float(row[0]) if row else None
+
+        return float(until(recorded))
+
+
+def test_a_clock_that_jumps_by_a_day_under_pgsub_and_spark_is_not_even_noticed(
+    cli: Cli, tables: tuple[Database, Database], clock: Clock
+) -> None:
+    pubdb, subdb = tables
+    it = Subscribed(cli, pubdb, subdb, clock.environment)
+    epoch = it.epoch()
+    for offset in (DAY, -DAY, 0):
+        clock.set(offset)
+        for _ in range(3):
+            it.applied()
+        assert abs(it.now() - time.time() - offset) < 600  # it did jump
+        subdb.execute(f"CREATE TABLE later{offset + DAY} (id int)")
+        pubdb.execute(f"CREATE TABLE later{offset + DAY} (id int); INSERT INTO later{offset + DAY} VALUES (1)")
+        pubdb.execute(f"ALTER PUBLICATION p ADD TABLE later{offset + DAY}")
+        ended = cli("refresh", "s", "--timeout", "100s", env=clock.environment)
+        assert ended.returncode == 0, ended.stderr
+        assert subdb.value(f"SELECT count(*) FROM later{offset + DAY}") == 1
+        shown = cli.status()
+        assert (shown["last_error"], shown["subenabled"]) == (None, True)
+        assert cli("status", "s", "--check", "--max-lag", "1MB", env=clock.environment).returncode == 0
+    assert it.epoch() == epoch
+    assert cli.stop(it.running) == 0
+
+
+def test_clocks_of_the_servers_that_jump_lose_and_repeat_nothing(
+    make_cli: Callable[[str, str], Cli],
+    own_pair: Callable[..., Pair],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A walsender whose clock goes forth ends by its own timeout: it is come back to."""
+    usual = demo_servers.environment
+    monkeypatch.setattr(demo_servers, "environment", lambda: {**usual(), **clock.environment})
+    pair = own_pair()
+    pubdb, subdb = pair.pubdb, pair.subdb
+    for database in (pubdb, subdb):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int)")
+    pubdb.execute("CREATE PUBLICATION p FOR TABLE a, b")
+    it = Subscribed(make_cli(pubdb.conninfo, subdb.conninfo), pubdb, subdb, {})
+    for offset in (DAY, -DAY, 0):
+        clock.set(offset)
+        for database in (pubdb, subdb):
+            database.wait("SELECT abs(extract(epoch FROM clock_timestamp()) - %s) < 600", time.time() + offset)
+        for number in range(5):
+            it.applied()
+            pubdb.execute("INSERT INTO b VALUES (%s)", number)
+    for table in ("a", "b"):
+        query = f"SELECT count(*), sum(hashtextextended(x::text, 0)) FROM {table} x"
+        subdb.wait(f"SELECT ({query.replace('count(*), ', '')}) = %s", pubdb.rows(query)[0][1])
+        assert subdb.rows(query) == pubdb.rows(query)
+    assert it.cli.status()["subenabled"] is True
+    assert it.cli.stop(it.running) == 0

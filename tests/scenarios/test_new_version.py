@@ -1,0 +1,95 @@
+"""pgsub is upgraded while a worker of the older one stands in the middle of a batch.
+
+The older one is this project as it was before the ledger's newest version: a checkout without history has none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fix_faults import Site, until
+from psycopg.conninfo import make_conninfo
+
+from pgsub.catalog.migrations import MIGRATIONS
+from pgsub.target import ledger_schema
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("audit1", "keyed1", "counter1")
+
+
+def git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: no older pgsub to upgrade from: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which ``python -m pgsub`` is the older one."""
+    newest = f"VERSION = {ledger_schema.VERSION}"
+    commits = git("log", "-S", newest, "--format=%H", "--", "pgsub/target/ledger_schema.py").decode().split()
+    if not commits:
+        pytest.skip("NOT TESTED: no older pgsub to upgrade from: this checkout has not its history")
+    folder = tmp_path_factory.mktemp("older")
+    with tarfile.open(fileobj=io.BytesIO(git("archive", f"{commits[-1]}^", "pgsub"))) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return {"PYTHONPATH": str(folder)}
+
+
+def versions(case: Site) -> tuple[int, int]:
+    """Of ledger and state store."""
+    [(store,)] = case.sqlite("PRAGMA user_version")
+    return case.subdb.value("SELECT max(version) FROM pgsub.ledger_version"), store
+
+
+def spooled(case: Site) -> list[str]:
+    """Folders of transactions in progress."""
+    return sorted(path.name for path in (case.state / "spool").glob("*") if any(path.iterdir()))
+
+
+def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
+    site: Callable[[], Site], older: dict[str, str]
+) -> None:
+    """Its launcher is killed; its worker stops inside a transaction, holds its locks, and wakes up too late."""
+    case = site()
+    case.pubdb.conninfo = make_conninfo(case.pubdb.conninfo, options="-c logical_decoding_work_mem=64kB")
+    writer = case.make(*TABLES)
+    case.end(case.create("--no-wait", "--streaming", "on", **older))
+    before = versions(case)
+    assert before[0] < ledger_schema.VERSION and before[1] <= MIGRATIONS[-1][0]
+    case.disarm("apply.before_target_commit")
+    killed = case.run("--timeout", "100s", points={"apply.before_target_commit": "stop"}, **older)
+    case.wait_ready()
+    with case.pubdb.connect() as session, session.transaction():
+        session.execute("INSERT INTO audit1 SELECT g, repeat('z', 100) FROM generate_series(1, 20000) g")
+        until(lambda: bool(spooled(case)), "no transaction is spooled")
+        left = spooled(case)
+        zombie = case.worker_pid()
+        case.arm("apply.before_target_commit")
+        case.wait_fired("apply.before_target_commit")
+        killed.kill()
+        killed.wait()
+        writer.some(20)
+        process = case.run("--timeout", "100s")
+        until(lambda: versions(case) == (ledger_schema.VERSION, MIGRATIONS[-1][0]), case.said)
+        until(lambda: spooled(case) != left, lambda: f"the spool of the older one is left: {left}")
+    writer.some(20)
+    case.wait_equal()
+    os.kill(zombie, signal.SIGCONT)
+    writer.some(20)
+    case.wait_equal()
+    until(lambda: not Path(f"/proc/{zombie}").exists(), "the older worker goes on")
+    if before[1] < MIGRATIONS[-1][0]:
+        assert (case.state / f"state.db.v{before[1]}.bak").exists()
+    case.terminate(process)
+    case.check()
+    refused = case.start("status", **older)
+    case.end(refused, 10)
