@@ -97,7 +97,7 @@ class Job(Generic[Item, Result]):
             # the item goes with the task: parallelize() would write it to a file, for which there may be no room
             task = partial(_run_task, self._function, item)
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
-        except (Py4JError, OSError, EOFError, AttributeError) as error:
+        except (Py4JError, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None
         succeeded, value = pickle.loads(outcome)
         if not succeeded:

@@ -65,9 +65,9 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
 
 def fill(context):
     """Take all of its heap, 512 MB."""
-    held = context._jvm.java.util.ArrayList()
+    held = []
     while True:
-        held.add(context._gateway.new_array(context._jvm.byte, 2**20))
+        held.append(context._gateway.new_array(context._jvm.long, 2**17))
 
 
 def test_a_java_process_without_memory_ends_all_its_jobs_at_once_and_a_new_context_opens(opened):
