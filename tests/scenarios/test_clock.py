@@ -155,7 +155,7 @@ def test_a_clock_that_jumps_by_a_day_under_pgsub_and_spark_is_not_even_noticed(
         assert subdb.value(f"SELECT count(*) FROM later{offset + DAY}") == 1
         shown = cli.status()
         assert (shown["last_error"], shown["subenabled"]) == (None, True)
-        assert cli("status", "s", "--check", "--max-lag", "1MB", env=clock.environment).returncode == 0
+        assert cli("status", "s", "--check", env=clock.environment).returncode == 0
     assert it.epoch() == epoch
     assert cli.stop(it.running) == 0
 

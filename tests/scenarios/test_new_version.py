@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from fix_faults import Site, until
 from psycopg.conninfo import make_conninfo
+from thorough import only_thorough
 
 from pgsub.catalog.migrations import MIGRATIONS
 from pgsub.target import ledger_schema
@@ -72,6 +73,7 @@ def left_over(case: Site) -> psycopg.Connection:
     return session
 
 
+@only_thorough
 def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
     site: Callable[[], Site], older: dict[str, str]
 ) -> None:
