@@ -13,6 +13,7 @@ from dataclasses import replace
 import psycopg
 
 from pgsub import conflict_rules
+from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
@@ -98,6 +99,11 @@ class RelationCache:
             return
         self._remote[relation.relid] = relation
         self._forget(relation.relid)
+
+    def learn_from(self, transaction: RemoteTransaction) -> None:
+        """Its changes are done: what it says of relations holds for what follows."""
+        for relation in transaction.leaves:
+            self.learn(relation)
 
     def learn_type(self, name: TypeName) -> None:
         """A Type message: what the publisher calls a type of its own; only hints need it."""
