@@ -24,13 +24,23 @@ import psycopg
 import pytest
 import servers
 from psycopg import sql
+from psycopg.types.string import TextLoader
 from spare import forget, keep, outside, take
 
 from pgsub.demo.binaries import find_binaries
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
+from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _numbers = itertools.count(1)
+
+
+class _LsnLoader(TextLoader):
+    """An LSN as pgsub writes it: 19 pads it with zeros, and tests compare it as text."""
+
+    def load(self, data: Any) -> str:
+        """:param data: what the server sent."""
+        return format_lsn(parse_lsn(str(super().load(data))))
 
 
 class Database:
@@ -62,7 +72,9 @@ class Database:
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        return self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection = self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection.adapters.register_loader("pg_lsn", _LsnLoader)
+        return connection
 
     @property
     def connection(self) -> psycopg.Connection:
