@@ -210,6 +210,12 @@ def embedded_version() -> str:
     return _major(find_binaries())
 
 
+def needs_wal_level_logical() -> pytest.MarkDecorator:
+    """For a test whose own publisher does not decode with ``wal_level = replica``."""
+    reason = "from 19 on wal_level = replica suffices: test_postgres_19.py"
+    return pytest.mark.skipif(int(embedded_version()) >= 19, reason=reason)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Nobody has to look for what was left out."""
     if missing := set(servers.wanted()) - set(other_servers()) - {embedded_version()}:

@@ -10,7 +10,7 @@ import threading
 import psycopg
 import pytest
 from fix_program import nothing_created, one_error
-from fix_servers import embedded_version
+from fix_servers import needs_wal_level_logical
 
 from pgsub.demo.servers import Server
 
@@ -109,7 +109,7 @@ def _pasted(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.endswith(";")]
 
 
-@pytest.mark.skipif(int(embedded_version()) >= 19, reason="wal_level = replica suffices: test_postgres_19.py")
+@needs_wal_level_logical()
 def test_a_publisher_that_does_not_decode_is_refused_with_the_setting_to_change(make_cli, subdb):
     with Server(fast=True, settings={"wal_level": "replica"}) as publisher:
         cli = make_cli(publisher.conninfo(), subdb.conninfo)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 
 import pytest
+from fix_servers import needs_wal_level_logical
 
 from pgsub.demo.servers import Server
 from pgsub.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
@@ -182,6 +183,7 @@ def test_a_slot_that_lags_behind_what_was_reported_passes():
     check_slot(SLOT, 10_000, "s", "app")
 
 
+@needs_wal_level_logical()
 def test_a_publisher_without_logical_wal_says_what_to_set_before_and_at_the_slot():
     with Server(fast=True, settings={"wal_level": "replica"}) as server, walsender(server.conninfo()) as connection:
         for attempt in (check_wal_level, lambda each: create_slot(each, "s")):
