@@ -2,7 +2,8 @@
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
 own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too, and
-``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server.
+``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server; what
+starts servers of its own takes ``PGSUB_PG_BIN``.
 """
 
 from __future__ import annotations
