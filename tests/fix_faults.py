@@ -325,10 +325,10 @@ class Site:
         return found[0]
 
     def sqlite(self, query: str) -> list[tuple[Any, ...]]:
-        """Rows of the state store."""
+        """Rows of the state store, which is not made by looking."""
         import sqlite3
 
-        connection = sqlite3.connect(self.state / "state.db", timeout=10)
+        connection = sqlite3.connect(f"file:{self.state / 'state.db'}?mode=rw", timeout=10, uri=True)
         try:
             return connection.execute(query).fetchall()
         finally:

@@ -67,7 +67,8 @@ class Database:
         taken = spare and take(server, name)
         with self._outside() as connection:
             if not taken and not there:
-                create = sql.SQL("CREATE DATABASE {} ENCODING {} TEMPLATE template0")
+                text = "CREATE DATABASE {} ENCODING {} TEMPLATE template0"
+                create = sql.SQL(text if encoding == "UTF8" else f"{text} LOCALE 'C'")
                 connection.execute(create.format(sql.Identifier(name), sql.Literal(encoding)))
             self._origins = _origins(connection)
 

@@ -429,7 +429,7 @@ GUARDS = (
     ),
     Guard(
         "rows are found by their index however small the table was",
-        "pgsub/apply/start.py",
+        "pgsub/apply/streams.py",
         (('        connection.execute("SET enable_seqscan = off")\n', ""),),
         ("tests/apply/test_apply_rows.py",),
     ),

@@ -121,14 +121,14 @@ class Lag(threading.Thread):
         :param begun: when it began, as :meth:`now`; ``ended`` when its last transaction was committed.
         :param drained: from :meth:`vanish`.
         :return: for each side seconds: the highest lag, the time until it vanished, the highest rise over what it had
-            fallen to while nobody wrote, and the highest lag after it had vanished.
+            fallen to while nobody wrote, and that after all of the burst was there.
         """
         found = {}
         for name, seconds in drained.items():
             during = [lags[name] for at, lags in self.series if begun <= at <= ended + seconds]
             falling = [lags[name] for at, lags in self.series if ended <= at <= ended + seconds]
             after = [lags[name] for at, lags in self.series if at > ended + seconds + INTERVAL]
-            figures = (max(during, default=0.0), seconds, _rise(falling), max(after, default=0.0))
+            figures = (max(during, default=0.0), seconds, _rise(falling), _rise(after))
             found[name] = dict(zip(("highest", "vanished", "rise", "afterwards"), figures))
         return found
 

@@ -31,7 +31,7 @@ EXACT = {
     "bigint": ("-9223372036854775808", "0", "9223372036854775807"),
     "boolean": ("t", "f"),
     "money": ("-92233720368547758.08", "0.01"),
-    "text": ("", "\\N", "\\", "\t\r\n", "NULL", "ünïcödé 😀", "a" * 300),
+    "text": ("", "\\N", "\\", "\t\r\n", "NULL", "ünïcödé 😀", "ß¿Ýé", "日本", "a" * 300),
     "varchar(7)": ("", "  x  ", "\\."),
     '"char"': ("a", ""),
     "bytea": ("", "\\x00ff5c0a090d27"),
@@ -91,6 +91,15 @@ NARROWER = {
 #: As text only; a cast of the text to the type would read it otherwise than the type's input function does.
 FIELDS = {"varchar(11)": (("5", "1 03:04:05"), "interval hour"), "varchar(12)": (("3", "1-2"), _YEAR_TO_MONTH)}
 
+#: Encodings of databases; SQL_ASCII takes any bytes.
+_CODECS = {"UTF8": "utf8", "LATIN1": "latin1", "WIN1252": "cp1252", "EUC_JP": "euc_jp", "SQL_ASCII": "utf8"}
+#: Of the publisher and of the targets.
+ENCODINGS = (
+    *(("UTF8", name) for name in ("UTF8", "LATIN1", "WIN1252", "EUC_JP", "SQL_ASCII")),
+    *(("LATIN1", name) for name in ("UTF8", "LATIN1", "WIN1252")),
+    ("SQL_ASCII", "SQL_ASCII"),
+)
+
 #: A statement that its server refuses with one of these is none; any other error is a mistake in here.
 REFUSED = (
     psycopg.errors.IntegrityError,
@@ -108,6 +117,7 @@ class Workload:
 
     :ivar phases: transactions; the first integer of each says what happens before it on all sides.
     :ivar immediate: everything streams as it is written; otherwise what exceeds 64 kB.
+    :ivar encodings: of the publisher and of the targets.
     """
 
     tables: tuple[int, ...]
@@ -119,6 +129,19 @@ class Workload:
     apply_mode: str = "batched"
     two_phase: bool = False
     immediate: bool = True
+    encodings: tuple[str, str] = ("UTF8", "UTF8")
+
+    def fitting(self, kind: str) -> tuple[str, ...]:
+        """Values of a type that both encodings have."""
+        return tuple(value for value in ALL[kind] if all(_has(name, value) for name in self.encodings))
+
+
+def _has(encoding: str, value: str) -> bool:
+    try:
+        value.encode(_CODECS[encoding])
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass
@@ -175,14 +198,14 @@ def grow_table(schema: str, number: int, seed: int, workload: Workload) -> Table
     key = [Column("k", "int", (), "int", key=True)]
     if chance.random() < 0.4:
         kind = chance.choice(sorted(KEYS if identity != "bare" else EXACT))
-        key.append(Column("K 2", kind, ALL[kind], kind, key=True))
+        key.append(Column("K 2", kind, workload.fitting(kind), kind, key=True))
     wider = WIDER if workload.binary else WIDER_AS_TEXT
     columns = []
     for place in range(chance.randrange(5)):
         kind = chance.choice(sorted(EXACT if identity == "bare" else ALL))
         wide = wider.get(kind, kind) if chance.random() < 0.3 and identity != "bare" else kind
         name = chance.choice([f"c{place}", f"C {place}", f'ü"%{place}'])
-        columns.append(Column(name, kind, ALL[kind], wide))
+        columns.append(Column(name, kind, workload.fitting(kind), wide))
     if chance.random() < 0.6:
         columns.append(Column("big", "text", _big(chance), "text"))
     slim = _grow_narrower(seed, identity, key, columns, workload)

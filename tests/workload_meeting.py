@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fix_servers import Database
 from psycopg import sql
 from psycopg.sql import Composable, Identifier, Literal
-from workload import ALL, EXACT, Column, Table
+from workload import ALL, EXACT, Column, Table, Workload
 
 _SQL = sql.SQL
 #: What a column's type may become, on all sides.
@@ -24,6 +24,7 @@ class Sides:
     publisher: Database
     targets: Sequence[Database]
     tables: Sequence[Table]
+    workload: Workload
     numbers: Iterator[int] = field(default_factory=itertools.count)  #: for names
 
     def on_targets(self, text: Composable) -> None:
@@ -58,7 +59,7 @@ def add_column(sides: Sides, chance: random.Random) -> str:
     """A column is added, on the targets first."""
     table = chance.choice([*sides.tables])
     kind = chance.choice(sorted(EXACT if table.searched else ALL))
-    column = Column(f"added {next(sides.numbers)}", kind, ALL[kind], kind)
+    column = Column(f"added {next(sides.numbers)}", kind, sides.workload.fitting(kind), kind)
     default = _SQL(" DEFAULT {}").format(column.value(chance)) if chance.random() < 0.5 else _SQL("")
     text = _SQL("ALTER TABLE {} ADD COLUMN {} {}{}").format(table.name, Identifier(column.name), _SQL(kind), default)
     sides.on_targets(text)

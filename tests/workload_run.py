@@ -109,6 +109,7 @@ class Run:
 
     :ivar held: prepared and neither committed nor rolled back.
     :ivar done: how often each kind of statement did something.
+    :ivar mark: the first statement of every transaction, if any.
     """
 
     sessions: Sequence[psycopg.Connection]
@@ -118,6 +119,7 @@ class Run:
     chance: random.Random
     held: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
+    mark: bytes | None = None
     _gids: int = 0
 
     def fill(self) -> None:
@@ -157,6 +159,8 @@ class Run:
         end = chance.choices(["COMMIT", "ROLLBACK", "PREPARE"], [6, 2, 3])[0]
         writer = Writer(chance, self.tables, end == "PREPARE")
         session.execute("BEGIN")
+        if self.mark is not None:
+            session.execute(self.mark)
         saved: list[str] = []
         for _ in range(chance.choice([1, 1, 2, 5, 12])):
             self._savepoints(session, chance, saved)

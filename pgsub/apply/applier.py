@@ -21,8 +21,7 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.admission import Filter
-from pgsub.apply.commit import Record
-from pgsub.apply.conflict import MissingRow
+from pgsub.apply.conflict import MissingRow, Record
 from pgsub.apply.counters import Counters
 from pgsub.apply.executor import Executor
 from pgsub.apply.savepoints import GivesUp, Savepoints

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -17,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply import conflict
-from pgsub.apply.conflict import LeftOut, MissingRow, OtherOrigin, Place, Resolved
+from pgsub.apply.conflict import Place, Record, Resolved
 from pgsub.apply.dead_letter import DeadLetters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
@@ -28,9 +27,6 @@ from pgsub.target import skip as skips
 from pgsub.target.pipeline import StatementFailed
 from pgsub.target.progress import Progress, of_commit
 from pgsub.target.skip import Skip
-
-#: What the launcher is to log: a change that was skipped, or a message.
-Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | Resolved | EmittedMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import psycopg
 
 from pgsub import failpoints
 from pgsub.apply.applier import Applier
-from pgsub.apply.commit import LedgerCommit, Record
+from pgsub.apply.commit import LedgerCommit
+from pgsub.apply.conflict import Record
 from pgsub.apply.counters import Counters
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.executor import Executor
@@ -265,7 +266,7 @@ class Committer:
         self.recorded |= recorded
         self.applied_in_parallel += applier.changes
         self.counters.add(applier.counters)
-        transaction.applied(self._session.relations)
+        self._session.relations.learn_from(transaction)
 
     # prepared transactions
 

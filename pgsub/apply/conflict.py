@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
 from pgsub.apply import conflict_record, unfit, wording
 from pgsub.apply.conflict_record import ConflictRecord
+from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PermissionMissing, PgsubError
 from pgsub.protocol.lsn import format_lsn
@@ -197,6 +198,10 @@ class Resolved(NamedTuple):
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger."""
         return self.record.body()
+
+
+#: What the launcher is to log: a change that was skipped or resolved, or a message.
+Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | Resolved | EmittedMessage
 
 
 def stopped(subid: int, record: ConflictRecord, place: Place) -> ApplyError:

@@ -88,7 +88,7 @@ class Dispatch:
         for payload in transaction.payloads():
             if payload[0] in _DESCRIBING:
                 self._learn(decode_change(payload, transaction.in_stream))
-        transaction.applied(self._relations)
+        self._relations.learn_from(transaction)
 
     def _learn(self, message: Message) -> None:
         if isinstance(message, TypeName):

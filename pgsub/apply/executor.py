@@ -16,8 +16,7 @@ import psycopg
 
 from pgsub.apply import conflict, set_writer
 from pgsub.apply.admission import Admission, Filter, Targets
-from pgsub.apply.commit import Record
-from pgsub.apply.conflict import Place
+from pgsub.apply.conflict import Place, Record
 from pgsub.apply.counters import Counters
 from pgsub.apply.dispatch import Dispatch
 from pgsub.apply.held import HeldChanges
@@ -128,7 +127,7 @@ class Executor:
         with self._locating():
             self._execute()
             self._rows.flush()
-        transaction.applied(self._relations)
+        self._relations.learn_from(transaction)
         self._admission.forget()
 
     def begin(self) -> None:

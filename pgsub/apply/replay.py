@@ -21,8 +21,7 @@ from pgsub.apply.executor import Executor
 from pgsub.apply.explain import look_closer
 from pgsub.apply.relations import NEVER, local_name
 from pgsub.apply.revival import Revival
-from pgsub.apply.start import target_session
-from pgsub.apply.streams import TargetSession
+from pgsub.apply.streams import TargetSession, target_session
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, PgsubError, StateForbids
 from pgsub.protocol.encoder import encode

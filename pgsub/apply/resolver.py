@@ -8,6 +8,7 @@ failed, until it is alone. Goes beyond the server, whose conflict.c only reports
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import psycopg
 
@@ -16,7 +17,6 @@ from pgsub.apply import conflict, obstacles
 from pgsub.apply.conflict import OtherOrigin, Place
 from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.apply.deviation import Deviation
-from pgsub.apply.dispatch import Dispatch
 from pgsub.apply.obstacles import Moved, Obstacles
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.resolution import Verdict
@@ -27,6 +27,7 @@ from pgsub.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.hits import Search
+from pgsub.target.mapping import RelationMap
 from pgsub.target.pipeline import StatementFailed
 
 #: Rows that are tried together at most.
@@ -44,6 +45,16 @@ _UNCHANGED = ord("u")
 Change = tuple[RemoteTransaction, bytes]
 
 
+class Changes(Protocol):
+    """What makes a change as if there were no rules: :class:`pgsub.apply.dispatch.Dispatch`."""
+
+    def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
+        """A message as it came."""
+
+    def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
+        """Where a change goes; None: it is left out."""
+
+
 class Resolver:
     """Of one executor.
 
@@ -57,7 +68,7 @@ class Resolver:
         connection: psycopg.Connection,
         rows: RowWriter,
         relations: RelationCache,
-        dispatch: Dispatch,
+        dispatch: Changes,
     ) -> None:
         self._connection = connection
         self._rows = rows

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from pgsub.apply import conflict
-from pgsub.apply.commit import Record
-from pgsub.apply.conflict import OtherOrigin, Place
+from pgsub.apply.conflict import OtherOrigin, Place, Record
 from pgsub.apply.deviation import Deviation
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.row_statements import RowStatements

@@ -65,7 +65,7 @@ class Salvage:
                     self._try([payload])
             self._try(waiting)
             self._ending.record(self._executor.finish())
-        transaction.applied(self._session.relations)
+        self._session.relations.learn_from(transaction)
 
     def _try(self, payloads: Sequence[bytes]) -> None:
         """In their order; what changes a row that an earlier change could not bring depends on it, and is left out."""

@@ -114,7 +114,7 @@ class Skipping:
                     left.keep(relations.remote(relid), message, {"skipped": WHOLE})
             if left.full:
                 left.write()
-        transaction.applied(relations)
+        relations.learn_from(transaction)
 
     def _taken(self, remote: Relation, transaction: RemoteTransaction, admits: Filter) -> bool:
         """Whether apply would have made the changes of a relation; those of one that the target lacks stop it."""

@@ -15,10 +15,9 @@ from psycopg.types.json import Jsonb
 from pgsub import failpoints
 from pgsub.apply.assembler import Assembler
 from pgsub.apply.receiver import Timing
-from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import Spool, limit
 from pgsub.apply.standby import StandbyNames, named
-from pgsub.apply.streams import Streams, TargetSession
+from pgsub.apply.streams import Streams, TargetSession, target_session
 from pgsub.errors import PublisherUnavailable
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
@@ -27,7 +26,7 @@ from pgsub.publisher.identity import PublisherIdentity
 from pgsub.pulse import PulseAddress
 from pgsub.subscription import Subscription, receiver_timeout
 from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_owner, membership, origins, two_phase
+from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.owner import must_use_password
@@ -148,30 +147,6 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
     )
     body = Jsonb({"kind": "log", "level": "WARNING", "text": text})
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
-
-
-def target_session(
-    sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
-) -> TargetSession:
-    """A session that makes changes of the subscription as apply does: its settings, its replication origin.
-
-    :param claim: what its commits of progress are checked against.
-    :param must: see :func:`pgsub.target.origins.attach`.
-    :raises TargetUnavailable: no origin is free.
-    """
-    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
-    try:
-        # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
-        # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
-        connection.execute("SET enable_seqscan = off")
-        ledger_owner.check(connection)
-        progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
-        tracked = progress.tagged and target.tracks_commits(connection)
-        relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
-        return TargetSession(connection, progress, relations)
-    except BaseException:
-        connection.close()
-        raise
 
 
 def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:

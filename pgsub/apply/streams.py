@@ -12,6 +12,11 @@ from pgsub.apply.receiver import Timing
 from pgsub.apply.relations import RelationCache
 from pgsub.apply.standby import StandbyNames
 from pgsub.publisher.walsender import WalSender
+from pgsub.subscription import Subscription
+from pgsub.target import connect as target
+from pgsub.target import ledger_owner, origins
+from pgsub.target.connect import SessionName
+from pgsub.target.ledger import Claim
 from pgsub.target.progress import Progress
 
 
@@ -52,3 +57,27 @@ class Streams:
     def relations(self) -> RelationCache:
         """Of the worker's own target session."""
         return self.session.relations
+
+
+def target_session(
+    sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
+) -> TargetSession:
+    """A session that makes changes of the subscription as apply does: its settings, its replication origin.
+
+    :param claim: what its commits of progress are checked against.
+    :param must: see :func:`pgsub.target.origins.attach`.
+    :raises TargetUnavailable: no origin is free.
+    """
+    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
+    try:
+        # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
+        # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
+        connection.execute("SET enable_seqscan = off")
+        ledger_owner.check(connection)
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
+        tracked = progress.tagged and target.tracks_commits(connection)
+        relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
+        return TargetSession(connection, progress, relations)
+    except BaseException:
+        connection.close()
+        raise

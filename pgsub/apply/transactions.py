@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pgsub.apply.relations import RelationCache
 from pgsub.apply.spool import SpooledTransaction
 from pgsub.errors import ProtocolViolation
 from pgsub.protocol.decoder import decode_change
@@ -100,11 +99,6 @@ class RemoteTransaction:
             raise ProtocolViolation("insufficient data left in message")
         relid: int = INT32.unpack_from(payload, start)[0]
         return relid
-
-    def applied(self, relations: RelationCache) -> None:
-        """Its changes are done: what holds of relations for what follows."""
-        for relation in self.leaves:
-            relations.learn(relation)
 
     def release(self) -> None:
         """It is done: nothing of it is needed again."""

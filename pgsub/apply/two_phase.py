@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pgsub import failpoints
-from pgsub.apply.commit import Consumed, LedgerCommit, Record
-from pgsub.apply.conflict import Place, located
+from pgsub.apply.commit import Consumed, LedgerCommit
+from pgsub.apply.conflict import Place, Record, located
 from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.streams import TargetSession
 from pgsub.apply.transactions import Kind, RemoteTransaction

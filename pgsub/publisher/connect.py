@@ -38,6 +38,8 @@ _MEANINGS = {
     "array_nulls": "on",
     "transform_null_equals": "off",
 }
+#: Minor versions that came with the setting (CVE-2024-7348); from 17 on it is always there.
+_RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
 
@@ -160,6 +162,8 @@ def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
         )
     settings = {**_MEANINGS, **(_SETTINGS if by_sql else {})}
     settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if version >= since}
+    if version >= _RESTRICTS_SINCE.get(version // 10000, 170000):
+        settings["restrict_nonsystem_relation_kind"] = "view"  # a table exchanged for a view would be code (as pg_dump)
     calls = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()

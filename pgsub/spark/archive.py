@@ -132,7 +132,7 @@ def train_in_background(archive: Archive, environment: Mapping[str, str]) -> Non
         return
     try:
         subprocess.Popen(
-            [sys.executable, "-m", "pgsub.spark.training"],
+            [sys.executable, "-m", "pgsub.spark.training", str(archive.file.parent)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

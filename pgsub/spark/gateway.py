@@ -116,6 +116,8 @@ def _remove_scratch(run: Path) -> None:
         os.kill(int((run / "jvm.pid").read_text()), 0)
     except (OSError, ValueError):  # nobody uses them
         shutil.rmtree(run / "spark", ignore_errors=True)
+        for left in run.glob(".*.sock"):
+            left.unlink(missing_ok=True)
 
 
 def _environment(

@@ -25,6 +25,9 @@ _OPTIONS = {
     "--driver-java-options": "spark.driver.extraJavaOptions",
 }
 
+#: Bytes of a folder in which sockets can have the names that pyspark gives them (sun_path, unix(7)).
+_LONGEST_FOLDER = 107 - len("/.01234567-0123-0123-0123-0123456789ab.sock")
+
 #: For any master.
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -103,6 +106,9 @@ def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
         chosen["spark.python.daemon.module"] = "pgsub.spark.daemon"
     if not master.startswith("local-cluster"):  # Spark makes the secret by itself (SecurityManager.scala)
         chosen["spark.authenticate"] = "true"  # other users of this machine reach the loopback too
+        if len(os.fsencode(run_folder)) <= _LONGEST_FOLDER:  # and each connection there would be a python process
+            chosen["spark.python.unix.domain.socket.enabled"] = "true"
+            chosen["spark.python.unix.domain.socket.dir"] = str(run_folder)
     return chosen
 
 

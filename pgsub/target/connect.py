@@ -18,6 +18,7 @@ from pgsub.errors import (
     SchemaFault,
     TargetUnavailable,
     is_transient,
+    said_hint,
 )
 
 #: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
@@ -161,7 +162,7 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     diag = error.diag
     message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"could not {doing}: {message}"
-    detail, hint, state = diag.message_detail, diag.message_hint, error.sqlstate
+    detail, hint, state = diag.message_detail, said_hint(diag.message_hint), error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
     if is_transient(state):

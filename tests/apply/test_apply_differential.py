@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.sql import Identifier, Literal
-from workload import TYPES, Workload, grow_table, published
+from workload import ENCODINGS, TYPES, Workload, grow_table, published
 from workload_compare import rows, unlike_publisher
 from workload_run import Run
 
@@ -63,8 +63,10 @@ WORKLOADS = st.builds(
     apply_mode=st.sampled_from(["batched", "transactional"]),
     two_phase=st.booleans(),
     immediate=st.booleans(),
+    encodings=st.sampled_from([ENCODINGS[0], *ENCODINGS]),
 )
 _numbers = itertools.count(1)
+Databases = Callable[[tuple[str, str]], tuple[Database, Database, Database]]
 
 
 class Subscribers:
@@ -82,7 +84,7 @@ class Subscribers:
         self.task: Task | None = None
         self.retries = 0
         self._markers = itertools.count(1)
-        self._sides = meeting.Sides(pubdb, (subdb, native), self.tables)
+        self._sides = meeting.Sides(pubdb, (subdb, native), self.tables, workload)
         self._define()
         self.pgsub = self._subscribe()
 
@@ -235,11 +237,27 @@ class Subscribers:
 
 
 @pytest.fixture
-def native(target: Server, subdb: Database) -> Iterator[Database]:
-    """A second database on the target, which the server's own subscriber fills."""
-    database = Database(target, f"{subdb.name}_native")
-    yield database
-    database.drop()
+def databases(publisher: Server, target: Server, pubdb: Database) -> Iterator[Databases]:
+    """Publisher, pgsub's target and the one that the server's own subscriber fills, once for each pair of encodings."""
+    made: dict[tuple[str, str], tuple[Database, Database, Database]] = {}
+
+    def make(encodings: tuple[str, str]) -> tuple[Database, Database, Database]:
+        if encodings not in made:
+            name = f"{pubdb.name}_{'_'.join(encodings)}".lower()
+            first, second = encodings
+            made[encodings] = (
+                Database(publisher, name, first),
+                Database(target, name, second),
+                Database(target, f"{name}_native", second),
+            )
+            for database in made[encodings]:
+                database.execute(TYPES)
+        return made[encodings]
+
+    yield make
+    for three in made.values():
+        for database in three[::-1]:
+            database.drop()
 
 
 _MESSAGES: dict[type[Message], str] = {
@@ -294,17 +312,15 @@ def _given() -> Callable[[Callable[[Workload], None]], Callable[[], None]]:
 
 @pytest.mark.usefixtures("fast")
 def test_the_target_ends_as_one_of_the_servers_own_subscriber(
-    pubdb: Database, subdb: Database, native: Database, seen: Counter[str], reached: Callable[[str], None]
+    databases: Databases, seen: Counter[str], reached: Callable[[str], None]
 ) -> None:
     """Whatever the tables are, and whatever transactions do: with rows missing here and there, and tables altered."""
-    for database in (pubdb, subdb, native):
-        database.execute(TYPES)
     done: Counter[str] = Counter()
 
     @_given()
     def run(workload: Workload) -> None:
         note(f'again: PGSUB_WORKLOAD="{workload}"')
-        subscribers = Subscribers(pubdb, subdb, native, workload)
+        subscribers = Subscribers(*databases(workload.encodings), workload)
         try:
             done.update(subscribers.work())
             subscribers.compare()

@@ -22,5 +22,5 @@ def test_kills_restarts_and_bursts_leave_both_subscribers_equal_to_the_publisher
 ) -> None:
     with Soak(tmp_path, seed=2, burst=2_000) as soak:
         soak.work(_MINUTES)
-        assert soak.differences() == []
-        assert soak.bursts and soak.troubles and soak.statements["insert"], soak.document()
+        assert soak.wrong == []
+        assert soak.bursts and soak.transactions and soak.ground.run.done["insert"], soak.document()

@@ -16,6 +16,7 @@ import task_functions as tasks
 from pgsub.errors import StateForbids
 from pgsub.spark import settings, training
 from pgsub.spark.gateway import environ
+from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
 from pgsub.spark.session import alive, close_context, open_context
 
@@ -165,9 +166,10 @@ def test_another_spark_in_spark_home_is_refused(tmp_path, monkeypatch, opened):
         opened()
 
 
-def test_a_start_with_the_archive_maps_it(opened, capsys):
+def test_a_start_with_the_archive_maps_it(opened, state_dir, capsys):
     """The archive of this machine is made here if it is missing; the time to a first result is shown."""
-    assert subprocess.run([sys.executable, "-m", training.__name__], cwd=ROOT, check=False).returncode == 0
+    made = [sys.executable, "-m", training.__name__, str(cache_folder(state_dir / "cache"))]
+    assert subprocess.run(made, cwd=ROOT, check=False).returncode == 0
     began = time.monotonic()
     context = opened()
     assert Submitter(context).submit("double", tasks.double, [1]).result(60) == [2]
