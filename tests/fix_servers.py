@@ -51,11 +51,19 @@ class Database:
     :param name: its name; unique in the cluster.
     :param encoding: of the server.
     :param spare: it may be one that was used before, and may be used again (:mod:`spare`).
+    :param ledger: of such a one, with the ledger installed in it if possible.
     :param there: it is there already: on a standby, or after an upgrade.
     """
 
     def __init__(
-        self, server: Server, name: str, encoding: str = "UTF8", *, spare: bool = False, there: bool = False
+        self,
+        server: Server,
+        name: str,
+        encoding: str = "UTF8",
+        *,
+        spare: bool = False,
+        ledger: bool = False,
+        there: bool = False,
     ) -> None:
         self.server = server
         self.name = name
@@ -64,7 +72,8 @@ class Database:
         self._postmaster = server.pid
         self._dropped = False
         self._spare = spare
-        taken = spare and take(server, name)
+        self._ledger = ledger
+        taken = spare and take(server, name, ledger=ledger)
         with self._outside() as connection:
             if not taken and not there:
                 text = "CREATE DATABASE {} ENCODING {} TEMPLATE template0"
@@ -131,7 +140,7 @@ class Database:
                     _roll_back_prepared(inside)
             _drop_slots(connection, self.name)
             if self._spare:
-                keep(self.server, self.name)
+                keep(self.server, self.name, ledger=self._ledger)
             else:
                 connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
             for origin in _origins(connection) - self._origins:
@@ -291,10 +300,15 @@ def pubdb(publisher: Server) -> Iterator[Database]:
     database.drop()
 
 
+#: Fixtures that install the ledger on the target.
+_INSTALLING = {"pair", "subscriber"}
+
+
 @pytest.fixture
-def subdb(target: Server) -> Iterator[Database]:
+def subdb(request: pytest.FixtureRequest, target: Server) -> Iterator[Database]:
     """A fresh database on the shared target."""
-    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}", spare=True)
+    ledger = not _INSTALLING.isdisjoint(request.fixturenames)
+    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}", spare=True, ledger=ledger)
     yield database
     database.drop()
 
