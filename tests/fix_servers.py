@@ -2,7 +2,8 @@
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
 own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too, and
-``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server.
+``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server; what
+starts servers of its own takes ``PGSUB_PG_BIN``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,23 @@ import psycopg
 import pytest
 import servers
 from psycopg import sql
+from psycopg.types.string import TextLoader
 from spare import forget, keep, outside, take
 
 from pgsub.demo.binaries import find_binaries
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
+from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _numbers = itertools.count(1)
+
+
+class _LsnLoader(TextLoader):
+    """An LSN as pgsub writes it: 19 pads it with zeros, and tests compare it as text."""
+
+    def load(self, data: Any) -> str:
+        """:param data: what the server sent."""
+        return format_lsn(parse_lsn(str(super().load(data))))
 
 
 class Database:
@@ -72,7 +83,9 @@ class Database:
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        return self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection = self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection.adapters.register_loader("pg_lsn", _LsnLoader)
+        return connection
 
     @property
     def connection(self) -> psycopg.Connection:
@@ -206,6 +219,12 @@ def other_servers() -> dict[str, Path]:
 def embedded_version() -> str:
     """The major version that tests use where nothing else is said."""
     return _major(find_binaries())
+
+
+def needs_wal_level_logical() -> pytest.MarkDecorator:
+    """For a test whose own publisher does not decode with ``wal_level = replica``."""
+    reason = "from 19 on wal_level = replica suffices: test_postgres_19.py"
+    return pytest.mark.skipif(int(embedded_version()) >= 19, reason=reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,6 +10,7 @@ import threading
 import psycopg
 import pytest
 from fix_program import nothing_created, one_error, until
+from fix_servers import needs_wal_level_logical
 
 from pgsub.demo.servers import Server
 
@@ -111,6 +112,7 @@ def _pasted(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.endswith(";")]
 
 
+@needs_wal_level_logical()
 def test_a_publisher_that_does_not_decode_is_refused_with_the_setting_to_change(make_cli, subdb):
     with Server(fast=True, settings={"wal_level": "replica"}) as publisher:
         cli = make_cli(publisher.conninfo(), subdb.conninfo)
