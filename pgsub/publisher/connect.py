@@ -109,14 +109,6 @@ def is_replication(connection: Connection) -> bool:
     return "replication" in connection.info.get_parameters()
 
 
-def through_pooler(connection: Connection) -> bool:
-    """Whether a pooler stands between: the key it handed out names another backend than the one that answers.
-
-    An old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so.
-    """
-    return scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
-
-
 def address(connection: Connection) -> str:
     """A conninfo of the server that a session is with, where its own names several; without a password."""
     info = connection.info
@@ -168,4 +160,12 @@ def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
     ]
-    connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
+    direct = ci.own_backend(connection)
+    query = sql.SQL("SELECT {} WHERE {}").format(sql.SQL(", ").join(calls), direct)
+    if connection.execute(query).fetchone() is None:
+        # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
+        raise StateForbids(
+            "the publisher's connection goes through a connection pooler",
+            detail="Logical replication needs a session of its own.",
+            hint=ci.POOLER_HINT,
+        )
