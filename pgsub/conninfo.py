@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
-from psycopg import pq
+import psycopg
+from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.errors import UsageError
@@ -39,6 +41,8 @@ BELTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
+
+POOLER_HINT = "Give the address and port of the server itself."
 
 
 def take_environment(environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
@@ -96,6 +100,15 @@ def _said_by_service(service: str) -> set[str]:
         nowhere.finish()
 
 
+def own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
+    """A condition that holds unless a pooler stands between, which hands out keys that name no backend that answers.
+
+    It belongs to the statement that pins settings: behind a pooler they would be pinned for whoever comes next.
+    """
+    pid = sql.Literal(connection.pgconn.backend_pid)
+    return sql.SQL("pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}").format(pid)
+
+
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """Conninfo parameters without any secret, and the password if there was one."""
     public = {key: value for key, value in params.items() if key not in _SECRETS}
@@ -110,7 +123,7 @@ def join(params: Mapping[str, str], **more: str) -> str:
 def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
     """Move a password into a 0600 passfile; the returned parameters name the file instead.
 
-    :param passfile: written whole or not at all; its folder is 0700.
+    :param passfile: written whole or not at all, whatever ends first, process or power; its folder is 0700.
     """
     public, password = split_password(params)
     if password is None:
@@ -121,6 +134,8 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(f"*:*:*:*:{escaped}\n")
+        file.flush()
+        os.fsync(descriptor)  # the state store, which will name it, outlives a loss of power
     draft.replace(passfile)
     return {**public, "passfile": str(passfile)}
 

@@ -93,6 +93,11 @@ def one_line(text: str) -> str:
     return text.replace("\n", "\\n")
 
 
+def said_hint(text: str | None) -> str | None:
+    """A server's HINT: of ours every line but the first is one to paste, and no server is to put one there."""
+    return None if text is None else one_line(text)
+
+
 def _rebuild(cls: type[PgsubError], message: str) -> PgsubError:
     return cls(message)
 

@@ -20,7 +20,11 @@ settings.register_profile("pgsub", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("pgsub")
 
 #: Folders whose files take longest: they come first, so that no worker is left alone with one of them at the end.
-_LONG = ("faults", "commands", "models", "demo", "tablesync", "spark")
+#: ``tests`` are the files beside the folders, with servers of other versions.
+_LONG = (
+    *("faults", "scenarios", "commands", "tests", "models", "demo", "launcher"),
+    *("tablesync", "spark", "apply", "guards", "publisher", "target"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

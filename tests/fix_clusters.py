@@ -96,5 +96,5 @@ def make_server() -> Iterator[MakeServer]:
 
 def replayed(primary: Database, standby: Database) -> None:
     """Wait until a standby has replayed what its primary has written."""
-    written = primary.value("SELECT pg_current_wal_flush_lsn()::text")
+    written = primary.value("SELECT pg_current_wal_flush_lsn()")
     standby.wait("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", written)

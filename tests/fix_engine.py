@@ -165,7 +165,7 @@ class Subscriber:
 
     def catch_up(self) -> WorkerResult:
         """Run apply until everything that the publisher has now is applied."""
-        position = self.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+        position = self.pubdb.value("SELECT pg_current_wal_flush_lsn()")
         task = self.start(until_lsn=ledger.lsn_or_none(position))
         result: list[WorkerResult] = task.result()
         return result[0]

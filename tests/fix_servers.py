@@ -2,7 +2,8 @@
 
 ``pubdb`` and ``subdb`` are what most tests need. A test that stops, kills or reconfigures a server takes a pair of its
 own from ``own_pair``. Tests marked ``publishers`` run once for each publisher of ``PGSUB_TEST_BINDIRS`` too, and
-``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server.
+``PGSUB_TEST_PUBLISHER=19``, ``PGSUB_TEST_TARGET=19`` have all tests use that one instead of the embedded server; what
+starts servers of its own takes ``PGSUB_PG_BIN``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,23 @@ import psycopg
 import pytest
 import servers
 from psycopg import sql
+from psycopg.types.string import TextLoader
 from spare import forget, keep, outside, take
 
 from pgsub.demo.binaries import find_binaries
 from pgsub.demo.servers import Server, Setting
 from pgsub.errors import PgsubError
+from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _numbers = itertools.count(1)
+
+
+class _LsnLoader(TextLoader):
+    """An LSN as pgsub writes it: 19 pads it with zeros, and tests compare it as text."""
+
+    def load(self, data: Any) -> str:
+        """:param data: what the server sent."""
+        return format_lsn(parse_lsn(str(super().load(data))))
 
 
 class Database:
@@ -40,11 +51,19 @@ class Database:
     :param name: its name; unique in the cluster.
     :param encoding: of the server.
     :param spare: it may be one that was used before, and may be used again (:mod:`spare`).
+    :param ledger: of such a one, with the ledger installed in it if possible.
     :param there: it is there already: on a standby, or after an upgrade.
     """
 
     def __init__(
-        self, server: Server, name: str, encoding: str = "UTF8", *, spare: bool = False, there: bool = False
+        self,
+        server: Server,
+        name: str,
+        encoding: str = "UTF8",
+        *,
+        spare: bool = False,
+        ledger: bool = False,
+        there: bool = False,
     ) -> None:
         self.server = server
         self.name = name
@@ -53,7 +72,8 @@ class Database:
         self._postmaster = server.pid
         self._dropped = False
         self._spare = spare
-        taken = spare and take(server, name)
+        self._ledger = ledger
+        taken = spare and take(server, name, ledger=ledger)
         with self._outside() as connection:
             if not taken and not there:
                 text = "CREATE DATABASE {} ENCODING {} TEMPLATE template0"
@@ -63,7 +83,9 @@ class Database:
 
     def connect(self, user: str = "postgres", **more: str) -> psycopg.Connection:
         """A new session in autocommit mode; the test closes it."""
-        return self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection = self.server.connect(self.name, user, **{"client_encoding": "UTF8", **more})
+        connection.adapters.register_loader("pg_lsn", _LsnLoader)
+        return connection
 
     @property
     def connection(self) -> psycopg.Connection:
@@ -118,7 +140,7 @@ class Database:
                     _roll_back_prepared(inside)
             _drop_slots(connection, self.name)
             if self._spare:
-                keep(self.server, self.name)
+                keep(self.server, self.name, ledger=self._ledger)
             else:
                 connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
             for origin in _origins(connection) - self._origins:
@@ -199,6 +221,12 @@ def embedded_version() -> str:
     return _major(find_binaries())
 
 
+def needs_wal_level_logical() -> pytest.MarkDecorator:
+    """For a test whose own publisher does not decode with ``wal_level = replica``."""
+    reason = "from 19 on wal_level = replica suffices: test_postgres_19.py"
+    return pytest.mark.skipif(int(embedded_version()) >= 19, reason=reason)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Nobody has to look for what was left out."""
     if missing := set(servers.wanted()) - set(other_servers()) - {embedded_version()}:
@@ -272,10 +300,15 @@ def pubdb(publisher: Server) -> Iterator[Database]:
     database.drop()
 
 
+#: Fixtures that install the ledger on the target.
+_INSTALLING = {"pair", "subscriber"}
+
+
 @pytest.fixture
-def subdb(target: Server) -> Iterator[Database]:
+def subdb(request: pytest.FixtureRequest, target: Server) -> Iterator[Database]:
     """A fresh database on the shared target."""
-    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}", spare=True)
+    ledger = not _INSTALLING.isdisjoint(request.fixturenames)
+    database = Database(target, f"sub_{os.getpid()}_{next(_numbers)}", spare=True, ledger=ledger)
     yield database
     database.drop()
 

@@ -75,7 +75,7 @@ class Stuck:
         """
         for statement in statements:
             self.pubdb.execute(statement)
-        now = parse_lsn(str(self.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")))
+        now = parse_lsn(str(self.pubdb.value("SELECT pg_current_wal_flush_lsn()")))
         task = self.start(until_lsn=now)
         try:
             result: list[WorkerResult] = task.result()
@@ -94,7 +94,7 @@ class Stuck:
 
     def wal(self) -> int:
         """Where the publisher's WAL ends."""
-        return parse_lsn(str(self.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")))
+        return parse_lsn(str(self.pubdb.value("SELECT pg_current_wal_flush_lsn()")))
 
     def preview(self, *words: str, code: int, command: str = "skip-lsn") -> dict[str, Any]:
         """The validated document of a preview, which ends with this code."""
@@ -104,7 +104,7 @@ class Stuck:
 
     def position(self) -> str:
         """The ledger's remote_lsn."""
-        return str(self.subdb.value("SELECT remote_lsn::text FROM pgsub.progress WHERE worker = 0"))
+        return str(self.subdb.value("SELECT remote_lsn FROM pgsub.progress WHERE worker = 0"))
 
     def journal(self, action: str) -> list[dict[str, Any]]:
         """What the journal has of one command, oldest first."""

@@ -1,5 +1,7 @@
 """A server that npm has not, out of Debian's archive: its packages, with the libraries they need, below one folder.
 
+Other programs (:func:`fetch_program`) come out of the machine's own release, with the libraries that it lacks.
+
 Nothing is installed and root is not needed: apt works in a folder of its own, its packages are only unpacked, and
 patchelf points the programs to the libraries beside them, so that an older Debian runs them. What the archive has on
 the day is taken (a beta is replaced by the next); apt verifies the signatures.
@@ -66,16 +68,35 @@ def fetch(version: str, folder: Path) -> Path:
             return _programs(installed, version)
         if installed.is_symlink():
             installed.unlink()  # what it led to was removed
-    archive, keyring = _archive(), _keyring()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="draft-") as name:
         draft = Path(name)
-        options = _private_apt(draft / "apt", archive, keyring, version)
-        packages = _packages(options, version)
-        _run(["apt-get", *options, "download", *(f"{name}={release}" for name, release in packages.items())], draft)
+        preferences = _PREFERENCES.format(version=version)
+        options = _private_apt(draft / "apt", ("sid", "experimental"), preferences)
+        packages = _packages(options, f"postgresql-{version}", _WANTED)
+        _download(options, packages, draft)
         installed = folder / (kept + packages[f"postgresql-{version}"])
         _install(draft, installed, version)
     return _programs(installed, version)
+
+
+def fetch_program(package: str, folder: Path) -> Path:
+    """The folder that a package of this machine's release was unpacked in, with all that it needs and is not installed.
+
+    :param folder: where servers are kept, and this beside them.
+    :raises NotAvailable: no Debian, no network.
+    """
+    release = platform.freedesktop_os_release().get("VERSION_CODENAME", "") if Path("/etc/os-release").exists() else ""
+    installed = folder / f"{package}-{platform.machine()}-{release}"
+    if not installed.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="draft-") as name:
+            draft = Path(name)
+            options = _private_apt(draft / "apt", (release,), "")
+            shutil.copy("/var/lib/dpkg/status", draft / "apt" / "status")
+            _download(options, _packages(options, package, re.compile(".")), draft)
+            _unpack(draft).rename(installed)
+    return installed
 
 
 def _programs(installed: Path, version: str) -> Path:
@@ -105,11 +126,12 @@ def _keyring() -> str:
     raise NotAvailable("the keys of Debian's archive are not installed (package debian-archive-keyring)")
 
 
-def _private_apt(root: Path, archive: str, keyring: str, version: str) -> list[str]:
+def _private_apt(root: Path, suites: tuple[str, ...], preferences: str) -> list[str]:
     """Make apt a place of its own and fill its lists.
 
     :return: the options that make apt work there.
     """
+    archive, keyring = _archive(), _keyring()
     for needed in (
         "etc/apt/apt.conf.d",
         "etc/apt/preferences.d",
@@ -117,11 +139,11 @@ def _private_apt(root: Path, archive: str, keyring: str, version: str) -> list[s
         "var/cache/apt/archives/partial",
     ):
         (root / needed).mkdir(parents=True)
-    sources = [f"deb [signed-by={keyring}] {archive} {suite} main\n" for suite in ("sid", "experimental")]
+    sources = [f"deb [signed-by={keyring}] {archive} {suite} main\n" for suite in suites]
     for name, text in {
         "status": "",
         "sources.list": "".join(sources),
-        "preferences": _PREFERENCES.format(version=version),
+        "preferences": preferences,
         "apt.conf": _SETTINGS.format(root=root),
     }.items():
         (root / name).write_text(text)
@@ -130,20 +152,29 @@ def _private_apt(root: Path, archive: str, keyring: str, version: str) -> list[s
     return options
 
 
-def _packages(options: list[str], version: str) -> Mapping[str, str]:
-    """Releases of the server's packages and of the libraries that they need, by name."""
-    said = _run(["apt-get", *options, "install", "--dry-run", f"postgresql-{version}"], Path("/"))
+def _packages(options: list[str], package: str, wanted: re.Pattern[str]) -> Mapping[str, str]:
+    """Releases of a package and of those that it needs, by name."""
+    said = _run(["apt-get", *options, "install", "--dry-run", package], Path("/"))
     found = dict(re.findall(r"^Inst (\S+) \((\S+)", said, re.MULTILINE))
-    if f"postgresql-{version}" not in found:
-        raise NotAvailable(f"Debian's archive has no postgresql-{version}")
-    return {name: release for name, release in found.items() if _WANTED.match(name)}
+    if package not in found:
+        raise NotAvailable(f"Debian's archive has no {package}")
+    return {name: release for name, release in found.items() if wanted.match(name)}
+
+
+def _download(options: list[str], packages: Mapping[str, str], draft: Path) -> None:
+    _run(["apt-get", *options, "download", *(f"{name}={release}" for name, release in packages.items())], draft)
+
+
+def _unpack(draft: Path) -> Path:
+    root = draft / "root"
+    for package in sorted(draft.glob("*.deb")):
+        _run(["dpkg-deb", "-x", str(package), str(root)], draft)
+    return root
 
 
 def _install(draft: Path, installed: Path, version: str) -> None:
     """Unpack and patch below the draft, then move it to its place in one step."""
-    root = draft / "root"
-    for package in sorted(draft.glob("*.deb")):
-        _run(["dpkg-deb", "-x", str(package), str(root)], draft)
+    root = _unpack(draft)
     place = installed if _everybody_enters(installed.parent) else _place_for_everybody()
     _patch(root, place, version, draft)
     if place == installed:

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply import conflict
 from pgsub.apply.conflict import Place, Record, Resolved
 from pgsub.apply.dead_letter import DeadLetters
-from pgsub.apply.emitted import EmittedMessage
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.counted import counted
 from pgsub.errors import Said, StreamsMustRestart, said
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target import skip as skips
+from pgsub.target.documents import document
 from pgsub.target.pipeline import StatementFailed
 from pgsub.target.progress import Progress, of_commit
 from pgsub.target.skip import Skip
@@ -58,9 +57,10 @@ class Consumed:
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
         skips.replace(connection, subid, self.skip, self.left)
-        rows = [(subid, Jsonb({"kind": "log", "level": level, "text": text})) for level, text in self.messages]
+        bodies = [{"kind": "log", "level": level, "text": text} for level, text in self.messages]
         if self.done:
-            rows.append((subid, Jsonb({"kind": "skipped", "finish_lsn": format_lsn(self.done)})))
+            bodies.append({"kind": "skipped", "finish_lsn": format_lsn(self.done)})
+        rows = [(subid, document(connection, body)) for body in bodies]
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
@@ -109,10 +109,8 @@ class LedgerCommit:
         if keep:
             self.keep(records)
         self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
-        if self._connection.info.parameter_status("server_encoding") != "UTF8":  # a message must not stop apply
-            records = [one.escaped() if isinstance(one, EmittedMessage) else one for one in records]
         located = conflict.with_leaves(self._connection, records)
-        rows = [(self._subid, Jsonb(one.body(self._subid))) for one in located]
+        rows = [(self._subid, document(self._connection, one.body(self._subid))) for one in located]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
@@ -151,7 +149,7 @@ class LedgerCommit:
             told = said(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
             body = {"kind": "log", "level": "LOG", "text": told}
             query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
-            self._connection.execute(query, (self._subid, Jsonb(body)))
+            self._connection.execute(query, (self._subid, document(self._connection, body)))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
         """Run a statement of two-phase commit, which ends a transaction.

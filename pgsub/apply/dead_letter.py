@@ -5,7 +5,6 @@ Values are the publisher's texts by column, in a form that any encoding of the t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from pgsub.apply.relations import local_name
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+from pgsub.target import documents
 
 #: Letters, and bytes of them, that are written together.
 LETTERS, LETTERS_BYTES = 1000, 4 << 20
@@ -42,7 +42,7 @@ class DeadLetters:
         self._of_sync = of_sync
         self._subid = subid
         self.transaction = transaction
-        self._ascii = connection.info.parameter_status("server_encoding") != "UTF8"
+        self._encoding = documents.encoding(connection)
         self._waiting: list[tuple[str, str, str]] = []
         self._bytes = 0
         self.count = 0
@@ -78,7 +78,7 @@ class DeadLetters:
             body["old"], body["old_kind"] = self._row(relation, message.old), message.old_kind
         if isinstance(message, Truncate):
             body["restart_identity"] = message.restart_identity
-        text = json.dumps(body, ensure_ascii=self._ascii)
+        text = documents.text(body, self._encoding)
         self._waiting.append((*local_name(relation), text))
         self._bytes += len(text)
         self.count += 1
@@ -100,7 +100,7 @@ class DeadLetters:
         if kind == _BINARY:
             return {"binary": value.hex()}
         try:
-            text = value.decode("ascii" if self._ascii else "utf-8")
+            text = value.decode("utf-8" if self._encoding == "UTF8" else "ascii")
         except UnicodeDecodeError:
             return {"text": value.hex()}
         return text

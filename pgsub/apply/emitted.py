@@ -33,11 +33,6 @@ class EmittedMessage(NamedTuple):
         """What is shown of a message."""
         return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
 
-    def escaped(self) -> EmittedMessage:
-        """The same in ASCII, for a target whose encoding may not know a character."""
-        prefix, content = (text.encode("ascii", "backslashreplace").decode() for text in (self.prefix, self.content))
-        return self._replace(prefix=prefix, content=content)
-
     def body(self, _subid: int) -> dict[str, object]:
         """As JSON for the ledger."""
         return {

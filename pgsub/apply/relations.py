@@ -12,19 +12,18 @@ from dataclasses import replace
 
 import psycopg
 
-from pgsub import conflict_rules
+from pgsub import conflict_rules, pasted
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.subscription import Subscription
 from pgsub.target import definitions, remedy, roles
 from pgsub.target.mapping import RelationMap, map_relation, missing
-from pgsub.target.relation import TargetRelation, describe, find_oids, name_of, partitions, renamed
+from pgsub.target.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
 from pgsub.target.skip import Flood
 from pgsub.target.statements import Statement
 
 Name = tuple[str, str]
-_LEDGER = "pgsub"  #: schema that is never subscribed
 #: Seconds that DDL on the target may go unnoticed.
 LOOK_SECONDS = 1.0
 NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
@@ -145,7 +144,7 @@ class RelationCache:
         schema, name = local_name(remote)
         now = renamed(self._connection, self._sub.subid, schema, name)
         if now is not None:
-            statements = [statement.as_string(None) for statement in remedy.rename(now, (schema, name))]
+            statements = [pasted.statement(one) for one in remedy.rename(now, (schema, name))]
             return missing(
                 schema,
                 name,
@@ -159,7 +158,7 @@ class RelationCache:
     def oids(self, names: Collection[Name]) -> set[int]:
         """Oids of the target tables that bear these names, looked up where they are not known yet."""
         for name in names:
-            if name[0] == _LEDGER:
+            if name[0] == LEDGER:
                 self._oids[name] = NEVER
         wanted = [name for name in names if name not in self._oids]
         if wanted:

@@ -6,7 +6,6 @@ and in bounded transactions that remove what they apply. A fault is one of the r
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -21,6 +20,7 @@ from pgsub.apply.start import WorkerSpec
 from pgsub.apply.streams import Streams, TargetSession
 from pgsub.apply.transactions import RemoteTransaction
 from pgsub.errors import ApplyError, StreamsMustRestart
+from pgsub.pasted import word
 from pgsub.protocol import kept
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames
@@ -79,7 +79,7 @@ class Releasing:
             error.hint = error.hint or (
                 "The change was kept while the table was held. Mend what is in its way on the target, or hold the table"
                 f" again, and the others go on:\npgsub alter {self._spec.subscription.name}"
-                f" --hold {shlex.quote(str(error.relation))}"
+                f" --hold {word(str(error.relation))}"
             )
             raise
 

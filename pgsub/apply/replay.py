@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply.conflict import MissingRow, OtherOrigin
@@ -31,6 +30,7 @@ from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import letters
 from pgsub.target.connect import SessionName
+from pgsub.target.documents import document
 from pgsub.target.ledger import APPLY, Claim
 from pgsub.target.letters import Kept
 from pgsub.target.progress import table_states
@@ -182,7 +182,7 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     told = {"kind": "log", "level": "LOG", "text": said(text)}
     bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
     with connection.cursor() as cursor:
-        rows = [(sub.subid, Jsonb(body)) for body in bodies]
+        rows = [(sub.subid, document(connection, body)) for body in bodies]
         cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
     if transaction.commit_ts:  # what a copy left out has none
         session.progress.tag(transaction.finish_lsn, transaction.commit_ts)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub.errors import ApplyError, said
 from pgsub.protocol.lsn import parse_lsn
@@ -20,6 +19,7 @@ from pgsub.publisher.connect import scalar
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import skip
+from pgsub.target.documents import document
 from pgsub.target.owner import must_use_password
 
 _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text"
@@ -44,7 +44,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
             f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
         )
         body = {"kind": "log", "level": "LOG", "text": said(text, detail=f"It had stopped apply: {error.message}")}
-        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, Jsonb(body)))
+        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, document(session, body)))
     return True
 
 

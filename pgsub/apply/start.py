@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub import failpoints
 from pgsub.apply.assembler import Assembler
@@ -28,6 +27,7 @@ from pgsub.subscription import Subscription, receiver_timeout
 from pgsub.target import connect as target
 from pgsub.target import ledger, membership, origins, two_phase
 from pgsub.target.connect import SessionName
+from pgsub.target.documents import document
 from pgsub.target.ledger import Claim, Identity
 from pgsub.target.owner import must_use_password
 from pgsub.target.progress import Progress
@@ -146,7 +146,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
         detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
         hint=origins.SHORT_HINT,
     )
-    body = Jsonb({"kind": "log", "level": "WARNING", "text": text})
+    body = document(session, {"kind": "log", "level": "WARNING", "text": text})
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
 
 

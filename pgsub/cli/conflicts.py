@@ -188,8 +188,8 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
-    from pgsub.commands.blocking import word
     from pgsub.commands.conflicts import document
+    from pgsub.pasted import word
 
     if as_json:
         emit_document("conflicts", {"subscription": name, "conflict": document(row)})

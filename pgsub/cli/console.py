@@ -15,24 +15,19 @@ from pgsub.errors import PgsubError, field, one_line
 
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
 #: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COMMAND = re.compile(r"(?m)(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b(?!.*--(?:help|state-dir)\b)[^&\n]*?(?=$| &&)")
 _SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
 
 
 def printable(text: str) -> str:
     """The text with control characters written out: values of rows must not steer a terminal, nor turn text around."""
-    return _CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
+    return CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
 
 
 def line(text: str) -> str:
     """One line of output, whatever line breaks and control characters are in the names and values that it holds."""
     return printable(one_line(text))
-
-
-def escaped(document: str) -> str:
-    """JSON that means the same, with everything written out that a terminal might obey."""
-    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
 def pasted(text: str) -> str:

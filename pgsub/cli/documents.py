@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from pgsub.cli.console import escaped, pasted
+from pgsub.cli.console import CONTROLS, pasted
 from pgsub.errors import PgsubError
 
 SCHEMA_VERSION = 1
@@ -46,7 +46,7 @@ def emit_document(command: str, content: dict[str, Any], *, one_line: bool = Fal
     :param one_line: for a sequence of documents, one in a line.
     """
     document = {"schema_version": SCHEMA_VERSION, "command": command, **_pasted(content)}
-    emit(escaped(json.dumps(document, ensure_ascii=False, indent=None if one_line else 2)))
+    emit(_text(document, indent=None if one_line else 2))
 
 
 def _pasted(value: Any, *, to_paste: bool = False) -> Any:
@@ -69,6 +69,10 @@ def emit_error(error: PgsubError) -> None:
         "hint": error.hint,
         "context": error.context,
     }
-    emit(
-        escaped(json.dumps({"schema_version": SCHEMA_VERSION, "error": _pasted(content)}, ensure_ascii=False, indent=2))
-    )
+    emit(_text({"schema_version": SCHEMA_VERSION, "error": _pasted(content)}, indent=2))
+
+
+def _text(document: dict[str, Any], *, indent: int | None) -> str:
+    """What steers terminals beyond ASCII is escaped, as JSON demands of the controls in it."""
+    text = json.dumps(document, ensure_ascii=False, indent=indent)
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -207,7 +207,8 @@ def _runbook(look: Look) -> None:
         emit_document("status", {"subscription": name, "runbook": steps})
         return
     for number, one in enumerate(steps, 1):
-        lines = [f"{number}. {one['text']}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
+        text = " ".join(str(one["text"]).split("\n"))  # servers and names choose line breaks, and every line is a step
+        lines = [f"{number}. {text}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
         emit(console.pasted("\n".join(map(console.printable, lines))))
     if not steps:
         emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')

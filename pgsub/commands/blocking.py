@@ -5,7 +5,6 @@ The server shows such a subscription as an apply worker that comes and goes; who
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from pgsub import errors
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
 from pgsub.launcher.trouble import APPLY, RESTARTS
+from pgsub.pasted import word
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
 
@@ -77,8 +77,3 @@ def _next(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> str:
     if conflict is not None:
         return f"pgsub conflicts show {word(name)} {conflict.id}"
     return f"pgsub status {word(name)} --runbook"
-
-
-def word(text: str) -> str:
-    """A name as one word of a shell."""
-    return shlex.quote(text)

@@ -14,8 +14,8 @@ from pgsub.catalog.conflicts import SKIPPED, ConflictFilter
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago
-from pgsub.commands.blocking import word
 from pgsub.errors import StateForbids, SubscriptionNotFound, UsageError
+from pgsub.pasted import word
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The server's types; update_deleted needs dead rows, which only the server itself can see.

@@ -13,13 +13,13 @@ import psycopg
 from pgsub import failpoints
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.main_slot import MainSlot
 from pgsub.commands.registration import remove_passfiles
 from pgsub.commands.reporter import Reporter
 from pgsub.counted import counted
 from pgsub.errors import PublisherUnavailable, SubscriptionNotFound, TargetUnavailable
 from pgsub.launcher import held
+from pgsub.pasted import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription
@@ -223,6 +223,6 @@ def _drop_slots(
         ) from None
     with contextlib.closing(connection):
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
-            slots.drop_slot(connection, name)
+            slots.drop_sync_slot(connection, sub.subid, name)
         if sub.slot_name is not None:
             slot.drop(connection, sub.slot_name, session, reporter)

@@ -14,13 +14,13 @@ import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alteration import AlterOptions
-from pgsub.commands.blocking import word
 from pgsub.commands.refresh import opened
 from pgsub.commands.refresh_plan import named
 from pgsub.commands.reporter import Reporter
 from pgsub.counted import counted
 from pgsub.errors import StateForbids, TimeoutExpired, UsageError
 from pgsub.launcher import held
+from pgsub.pasted import word
 from pgsub.subscription import Subscription
 from pgsub.target import holding, ledger, membership, states
 from pgsub.target.ledger import RelationState

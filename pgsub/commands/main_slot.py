@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import SlotLost
+from pgsub.pasted import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.subscription import Subscription

@@ -14,12 +14,12 @@ import psycopg
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import refresh_plan, refreshing
-from pgsub.commands.blocking import word
 from pgsub.commands.refresh_plan import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve import Service
 from pgsub.errors import StateForbids
 from pgsub.launcher.trouble import sync_name
+from pgsub.pasted import word
 from pgsub.publisher import connect as publisher
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target

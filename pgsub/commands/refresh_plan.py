@@ -5,7 +5,6 @@ Mirrors the first half of AlterSubscription_refresh, and fetch_table_list.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import psycopg
 from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.errors import StateForbids, UsageError
+from pgsub.pasted import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.subscription import Subscription
@@ -127,7 +127,7 @@ def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[
             raise StateForbids(
                 f'table "{table}" cannot be removed from the subscription while changes of it are kept',
                 detail=f"It is held, and {kept[one.srrelid]} of its changes are not applied yet.",
-                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {shlex.quote(table)}\n"
+                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {word(table)}\n"
                 f"To give them up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
                 f" AND srrelid = {one.srrelid};",
                 sqlstate="55000",

@@ -7,16 +7,17 @@ next one of the same name and state store.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 
 from pgsub import conninfo as ci
-from pgsub import failpoints
+from pgsub import failpoints, pasted
+from pgsub.catalog.folder import open_private
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
@@ -98,6 +99,8 @@ def register(
     ledger_schema.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
+    if creates:
+        _write_note(folder, sub)
     ledger.register(
         session,
         sub.subid,
@@ -116,8 +119,10 @@ def register(
     except BaseException as error:
         store.remove_subscription(sub.subid)
         somebody_elses = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
-        _undo(session, replication if creates and not somebody_elses else None, sub)
+        if _undo(session, replication if creates and not somebody_elses else None, sub):
+            _note(folder, sub.subid).unlink(missing_ok=True)
         raise
+    _note(folder, sub.subid).unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
         ledger.registered(session, sub.subid)
     if creates:
@@ -174,17 +179,43 @@ def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationSta
         store.journal("create", sub.subid, sub.name, {"publications": list(sub.publications)})
 
 
-def _undo(session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription) -> None:
+def _undo(session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription) -> bool:
     """Drop the slot, then forget it: while it may still be there its name stays in the ledger.
 
     What failed before is what the user must see, so nothing is raised.
 
     :param replication: None where there is no slot of ours.
+    :return: whether nothing is left.
     """
     with contextlib.suppress(PgsubError, psycopg.Error):
         if replication is not None and sub.slot_name is not None:
             slots.drop_slot(replication, sub.slot_name)
         ledger.forget(session, sub.subid)
+        return True
+    return False
+
+
+def _note(folder: Path, subid: int) -> Path:
+    """The file that holds the name of the slot of a creation under way.
+
+    What the ledger says of one is not enough to drop a slot: whoever owns it may have written any name there.
+    """
+    return folder / f"creating-{subid}"
+
+
+def _write_note(folder: Path, sub: Subscription) -> None:
+    descriptor = open_private(_note(folder, sub.subid))
+    try:
+        os.pwrite(descriptor, (sub.slot_name or "").encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _noted(folder: Path, subid: int) -> str | None:
+    try:
+        return _note(folder, subid).read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def find_leftovers(
@@ -214,9 +245,9 @@ def find_leftovers(
 
 
 def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_name: str | None) -> StateForbids:
-    gids = [sql.Literal(one.gid).as_string() for one in two_phase.prepared(session, subid)]
+    gids = [pasted.literal(one.gid) for one in two_phase.prepared(session, subid)]
     prepared = "".join(f"ROLLBACK PREPARED {gid};\n" for gid in gids)
-    slot = f"SELECT pg_drop_replication_slot({sql.Literal(slot_name).as_string()});\n" if slot_name else ""
+    slot = f"SELECT pg_drop_replication_slot({pasted.literal(slot_name)});\n" if slot_name else ""
     return StateForbids(
         f'the target\'s ledger has a subscription "{name}" that this state store has lost',
         detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
@@ -225,16 +256,29 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
     )
 
 
+def _unknown_leftover(name: str, leftover: Leftover) -> StateForbids:
+    slot = pasted.literal(leftover.slot_name)
+    return StateForbids(
+        f'the target\'s ledger has an interrupted creation of "{name}" that this state store knows nothing of',
+        detail=f'It may have left slot "{leftover.slot_name}" on the publisher. Was the state store removed?',
+        hint="Drop that slot on the publisher if nobody else uses it, then the subscription's rows on the target:\n"
+        f"SELECT pg_drop_replication_slot({slot});\nDELETE FROM pgsub.subscription WHERE subid = {leftover.subid};",
+    )
+
+
 def _undo_leftover(
     session: psycopg.Connection, replication: publisher.Connection | None, name: str, leftover: Leftover, folder: Path
 ) -> None:
     lock = subscription_lock(folder, leftover.subid)
+    if leftover.slot_intent and _noted(folder, leftover.subid) != leftover.slot_name:
+        raise _unknown_leftover(name, leftover)
     if not lock.acquire():
         raise lock_held(lock, f'subscription "{name}", which is being created,')
     try:
         if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
             slots.drop_slot(replication, leftover.slot_name)
         ledger.forget(session, leftover.subid)
+        _note(folder, leftover.subid).unlink(missing_ok=True)
         remove_passfiles(folder, leftover.subid)
     finally:
         lock.release(unlink=True)

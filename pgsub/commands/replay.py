@@ -25,13 +25,13 @@ from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview
-from pgsub.commands.blocking import word
 from pgsub.commands.conflicts import found_conflict
 from pgsub.commands.preview import Preview
 from pgsub.commands.preview_document import row
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import ApplyError, PgsubError, StateForbids
+from pgsub.pasted import word
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids
+from pgsub.pasted import word
 from pgsub.threads import Owned
 
 if TYPE_CHECKING:

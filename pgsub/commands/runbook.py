@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from pgsub import pasted
 from pgsub.catalog.rows import ConflictRow, ErrorRow
-from pgsub.commands.blocking import word
 from pgsub.commands.status import Row, SubscriptionStatus, error_class
 from pgsub.errors import ApplyError, PermissionMissing, ReplicationBroken
 from pgsub.launcher.trouble import APPLY, sync_name
+from pgsub.pasted import word
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 _KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
@@ -72,7 +73,7 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
     names = [sql.Identifier(table["schemaname"], table["relname"]) for table in one.relations]
     if names:
-        statement = sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)).as_string(None)
+        statement = pasted.statement(sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)))
         yield Step("Empty its tables on the target, unless others write there too.", statements=(statement,))
     yield Step("Create it again with the words that made it.")
 
@@ -203,9 +204,9 @@ def _statements(row: ConflictRow) -> Iterator[str]:
 
 
 def _delete(schema: str, name: str, key: dict[str, str]) -> str:
-    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), sql.Literal(value)) for c, value in key.items()]
+    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), pasted.value(value)) for c, value in key.items()]
     text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
-    return text.as_string(None)
+    return pasted.statement(text)
 
 
 def _columns(names: str) -> list[str]:

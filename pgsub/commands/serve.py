@@ -11,12 +11,12 @@ from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.run import raise_first, stopping_by_signal
 from pgsub.commands.wait import WaitOptions, wait
 from pgsub.errors import StateForbids
 from pgsub.launcher.recorder import Run
+from pgsub.pasted import word
 from pgsub.subscription import Subscription
 from pgsub.target import two_phase
 from pgsub.threads import Owned

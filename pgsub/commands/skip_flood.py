@@ -14,11 +14,11 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.conflicts import TYPES
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids, UsageError
+from pgsub.pasted import word
 from pgsub.subscription import Subscription
 from pgsub.target import connect as target
 from pgsub.target import ledger, membership, origins, skip

@@ -16,12 +16,12 @@ from pgsub import failpoints
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands import preview
-from pgsub.commands.blocking import word
 from pgsub.commands.preview import Finder, Preview
 from pgsub.commands.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.errors import PgsubError, StateForbids
 from pgsub.launcher.trouble import APPLY
+from pgsub.pasted import word
 from pgsub.protocol.lsn import format_lsn
 from pgsub.subscription import Subscription
 from pgsub.target import holding, ledger, membership, skip, two_phase

@@ -14,10 +14,10 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.blocking import word
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.two_phase_change import alone
 from pgsub.errors import StateForbids
+from pgsub.pasted import word
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots

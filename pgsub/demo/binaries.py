@@ -184,6 +184,8 @@ class Template:
             folder = server_folder("pgsub-template-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             _initdb(programs, folder / "data")
+            for segment in (folder / "data" / "pg_wal").glob("0*"):
+                segment.unlink()  # a copy's is written anew
             self.folder = folder
         _run(["cp", "-a", str(self.folder / "data"), str(data)])
         _new_system_identifier(data / "global" / "pg_control")

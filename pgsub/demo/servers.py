@@ -210,16 +210,19 @@ class Server:
         self._reap()
 
     def kill9(self) -> None:
-        """Kill the postmaster and everything below it, without a word."""
+        """Kill the postmaster and everything below it, without a word; returns when all of it is gone."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGSTOP)  # or it would start new children meanwhile
-        for pid in [*_children(self._process.pid), self._process.pid]:
+        children = _children(self._process.pid)
+        for pid in [*children, self._process.pid]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         self._reap()
+        while any(map(_runs, children)):  # a new postmaster would not start while one has the shared memory
+            time.sleep(0.01)
 
     def _reap(self) -> None:
         assert self._process is not None
@@ -298,6 +301,17 @@ def _children(parent: int) -> list[int]:
         return [pid for pid, its_parent in pairs if its_parent == parent]
     listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     return [int(pid) for pid, its_parent in map(str.split, listing.splitlines()) if int(its_parent) == parent]
+
+
+def _runs(pid: int) -> bool:
+    """Whether it has not ended; one that has may wait for its new parent."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc, where nobody waits for long
+        return not Path("/proc/self/stat").exists()
 
 
 def _proc_pair(stat: Path) -> tuple[int, int]:

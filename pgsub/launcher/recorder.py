@@ -7,6 +7,7 @@ the log say so. A bounded run that ends meanwhile ends with the error.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -52,6 +53,7 @@ class Recorder:
         self._again = 0.0
         self._since = 0.0
         self.trouble: StateStoreError | None = None
+        self._lock = threading.RLock()  #: of what is known of the trouble: many call
         if store.copied is not None:
             self._failed(StateStoreError(store.copied.message, detail=store.copied.detail, hint=store.copied.hint))
 
@@ -61,26 +63,26 @@ class Recorder:
         :raises StateStoreError: it cannot be done now; what takes long may come to its end unheard.
         :raises PgsubError: what ``work`` raises.
         """
-        if self.trouble is not None and time.monotonic() < self._again:
-            raise self.trouble
+        with self._lock:
+            if self.trouble is not None and time.monotonic() < self._again:
+                raise self.trouble
         try:
             done = self._clerk.do(lambda: self._do(work))
         except Unanswered:
-            self._failed(
-                StateStoreError(
-                    f'state store "{self._store.path}" does not answer',
-                    detail="Reading or writing it takes longer than usual.",
-                    hint=f"Look at the disk and at who uses the file.\nfuser -v {self._store.path}",
-                )
+            error = StateStoreError(
+                f'state store "{self._store.path}" does not answer',
+                detail="Reading or writing it takes longer than usual.",
+                hint=f"Look at the disk and at who uses the file.\nfuser -v {self._store.path}",
             )
-        except StateStoreError as error:
-            self._broken = True
-            self._failed(error)
+        except StateStoreError as met:
+            self._broken, error = True, met
         else:
-            self._works()
+            with self._lock:
+                self._works()
             return done
-        assert self.trouble is not None
-        raise self.trouble
+        with self._lock:
+            self._failed(error)
+        raise error
 
     def subscriptions(self) -> list[Subscription]:
         """All subscriptions by name, as of the last time that they could be read."""
@@ -150,4 +152,5 @@ class Recorder:
 
 def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:
     """The error that a bounded run ends with: what could not be recorded is no success, and no mere lack of time."""
-    return recorder.trouble if recorder.trouble is not None and (ended is None or ended.exit_code == 8) else ended
+    trouble = recorder.trouble
+    return trouble if trouble is not None and (ended is None or ended.exit_code == 8) else ended

@@ -160,7 +160,8 @@ class Runner(Owned):
             try:
                 self._lock(session)
                 ledger_owner.check(session)
-                ledger_schema.install(session)
+                # nobody serves it now: a worker that is left keeps the locks that it has for as long as it is left
+                ledger_schema.install(session, lambda: ledger.evict_all(session, self.sub.subid))
                 known = ledger.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
                 backlog = Backlog(self.sub, self._store, known, must_use_password=must)

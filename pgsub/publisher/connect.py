@@ -38,6 +38,8 @@ _MEANINGS = {
     "array_nulls": "on",
     "transform_null_equals": "off",
 }
+#: Minor versions that came with the setting (CVE-2024-7348); from 17 on it is always there.
+_RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
 
@@ -107,14 +109,6 @@ def is_replication(connection: Connection) -> bool:
     return "replication" in connection.info.get_parameters()
 
 
-def through_pooler(connection: Connection) -> bool:
-    """Whether a pooler stands between: the key it handed out names another backend than the one that answers.
-
-    An old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so.
-    """
-    return scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
-
-
 def address(connection: Connection) -> str:
     """A conninfo of the server that a session is with, where its own names several; without a password."""
     info = connection.info
@@ -160,8 +154,18 @@ def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
         )
     settings = {**_MEANINGS, **(_SETTINGS if by_sql else {})}
     settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if version >= since}
+    if version >= _RESTRICTS_SINCE.get(version // 10000, 170000):
+        settings["restrict_nonsystem_relation_kind"] = "view"  # a table exchanged for a view would be code (as pg_dump)
     calls = [
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
     ]
-    connection.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
+    direct = ci.own_backend(connection)
+    query = sql.SQL("SELECT {} WHERE {}").format(sql.SQL(", ").join(calls), direct)
+    if connection.execute(query).fetchone() is None:
+        # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
+        raise StateForbids(
+            "the publisher's connection goes through a connection pooler",
+            detail="Logical replication needs a session of its own.",
+            hint=ci.POOLER_HINT,
+        )

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 
+from pgsub import pasted
 from pgsub.errors import (
     ApplyError,
     PermissionMissing,
@@ -22,6 +23,7 @@ from pgsub.errors import (
     SlotLost,
     StateForbids,
     is_transient,
+    said_hint,
 )
 
 _REPLICATION_ROLE = re.compile(
@@ -140,7 +142,7 @@ def classify(
         hint = _grant_hint(said, table, user)
         return PermissionMissing(message, detail=said.detail, hint=hint, sqlstate=state)
     cls, ours = _meaning(said)
-    error = cls(message, detail=said.detail, hint=said.hint or ours, sqlstate=state)
+    error = cls(message, detail=said.detail, hint=said_hint(said.hint) or ours, sqlstate=state)
     if isinstance(error, ApplyError) and table is not None:
         error.relation = ".".join(table)
     return error
@@ -217,7 +219,7 @@ def _role(user: str | None) -> str:
 
 
 def _identifier(name: str) -> str:
-    return sql.Identifier(name).as_string()
+    return pasted.name(name)
 
 
 def _lines(text: str) -> list[str]:

@@ -132,7 +132,8 @@ def tables_with_other_origins(
     subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
     doing = "receive list of replicated tables from the publisher"
     if _rows(connection, _LEDGER, publications, doing):
-        subscribed += " UNION SELECT l.srrelid FROM pgsub.subscription_rel l"
+        # whoever made that table: its columns' output functions are the server's, a cast might be anybody's
+        subscribed += " UNION SELECT pg_catalog.format('%%s', l.srrelid)::oid FROM pgsub.subscription_rel l"
     query = sql.SQL("""
         SELECT DISTINCT p.pubname::text, n.nspname::text, c.relname::text
         FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) gpt
@@ -148,7 +149,9 @@ def tables_with_other_origins(
 
 _LEDGER = sql.SQL("""
     SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'pgsub' AND c.relname = 'subscription_rel'
+    WHERE n.nspname = 'pgsub' AND c.relname = 'subscription_rel' AND c.relkind = 'r'
+        AND EXISTS (SELECT FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attname = 'srrelid' AND a.atttypid = 'pg_catalog.oid'::regtype)
         AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')""")
 
 

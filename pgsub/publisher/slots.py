@@ -313,6 +313,23 @@ def _not_dropped(error: psycopg.Error, name: str) -> PgsubError:
     return translate(error, f'drop replication slot "{name}" on publisher')
 
 
+def is_sync_slot(subid: int, name: str) -> bool:
+    """Whether a name is one that slots get which synchronize tables of a subscription."""
+    return re.fullmatch(rf"pgsub_{subid}_sync_[a-z0-9_]+", name) is not None
+
+
+def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: float = 60) -> None:
+    """Drop a slot that synchronizes tables, if there is one.
+
+    The name comes from the ledger, and whoever owns that is not to decide which slots of the publisher go: those of
+    others stay.
+
+    :raises PublisherUnavailable: still active.
+    """
+    if is_sync_slot(subid, name):
+        drop_slot(connection, name, timeout=timeout)
+
+
 def free_slots(connection: Connection) -> FreeSlots:
     """How many slots are used and possible, and how many walsenders may still start."""
     query = """

@@ -92,11 +92,16 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
     columns = _by_table(connection.execute(_COLUMNS, (oids,)).fetchall())
     leaves = _by_table(connection.execute(_LEAVES, {"oids": oids}).fetchall())
     restrictions = _by_table(_restrictions(connection, oids, publications))
+    unnamed = [oid for oid in oids if oid not in restrictions]
+    published_else = _otherwise_published(connection, unnamed, publications) if unnamed else set()
     for key in names:
         if key not in relations:
             found.faults[key] = _not_found(key)
             continue
         oid = relations[key][0]
+        if oid not in restrictions and oid not in published_else:
+            found.faults[key] = _unpublished(key)
+            continue
         try:
             found.tables[key] = _table(
                 key, relations[key], columns.get(oid, []), leaves.get(oid, []), restrictions.get(oid, [])
@@ -108,6 +113,16 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
 
 def _not_found(key: Name) -> SchemaFault:
     fault = SchemaFault(f'table "{key[0]}.{key[1]}" not found on publisher')
+    fault.relation = ".".join(key)
+    return fault
+
+
+def _unpublished(key: Name) -> SchemaFault:
+    """The names of tables to copy come from the target, which is not to decide what it may read here."""
+    fault = SchemaFault(
+        f'table "{key[0]}.{key[1]}" is not published by the publications of the subscription',
+        hint="Add it to a publication, or refresh the subscription to remove the table from it.",
+    )
     fault.relation = ".".join(key)
     return fault
 
@@ -131,7 +146,7 @@ def _table(
     oid, replica_identity, relkind = relation
     everything = [RemoteColumn(*column) for column in columns]
     plain = tuple(column.attnum for column in everything if not column.generated)
-    # Without a row no publication has the table. From 16 a missing list comes as a list of all columns.
+    # Without a row it is published as part of another. From 16 a missing list comes as a list of all columns.
     lists = {plain if attrs is None else tuple(attrs) for attrs, _ in restrictions} or {plain}
     if len(lists) > 1:
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
@@ -192,6 +207,26 @@ def _restrictions(connection: Connection, oids: Sequence[int], publications: Seq
         SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
         WHERE gpt.relid = ANY(%(oids)s::oid[])""").format(published(connection))
     return connection.execute(query, {"publications": list(publications), "oids": list(oids)}).fetchall()
+
+
+def _otherwise_published(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> set[int]:
+    """Tables whose rows are published, but as those of a partitioned table or of partitions."""
+    rows = connection.execute(
+        """
+        WITH published AS MATERIALIZED (
+            SELECT g.relid::oid FROM pg_catalog.pg_publication p,
+                LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) g
+            WHERE p.pubname = ANY(%(publications)s::name[])),
+        family AS (
+            SELECT w.oid, a.relid::oid FROM unnest(%(oids)s::oid[]) AS w (oid),
+                LATERAL pg_catalog.pg_partition_ancestors(w.oid) a
+            UNION ALL
+            SELECT w.oid, t.relid::oid FROM unnest(%(oids)s::oid[]) AS w (oid),
+                LATERAL pg_catalog.pg_partition_tree(w.oid) t)
+        SELECT DISTINCT f.oid FROM family f JOIN published p USING (relid)""",
+        {"publications": list(publications), "oids": list(oids)},
+    )
+    return {oid for (oid,) in rows}
 
 
 def copy_statement(

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
+from pgsub import pasted
 from pgsub.errors import Fenced, PgsubError, TimeoutExpired
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
@@ -67,7 +67,7 @@ class OpenTransaction:
         """How it is ended, statements to paste on the publisher."""
         if self.gid is None:
             return f"To end it, run this on the publisher:\nSELECT pg_terminate_backend({self.pid});"
-        gid, database = sql.Literal(self.gid).as_string(), self.database
+        gid, database = pasted.literal(self.gid), self.database
         return (
             f'Let its transaction manager end it, or run one of these in database "{database}" of the publisher:\n'
             f"COMMIT PREPARED {gid};\nROLLBACK PREPARED {gid};"

@@ -22,6 +22,10 @@ from pgsub.spark.java import Java
 #: Short-lived work: the second compiler and a parallel collector cost more than they bring.
 _LEAN = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _COLLECTOR = "-XX:+UseSerialGC"
+#: Any thread may be the one that finds no memory; without it py4j and Spark wait for an answer for ever, or jobs do.
+_EXIT = "-XX:+ExitOnOutOfMemoryError"
+#: How a JVM ends by that.
+OUT_OF_MEMORY = 3
 
 _UNUSED_DAYS = 60
 
@@ -82,6 +86,8 @@ def flags(archive: Archive, options: str) -> list[str]:
     chosen = list(_LEAN)
     if not re.search(r"Use\w*GC\b", options):
         chosen.append(_COLLECTOR)
+    if "OnOutOfMemoryError" not in options:
+        chosen.append(_EXIT)
     if re.search(r"SharedArchive|-Xshare|-XX:AOT", options):
         return chosen
     file = archive.file if archive.file.exists() else archive.base
@@ -132,7 +138,7 @@ def train_in_background(archive: Archive, environment: Mapping[str, str]) -> Non
         return
     try:
         subprocess.Popen(
-            [sys.executable, "-m", "pgsub.spark.training"],
+            [sys.executable, "-m", "pgsub.spark.training", str(archive.file.parent)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -57,18 +57,25 @@ def cache_folder(otherwise: Path) -> Path:
     """The private cache folder ``$XDG_CACHE_HOME/pgsub``.
 
     :param otherwise: taken where that cannot be made or belongs to somebody else, as programs are run from it.
+    :raises StateForbids: that one is not private either.
     """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(root) / "pgsub"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid == os.geteuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
+        if _is_private(folder):
             return folder
     except (OSError, RuntimeError):
         pass
     otherwise.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(otherwise):
+        raise StateForbids(f'others may write to folder "{otherwise}", from which programs are run')
     return otherwise
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
 
 
 def write_atomically(file: Path, text: str, mode: int = 0o600) -> None:

@@ -19,6 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
 from pgsub.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
+from pgsub.spark.archive import OUT_OF_MEMORY
 from pgsub.spark.session import alive
 from pgsub.threads import Owned
 
@@ -26,6 +27,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _numbers = itertools.count(1)
+
+#: In memory or ``spark.local.dir`` of the driver's or an executor's machine: a job that failed by it may succeed later.
+_NO_ROOM = ("No space left on device", "OutOfMemoryError", "Failed to create local dir")
 
 
 class JobCancelled(PgsubError):
@@ -93,7 +97,7 @@ class Job(Generic[Item, Result]):
             # the item goes with the task: parallelize() would write it to a file, for which there may be no room
             task = partial(_run_task, self._function, item)
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
-        except (Py4JError, OSError, EOFError, AttributeError) as error:
+        except (Py4JError, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None
         succeeded, value = pickle.loads(outcome)
         if not succeeded:
@@ -105,8 +109,10 @@ class Job(Generic[Item, Result]):
         if self._cancelled:
             return JobCancelled(f'job "{self.name}" was cancelled')
         if not alive(self._context):
-            return WorkerDied(f'the Java process of Spark died while job "{self.name}" ran')
+            return _java_died(self._context, f'the Java process of Spark died while job "{self.name}" ran')
         text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+        if any(words in text for words in _NO_ROOM):
+            return WorkerDied(f'Spark had no room for job "{self.name}"', detail=_first_lines(text))
         if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
             return WorkerDied(f'the worker process of job "{self.name}" died', detail=_first_lines(text))
         return InternalError(f'job "{self.name}" failed in Spark', detail=_first_lines(text))
@@ -179,10 +185,18 @@ class Submitter:
         :raises WorkerDied: where Spark's JVM is gone already.
         """
         if not alive(self._context):
-            raise WorkerDied("the Java process of Spark is gone")
+            raise _java_died(self._context, "the Java process of Spark is gone")
         job = Job(self._context, name, function, items)
         job.start(len(items) if slots is None else max(1, slots))
         return job
+
+
+def _java_died(context: SparkContext, message: str) -> WorkerDied:
+    process = context._gateway.proc
+    if process is None or process.poll() != OUT_OF_MEMORY:
+        return WorkerDied(message)
+    hint = "It starts again by itself; if that repeats itself, give it more memory.\n--conf spark.driver.memory=1g"
+    return WorkerDied(message, detail="It ran out of memory.", hint=hint)
 
 
 def _run_task(function: Callable[[Any], Any], item: Any, _: Iterable[Any]) -> list[bytes]:

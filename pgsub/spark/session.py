@@ -29,8 +29,8 @@ from pgsub.spark.archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 from pgsub.threads import Owned
 
-#: Seconds that executors of a cluster may take to register (spark.scheduler.maxRegisteredResourcesWaitingTime).
-_REGISTRATION = 30
+#: Spark's own setting for how long executors of a cluster may take to register, and its default.
+_REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 
 #: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
 _lock = threading.RLock()
@@ -167,7 +167,7 @@ def _check_cluster_slots(context: SparkContext, workers: int) -> None:
         return
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
-    deadline = time.monotonic() + _REGISTRATION
+    deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
     while (slots := scala.maxNumConcurrentTasks(profile)) < workers and time.monotonic() < deadline:
         if scala.isStopped():
             raise PgsubError(f'Spark master "{context.master}" cannot be reached, or gave the application up')

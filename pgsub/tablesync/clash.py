@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg import sql
 
+from pgsub import pasted
 from pgsub.apply import conflict_record
 from pgsub.apply.conflict_record import ConflictRecord
 from pgsub.errors import ApplyError
@@ -97,7 +98,7 @@ class _Look:
         sub = self._sub
         must = must_use_password(self._session, sub)
         names = {column.name: sql.Identifier(column.name) for column in self._rows_of.relation.columns}
-        columns = {**names, **{one.as_string(): one for one in names.values()}}
+        columns = {**names, **{pasted.name(text): one for text, one in names.items()}}
         parts = [
             sql.SQL("{} IS NULL").format(columns[key])
             if value == "null"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
+from pgsub import pasted
 from pgsub.errors import ApplyError
 from pgsub.target import ledger, roles, statements, states
 from pgsub.target.ledger import Claim
@@ -56,7 +57,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
                     detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
                     f" {meanwhile}{', and rows may have been added' if streamed else ''}.",
-                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {table.as_string(None)};",
+                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {pasted.statement(table)};",
                 )
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault

@@ -8,7 +8,6 @@ task: a slot and a job for each of them would take longer than their rows.
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Sequence
 
 import psycopg
@@ -16,6 +15,7 @@ import psycopg
 from pgsub import failpoints
 from pgsub.apply.start import WorkerSpec
 from pgsub.errors import Fenced, PgsubError, SlotLost, said
+from pgsub.pasted import word
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
@@ -263,7 +263,7 @@ class TableSync:
         except SlotLost as error:
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
-                f"pgsub refresh {self._sub.name} --resync {shlex.quote(f'{state.schemaname}.{state.relname}')}"
+                f"pgsub refresh {self._sub.name} --resync {word(f'{state.schemaname}.{state.relname}')}"
             )
             raise
 

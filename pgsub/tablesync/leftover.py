@@ -52,9 +52,8 @@ def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection
     """Slots that these tables name and no other."""
     rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
     naming = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
-    return [
-        slot for (slot,) in rows if {relid for (relid,) in session.execute(naming, (sub.subid, slot))} <= set(relids)
-    ]
+    named = [slot for (slot,) in rows if slots.is_sync_slot(sub.subid, slot)]
+    return [slot for slot in named if {relid for (relid,) in session.execute(naming, (sub.subid, slot))} <= set(relids)]
 
 
 def release_slot(
@@ -70,7 +69,7 @@ def release_slot(
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_slot(source, slot, timeout=_PATIENCE)
+                slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
@@ -96,4 +95,4 @@ def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: C
         states.lock_tables(session, sub.subid, relids)
         if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
             with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_slot(source, slot, timeout=_PATIENCE)
+                slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)

@@ -19,7 +19,7 @@ from pgsub.target import chunks, roles, states
 from pgsub.target import connect as target
 from pgsub.target.chunks import ChunkKey
 from pgsub.target.ledger import Claim, RelationState, durable
-from pgsub.target.mapping import column_faults, missing
+from pgsub.target.mapping import check_replicable, column_faults, missing
 from pgsub.target.owner import must_use_password
 from pgsub.target.relation import TargetRelation, describe_many
 from pgsub.target.remedy import column_types
@@ -51,10 +51,11 @@ def find_targets(
             errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
             continue
         try:
+            check_replicable(relation)
             decided = roles.decided(relation, sub)
             roles.check_own(session, relation, sub, "INSERT")
             found[row.srrelid] = decided
-        except PermissionMissing as error:
+        except (PermissionMissing, SchemaFault) as error:
             errors[row.srrelid] = error
     return found, errors
 

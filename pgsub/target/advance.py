@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub.errors import StateForbids, said
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target import ledger, states
+from pgsub.target.documents import document
 from pgsub.target.ledger import Claim
 
 
@@ -68,5 +68,8 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"
         moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
         with connection.cursor() as cursor:
-            rows = [(claim.subid, Jsonb(body)) for body in ({"kind": "log", "level": "LOG", "text": said(text)}, moved)]
+            rows = [
+                (claim.subid, document(connection, body))
+                for body in ({"kind": "log", "level": "LOG", "text": said(text)}, moved)
+            ]
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

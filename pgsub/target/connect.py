@@ -16,8 +16,10 @@ from pgsub.errors import (
     PermissionMissing,
     PgsubError,
     SchemaFault,
+    StateForbids,
     TargetUnavailable,
     is_transient,
+    said_hint,
 )
 
 #: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
@@ -81,6 +83,7 @@ def connect(
         What the conninfo or its service says of it goes before.
     :return: an autocommit connection.
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
+    :raises StateForbids: a connection pooler answered.
     """
     given = ci.parse(conninfo, "target")
     belts = ci.unsaid(given, {**ci.BELTS, **(_PATIENCE if bulk else {})})
@@ -97,7 +100,10 @@ def connect(
         for k, v in settings.items()
     )
     try:
-        connection.execute(sql.SQL("SELECT ") + calls)
+        query = sql.SQL("SELECT {} WHERE {}").format(calls, ci.own_backend(connection))
+        if connection.execute(query).fetchone() is None:
+            connection.close()
+            raise _pooled()
         if replica:
             # works without; create and status say what that means and name the GRANT
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
@@ -123,9 +129,13 @@ def is_superuser(connection: psycopg.Connection) -> bool:
     return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
 
 
-def through_pooler(connection: psycopg.Connection) -> bool:
-    """Whether a pooler stands between: the key it handed out names another backend than the one that answers."""
-    return _scalar(connection, "SELECT pg_catalog.pg_backend_pid()") != connection.pgconn.backend_pid
+def _pooled() -> StateForbids:
+    """In which mode a pooler is cannot be seen from here, and may change: without sessions there is no fencing."""
+    return StateForbids(
+        "the target's connection goes through a connection pooler",
+        detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
+        hint=ci.POOLER_HINT,
+    )
 
 
 def _scalar(connection: psycopg.Connection, query: str) -> object:
@@ -161,7 +171,7 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     diag = error.diag
     message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"could not {doing}: {message}"
-    detail, hint, state = diag.message_detail, diag.message_hint, error.sqlstate
+    detail, hint, state = diag.message_detail, said_hint(diag.message_hint), error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
     if is_transient(state):

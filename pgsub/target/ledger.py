@@ -24,6 +24,11 @@ _TABLES = (
     *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table"),
     *("subscription_rel", "progress", "control", "subscription"),
 )
+#: Of ``pg_stat_activity a``: anybody may give a session any name, but only who may write to the ledger can be a worker.
+_OURS = (
+    "a.datname = pg_catalog.current_database()"
+    " AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"
+)
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
 
 
@@ -272,8 +277,8 @@ def evict(connection: psycopg.Connection, subid: int, epochs: Mapping[str, int])
         "SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a"
         " JOIN unnest(%s::text[], %s::bigint[]) AS r (role, epoch)"
         " ON pg_catalog.starts_with(a.application_name, r.role)"
-        " WHERE CASE WHEN a.application_name ~ ' [0-9]+$'"
-        " THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END",
+        " WHERE CASE WHEN a.application_name ~ '^pgsub [0-9]+ [a-z]+(:[0-9]+)? [0-9]{1,18}$'"
+        f" THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END AND {_OURS}",
         ([f"pgsub {subid} {role} " for role in epochs], list(epochs.values())),
     )
 
@@ -283,7 +288,7 @@ def evict_all(connection: psycopg.Connection, subid: int) -> None:
     _terminate(
         connection,
         "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
-        " WHERE application_name ~ %s",
+        f" a WHERE application_name ~ %s AND {_OURS}",
         (f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]+$",),
     )
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from pgsub.errors import PermissionMissing
+from pgsub import pasted
+from pgsub.errors import PermissionMissing, one_line
 
 #: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
 LOCK_KEY = 0x7067737562  # "pgsub"
@@ -85,6 +86,11 @@ SELECT n.oid FROM pg_catalog.pg_namespace n
  WHERE n.nspname = 'pgsub' AND n.nspowner NOT IN (SELECT oid FROM trusted)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
 """
+_GRANTEES = """
+SELECT DISTINCT r.rolname::text
+  FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a, pg_catalog.pg_roles r
+ WHERE n.nspname = 'pgsub' AND r.oid = a.grantee AND a.grantee <> n.nspowner
+"""
 _MAY_GIVE = """
 SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner
  WHERE n.nspname = 'pgsub' AND pg_catalog.pg_has_role(current_user, o.oid, %s)
@@ -115,27 +121,27 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]
     assert row is not None
     user, grantee, owner = row
     names = sorted({name for _, name in strangers})
-    users = ", ".join([grantee, *(sql.Identifier(name).as_string() for name in names)])
     return PermissionMissing(
         f'the ledger on the target belongs to role "{names[0]}"',
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
-        hint="Give the ledger to the owner of the database, as a superuser on the target:\n"
-        + "".join(f"ALTER {what} OWNER TO {owner};\n" for what, _ in strangers)
-        + grants(users),
+        hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
+        f" {pasted.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
+        + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
+        + grants(grantee),
         sqlstate="42501",
     )
 
 
 def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
     table, what = planted[0]
-    drops = [f"DROP {what} ON {table};" for table, what in planted if what is not None]
+    drops = [one_line(f"DROP {what} ON {table};") for table, what in planted if what is not None]
     named = f"{what.split()[0].lower()} {what.partition(' ')[2]}" if what else "a default, constraint or index"
     return PermissionMissing(
         f"{named} of {table} is no part of the ledger on the target",
         detail="It would run with the rights of the user of --target, and whoever wrote it is not trusted with them.",
         hint="Look at what it does and where it came from, then remove it:\n"
-        + ("\n".join(drops) or f"psql -c '\\d {table}'"),
+        + ("\n".join(drops) or "psql -c " + pasted.word(f"\\d {table}")),
         sqlstate="42501",
     )
 
@@ -181,6 +187,8 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
     bootstrap = _bootstrap_superuser(connection)
     if bootstrap is not None and connection.execute(_EMPTY.encode()).fetchone() is not None:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
+        for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # whom its maker let in
+            connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
     owner = _owner(connection) or bootstrap
     if owner is not None:
         connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))

@@ -6,6 +6,8 @@ Mirrors pg_subscription_rel, pg_replication_origin and the launcher's shared mem
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psycopg
 
 from pgsub.errors import PermissionMissing, StateForbids
@@ -226,9 +228,10 @@ def check(connection: psycopg.Connection) -> None:
         )
 
 
-def install(connection: psycopg.Connection) -> None:
+def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: None) -> None:
     """Create or upgrade the ledger, and give the session's user what it lacks there; safe with several callers at once.
 
+    :param clear: ends who must not go on anyhow; called before an upgrade, which needs the tables for itself.
     :raises PermissionMissing: the role may not; the hint holds the statement to run.
     :raises StateForbids: the ledger was written by a newer pgsub.
     """
@@ -240,6 +243,7 @@ def install(connection: psycopg.Connection) -> None:
             hint="Upgrade pgsub.",
         )
     if version < VERSION:
+        clear()
         _install(connection, version)
         ledger_owner.give(connection)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from pgsub.protocol.lsn import format_lsn
+from pgsub.target.documents import document
 
 #: Letters that are read, or whose ids are sent, at once.
 CHUNK = 1000
@@ -129,7 +129,7 @@ def by_content(
     rows = connection.execute(
         f"SELECT id, body->'{side}' @> %s FROM pgsub.skipped_change WHERE subid = %s AND finish_lsn = %s"
         f" AND schemaname = %s AND relname = %s AND {_OPERATION} = %s ORDER BY id".encode(),
-        (Jsonb(row), subid, format_lsn(finish_lsn), *table, operation),
+        (document(connection, row), subid, format_lsn(finish_lsn), *table, operation),
     ).fetchall()
     return [row[0] for row in rows if row[1]] or [row[0] for row in rows]
 

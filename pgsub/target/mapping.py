@@ -12,7 +12,6 @@ from pgsub.protocol.messages import Relation
 from pgsub.target import modifier, remedy
 from pgsub.target.relation import TargetColumn, TargetRelation
 
-_RELKINDS = ("r", "p")
 _KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
 
 
@@ -90,18 +89,26 @@ class RelationMap:
         return bool(self.target.identity)
 
 
+def check_replicable(target: TargetRelation) -> None:
+    """The server's CheckSubscriptionRelkind, and that it is no catalog.
+
+    :raises SchemaFault: a view or foreign table, a catalog, a table of the ledger.
+    """
+    if not target.replicable:
+        raise SchemaFault(
+            f'cannot use relation "{target.schema}.{target.name}" as logical replication target',
+            detail="Only tables and partitioned tables can be, and no system catalogs.",
+            sqlstate="42809",
+        )
+
+
 def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...] = ()) -> RelationMap:
     """Pair columns by name and decide how rows are found (FindReplTupleInLocalRel, worker.c).
 
     :param types: of the remote columns, as SQL of the target: for hints.
     :raises SchemaFault: missing or generated target columns; a view or foreign table.
     """
-    if target.relkind not in _RELKINDS:
-        raise SchemaFault(
-            f'cannot use relation "{target.schema}.{target.name}" as logical replication target',
-            detail="Only tables and partitioned tables can be.",
-            sqlstate="42809",
-        )
+    check_replicable(target)
     sent = {c.name: types[i] if types else None for i, c in enumerate(remote.columns)}
     for fault in column_faults(sent, target):
         raise fault

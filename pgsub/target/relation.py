@@ -9,6 +9,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+LEDGER = "pgsub"  #: schema that is never subscribed
+_FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
+
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
 # pg_partition_tree(), which locks them, as definitions.py says. What it returns is named as the fields of
 # TargetRelation are.
@@ -252,6 +255,11 @@ class TargetRelation:
     server_version: int = 180000  #: decides how conflicts are worded
     #: the subscription whose origins' rows are its own, where it can be seen who wrote a row; else 0
     origins_of: int = 0
+
+    @property
+    def replicable(self) -> bool:
+        """Whether rows may be replicated into it: not into catalogs, whatever a publisher publishes, nor the ledger."""
+        return self.relkind in ("r", "p") and self.oid >= _FIRST_NORMAL and self.schema != LEDGER
 
     def column(self, name: str) -> TargetColumn | None:
         """The column of that name, case-sensitive."""

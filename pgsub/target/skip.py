@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 from pgsub.errors import Said, StateForbids, StreamsMustRestart, said
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target import holding, ledger
+from pgsub.target.documents import document
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
@@ -135,8 +136,8 @@ def floods(found: Sequence[Sequence[Any]] | None) -> tuple[Flood, ...]:
     return tuple(Flood(*one) for one in found or ())
 
 
-def _floods_encoded(rules: Sequence[Flood]) -> Jsonb | None:
-    return Jsonb([[one.conflict, one.table, one.limit] for one in rules]) if rules else None
+def _floods_encoded(connection: psycopg.Connection, rules: Sequence[Flood]) -> Jsonb | None:
+    return document(connection, [[one.conflict, one.table, one.limit] for one in rules]) if rules else None
 
 
 def pending_floods(connection: psycopg.Connection, subid: int) -> tuple[Flood, ...]:
@@ -154,7 +155,8 @@ def set_floods(connection: psycopg.Connection, subid: int, rules: Sequence[Flood
     """Set all of them durably."""
     with ledger.durable(connection):
         connection.execute(
-            f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(), (_floods_encoded(rules), subid)
+            f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
+            (_floods_encoded(connection, rules), subid),
         )
 
 
@@ -172,7 +174,7 @@ def use(
     left = tuple(one for one in counted if one.limit > 0)
     row = connection.execute(
         f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
-        (_floods_encoded(left), subid, _floods_encoded(rules)),
+        (_floods_encoded(connection, left), subid, _floods_encoded(connection, rules)),
     ).fetchone()
     if row is None:
         raise StreamsMustRestart("what is to be skipped was changed meanwhile")

@@ -41,7 +41,7 @@ _ROOT = Path(__file__).parents[2]
 
 def _peak(p: Pair, spool: Path) -> int:
     """Apply everything that is there now in a process of its own; its peak memory in bytes."""
-    position = p.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+    position = p.pubdb.value("SELECT pg_current_wal_flush_lsn()")
     spec = p.spec(p.take_over(), until_lsn=ledger.lsn_or_none(position), spool_dir=str(spool))
     ended = subprocess.run(
         [sys.executable, "-c", _WORKER],

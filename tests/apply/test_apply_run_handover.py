@@ -19,7 +19,7 @@ def two(pair: MakePair) -> Pair:
 def _written(p: Pair, first: int, last: int) -> str:
     """So many transactions of an insert into each; where the WAL is then."""
     p.pubdb.execute(_EACH.format(first, last))
-    return str(p.pubdb.value("SELECT pg_current_wal_insert_lsn()::text"))
+    return str(p.pubdb.value("SELECT pg_current_wal_insert_lsn()"))
 
 
 @pytest.mark.parametrize("before", [1, 15, 100, 700])

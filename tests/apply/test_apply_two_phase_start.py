@@ -63,7 +63,7 @@ def test_the_slot_becomes_two_phase_behind_every_table(pair) -> None:
     """Else what was prepared before a table's srsublsn would come with that prepare_lsn, as if covered by the copy."""
     it = pair(_TABLES, two_phase="p")
     it.pubdb.execute("SELECT pg_logical_emit_message(true, 'x', repeat('x', 100000))")
-    behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+    behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()")
     it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (behind,))
     before = "SELECT confirmed_flush_lsn < %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
     assert it.pubdb.value(before, behind, it.sub.slot_name) is True
@@ -82,7 +82,7 @@ def test_what_is_prepared_while_it_is_pending_and_committed_once_it_is_enabled_i
         other.execute("BEGIN; INSERT INTO a VALUES (1, 'early'); INSERT INTO b VALUES (1, 'early')")
         other.execute("PREPARE TRANSACTION 'early'")
         it.pubdb.execute("INSERT INTO a VALUES (2, 'plain')")
-        behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+        behind = it.pubdb.value("SELECT pg_current_wal_flush_lsn()")
         it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (behind,))
         assert _result(it.start()) == "done"
         it.apply()
@@ -119,7 +119,7 @@ def test_a_worker_that_dies_between_ledger_and_slot_is_followed_by_one_that_make
 def test_a_publisher_that_is_not_where_a_table_changed_hands_is_refused(pair, state) -> None:
     """A standby that lagged when it was promoted: its next changes would be taken for some that came with the copy."""
     it = pair(_TABLES, two_phase=state)
-    ahead = it.pubdb.value("SELECT (pg_current_wal_flush_lsn() + 100000000)::text")
+    ahead = it.pubdb.value("SELECT pg_current_wal_flush_lsn() + 100000000")
     it.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = %s WHERE relname = 'b'", (ahead,))
     with pytest.raises(WrongSystem, match="the publisher is behind the subscription"):
         it.catch_up()
@@ -134,7 +134,7 @@ def test_a_slot_that_is_two_phase_without_the_subscription_is_refused_with_the_r
         other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,))
     it.session.execute(
         "UPDATE pgsub.progress SET reported_lsn = %s WHERE worker = 0",
-        (it.pubdb.value("SELECT pg_current_wal_lsn()::text"),),
+        (it.pubdb.value("SELECT pg_current_wal_lsn()"),),
     )
     with pytest.raises(StateForbids, match="is two-phase, but the subscription is not") as caught:
         it.catch_up()
@@ -152,7 +152,7 @@ def test_a_slot_that_is_two_phase_too_early_is_refused(pair) -> None:
         other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", (slot,))
     it.session.execute(
         "UPDATE pgsub.progress SET reported_lsn = %s WHERE worker = 0",
-        (it.pubdb.value("SELECT pg_current_wal_lsn()::text"),),
+        (it.pubdb.value("SELECT pg_current_wal_lsn()"),),
     )
     with pytest.raises(StateForbids, match="is two-phase before every table is ready"):
         it.catch_up()

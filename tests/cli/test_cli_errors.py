@@ -1,5 +1,6 @@
 """Exit codes and the form of errors, whatever happens to the program and its streams."""
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pexpect
 import pytest
 
 from pgsub import errors
+from pgsub.cli import console, documents
 from pgsub.cli.main import run
 from pgsub.errors import exit_code_table
 
@@ -146,3 +148,17 @@ def _until_open(process, folder):
         if any(os.path.realpath(link) == str(folder / "state.db") for link in links.iterdir()):
             return
         time.sleep(0.02)
+
+
+def test_no_document_steers_a_terminal_or_turns_text_around(capfd):
+    text = "\x1b[2J\x9b31m\x7f\u202e\u2066\u2028 é 🐘\n"
+    documents.emit_document("status", {"name": text})
+    documents.emit_error(errors.PgsubError(text))
+    shown = capfd.readouterr().out
+    assert console.printable(shown) == shown
+    assert [part["name"] if "name" in part else part["error"]["message"] for part in _documents(shown)] == [text] * 2
+
+
+def _documents(shown):
+    first, brace, second = shown.partition("\n}\n")
+    return json.loads(first + brace), json.loads(second)

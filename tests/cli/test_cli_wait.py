@@ -185,7 +185,7 @@ def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environme
     awaited = behind.stderr.partition("awaited is ")[2].partition(".")[0]
     assert parse_lsn(awaited) > 0
     waiting = subprocess.Popen([*command, "--timeout", "1m"], env=environment)
-    now = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+    now = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
     store.put_origin(5, now + (1 << 30), None)
     assert waiting.wait(60) == 0
 

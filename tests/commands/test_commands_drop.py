@@ -122,14 +122,14 @@ def test_a_slot_that_is_missing_is_the_servers_error_and_the_hint_drops_the_rest
 
 def test_slots_of_unfinished_tables_are_dropped_too(created, tables):
     pubdb, subdb = tables
-    for slot in ("pgsub_1_sync_2_3", "somebody_elses"):
+    ours = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_sync"
+    for slot in (f"{ours}_2_3", "somebody_elses", "somebody_named"):
         pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
-    subdb.execute(
-        "UPDATE pgsub.subscription_rel SET sync_slot = 'pgsub_1_sync_2_3', srsubstate = 'd' WHERE relname = 'a'"
-    )
-    subdb.execute("UPDATE pgsub.subscription_rel SET sync_slot = 'pgsub_never_made' WHERE relname = 'b'")
+    named = "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s, srsubstate = 'd' WHERE relname = %s"
+    subdb.execute(named, f"{ours}_2_3", "somebody_named", "a")
+    subdb.execute(named, f"{ours}_never_made", None, "b")
     assert created("drop", "s", "--yes").returncode == 0
-    assert pubdb.rows(_SLOTS) == [("somebody_elses",)]
+    assert sorted(pubdb.rows(_SLOTS)) == [("somebody_elses",), ("somebody_named",)]
 
 
 def test_sessions_of_workers_that_outlived_their_launcher_are_ended(created, tables):

@@ -9,7 +9,8 @@ import threading
 
 import psycopg
 import pytest
-from fix_program import nothing_created, one_error
+from fix_program import nothing_created, one_error, until
+from fix_servers import needs_wal_level_logical
 
 from pgsub.demo.servers import Server
 
@@ -21,7 +22,10 @@ class Pooler:
 
     :param refuses: startup parameter that it does not know, as pgbouncer before 1.23 with ``replication``; without
         one it lets everything pass but hands out cancel keys of its own.
+    :ivar away: nothing but a line to the server, for now.
     """
+
+    away = False
 
     def __init__(self, port: int, refuses: str | None = None) -> None:
         self._port = port
@@ -67,7 +71,7 @@ class Pooler:
             head = reader.read(5)
             kind, size = head[:1], struct.unpack("!i", head[1:])[0]
             body = reader.read(size - 4)
-            if kind == b"K" and self._refuses is None:
+            if kind == b"K" and self._refuses is None and not self.away:
                 body = struct.pack("!i", 4711) + body[4:]
             client.sendall(head + body)
         _pump(reader, client)
@@ -108,6 +112,7 @@ def _pasted(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.endswith(";")]
 
 
+@needs_wal_level_logical()
 def test_a_publisher_that_does_not_decode_is_refused_with_the_setting_to_change(make_cli, subdb):
     with Server(fast=True, settings={"wal_level": "replica"}) as publisher:
         cli = make_cli(publisher.conninfo(), subdb.conninfo)
@@ -151,6 +156,29 @@ def test_a_pooler_on_either_side_is_seen_by_the_cancel_keys_it_hands_out(cli, ta
         cli.create(), 3, "the publisher's connection goes through a connection pooler", "port of the server itself"
     )
     nothing_created(cli, pubdb, subdb)
+
+
+def test_a_pooler_that_comes_to_stand_between_is_refused_by_the_workers_that_begin_from_then_on(cli, tables, pooler):
+    pubdb, subdb = tables
+    poolers = {"publisher": pooler(pubdb.server), "target": pooler(subdb.server)}
+    direct = {"publisher": cli.connection, "target": cli.target}
+    for side, one in poolers.items():
+        one.away = True
+        ends = {**direct, side: f"{direct[side]} port={one.port}"}
+        cli.connection, cli.target = ends["publisher"], ends["target"]
+        assert cli.create(f"{pubdb.name}_{side}", "--no-wait", "--no-copy-data").returncode == 0
+    running = cli.launcher(env={"PGSUB_RETRY_SECONDS": "0.5"})
+    for side in poolers:
+        name = f"{pubdb.name}_{side}"
+        assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    ending = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ %s"
+    for side, one in poolers.items():
+        one.away = False
+        subdb.rows(ending, f"^pgsub {cli.status(f'{pubdb.name}_{side}')['oid']} apply ")
+    for side in poolers:
+        text = f"the {side}'s connection goes through a connection pooler"
+        until(lambda n=f"{pubdb.name}_{side}", t=text: t in str(cli.status(n)["last_error"]))
+    assert cli.stop(running) == 0
 
 
 def test_a_pooler_that_refuses_replication_is_named_as_the_cause(cli, tables, pooler):

@@ -190,5 +190,5 @@ def test_a_slot_that_exists_is_refused_and_left_alone(cli, tables):
     )
     assert pubdb.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [("s",)]
     assert cli.create("s", "--no-create-slot", "--no-wait").returncode == 0
-    confirmed = pubdb.value("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = 's'")
-    assert subdb.rows("SELECT consistent_point::text, slot_intent FROM pgsub.subscription") == [(confirmed, False)]
+    confirmed = pubdb.value("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 's'")
+    assert subdb.rows("SELECT consistent_point, slot_intent FROM pgsub.subscription") == [(confirmed, False)]

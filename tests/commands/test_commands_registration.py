@@ -279,3 +279,18 @@ def test_creating_without_waiting_loads_no_spark(cli, tables):
     )
     assert ended.returncode == 0, ended.stderr
     assert cli.sql("SELECT subname FROM pg_subscription") == [("s",)]
+
+
+def test_a_slot_is_not_dropped_because_the_ledger_tells_of_a_creation(cli, pubdb, subdb):
+    assert cli.create("first", "--no-wait").returncode == 0
+    other = f"other_{pubdb.name}"
+    pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", other)
+    subdb.execute(
+        "INSERT INTO pgsub.subscription (subid, subname, state_store, slot_name, slot_intent)"
+        " SELECT 77, 's', state_store, %s, true FROM pgsub.subscription WHERE subname = 'first'",
+        other,
+    )
+    said = one_error(cli.create("s", "--no-wait"), 3, "interrupted creation", other)
+    assert said.splitlines()[-1] == "DELETE FROM pgsub.subscription WHERE subid = 77;"
+    assert pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", other) == 1
+    assert list(cli.state.glob("creating-*")) == []

@@ -14,7 +14,7 @@ from thorough import only_thorough, thorough
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import walsender
 
-_POSITION = "SELECT pg_current_wal_flush_lsn()::text"
+_POSITION = "SELECT pg_current_wal_flush_lsn()"
 
 
 def test_a_bounded_run_ends_with_0_when_everything_until_then_is_applied(cli, tables):

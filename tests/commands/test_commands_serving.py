@@ -127,7 +127,7 @@ def test_status_shows_the_worker_that_lives_and_every_program_may_read_the_store
         pubdb.execute("INSERT INTO b VALUES (%s, 0)", number)
         until(lambda number=number: subdb.value("SELECT count(*) FROM b") == number)
         assert set(cli.states().values()) == {"r"}
-    position = pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+    position = pubdb.value("SELECT pg_current_wal_flush_lsn()")
     assert cli("wait", name, "--for", f"lsn={position}", "--timeout", "1m").returncode == 0
 
     def settled():

@@ -109,7 +109,7 @@ def synchronized(cli, tables, name="s"):
 def test_without_a_connection_then_a_slot_by_hand_enable_and_refresh(cli, tables):
     pubdb, subdb = tables
     assert cli.create("s", "--no-connect").returncode == 0
-    position = pubdb.value("SELECT lsn::text FROM pg_create_logical_replication_slot('s', 'pgoutput')")
+    position = pubdb.value("SELECT lsn FROM pg_create_logical_replication_slot('s', 'pgoutput')")
     one_error(cli("refresh", "s"), 3, "is not allowed for disabled subscriptions")
     assert cli("enable", "s").returncode == 0
     synchronized(cli, tables)

@@ -13,7 +13,7 @@ from pgsub.catalog.locks import subscription_lock
 from pgsub.commands import two_phase_change
 from pgsub.protocol.lsn import parse_lsn
 
-_ORIGIN = "SELECT remote_lsn::text FROM pg_replication_origin_status WHERE external_id = %s"
+_ORIGIN = "SELECT remote_lsn FROM pg_replication_origin_status WHERE external_id = %s"
 
 
 def blocked(it: Stuck) -> int:

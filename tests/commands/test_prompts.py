@@ -59,7 +59,7 @@ def test_skip_lsn_says_what_will_not_be_applied_and_skips_it_once_that_is_agreed
 
 
 def test_origin_advance_counts_what_vanishes_and_moves_once_that_is_agreed(it: Stuck) -> None:
-    before, to = it.position(), str(it.pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+    before, to = it.position(), str(it.pubdb.value("SELECT pg_current_wal_flush_lsn()"))
 
     def answered(answer: str) -> tuple[int, str]:
         return _answered(it, "Go on behind it? [y/N]:", answer, "origin-advance", "s", to)

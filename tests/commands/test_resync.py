@@ -398,7 +398,8 @@ def test_resync_of_a_partition_that_a_foreign_key_reaches_through_its_root_is_re
 def test_nothing_is_emptied_when_the_publisher_is_away(stored, tables):
     subdb = tables[1]
     subdb.execute("INSERT INTO a VALUES (1, 'kept')")
-    subdb.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f', sync_slot = 'gone' WHERE relname = 'a'")
+    named = "format('pgsub_%s_sync_gone', subid)"
+    subdb.execute(f"UPDATE pgsub.subscription_rel SET srsubstate = 'f', sync_slot = {named} WHERE relname = 'a'")
     tables[0].drop()
     with pytest.raises(psycopg.OperationalError):
         tables[0].connect()

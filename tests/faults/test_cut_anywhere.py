@@ -99,7 +99,7 @@ def test_apply_survives_a_cut_at_any_message(
     for n in itertools.count():
         assert n < MANY
         write(pubdb, n)
-        position = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+        position = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
         claim = sub.take_over()
         cut.left = n
         failed = expect_transient(
@@ -135,7 +135,7 @@ def test_apply_survives_a_cut_inside_any_message_of_the_publisher(
     chance, cut, whole = random.Random(streaming), 0, 0
     for n in range(25):
         write(pubdb, n)
-        position = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()::text"))
+        position = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
         claim = sub.take_over()
         between.allowance = int(2500 * 2 ** (5 * chance.random()))  # the connection itself takes some of it
         failed = expect_transient(

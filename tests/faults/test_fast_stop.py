@@ -179,7 +179,8 @@ def _sync_worker(scene: Scene) -> Task:
     task = scene.follows()
     scene.at(f"copy.middle=pause:{scene.file.with_suffix('.copy')};sync.before_s=pause:{scene.file}")
     p.submit("copy", lambda _: p.sync("copied"), [None])
-    p.pubdb.wait("SELECT count(*) > 1 FROM pg_replication_slots WHERE database = current_database()")
+    # a slot is in the view before it stands anywhere
+    p.pubdb.wait("SELECT count(confirmed_flush_lsn) > 1 FROM pg_replication_slots WHERE database = current_database()")
     p.pubdb.execute("INSERT INTO t VALUES (2, 'x')")
     p.until("SELECT count(*) FROM t", value=2, task=task)  # apply has passed where the copy will stand
     scene.file.with_suffix(".copy").touch()

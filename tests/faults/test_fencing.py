@@ -228,7 +228,7 @@ def test_a_ledger_that_moved_restarts_the_streams_without_a_word(site: Callable[
     epoch = case.epoch()
     # nothing is written for the subscription meanwhile, so nothing lies between the two positions
     case.pubdb.execute("CREATE TABLE elsewhere ()")
-    position = case.pubdb.value("SELECT pg_current_wal_flush_lsn()::text")
+    position = case.pubdb.value("SELECT pg_current_wal_flush_lsn()")
     case.subdb.execute("UPDATE pgsub.progress SET remote_lsn = %s WHERE worker = 0", position)
     writer.resume()
     until(lambda: case.epoch() == epoch + 1, "the streams were not restarted")
@@ -246,7 +246,7 @@ def test_an_end_position_in_the_middle_of_a_backlog_is_reached_exactly(
 ) -> None:
     sub = subscriber().register("log")
     add(pubdb, 1, 1300)
-    position = ledger.lsn_or_none(pubdb.value("SELECT pg_current_wal_insert_lsn()::text"))
+    position = ledger.lsn_or_none(pubdb.value("SELECT pg_current_wal_insert_lsn()"))
     assert position is not None
     add(pubdb, 1301, 4000)
     result = sub.start(until_lsn=position).result()[0]

@@ -22,14 +22,13 @@ TABLES = ("audit1", "keyed1", "counter1")
 def table_lsns(case: Site, column: str) -> list[int]:
     """A position of all tables, 0 for NULL."""
     return [
-        parse_lsn(lsn)
-        for (lsn,) in case.subdb.rows(f"SELECT coalesce({column}, '0/0')::text FROM pgsub.subscription_rel")
+        parse_lsn(lsn) for (lsn,) in case.subdb.rows(f"SELECT coalesce({column}, '0/0') FROM pgsub.subscription_rel")
     ]
 
 
 def sync_lsn(case: Site, relid: int) -> int:
     """Where a sync worker is."""
-    return parse_lsn(case.subdb.value("SELECT remote_lsn::text FROM pgsub.progress WHERE worker = %s", relid))
+    return parse_lsn(case.subdb.value("SELECT remote_lsn FROM pgsub.progress WHERE worker = %s", relid))
 
 
 def test_apply_that_is_behind_skips_what_the_sync_workers_had(site: Make, reached: Reached, tmp_path: Path) -> None:

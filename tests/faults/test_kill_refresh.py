@@ -28,7 +28,7 @@ def half_done(case: Site, name: str) -> None:
     publish(case, name)
     case.end(case.start("refresh", case.name, "--no-wait"))
     relid = case.subdb.value("SELECT %s::regclass::oid::bigint", name)
-    slot = f"{case.name}_sync_{relid}"
+    slot = case.subdb.value("SELECT format('pgsub_%%s_sync_%%s', subid, %s::text) FROM pgsub.subscription", relid)
     case.pubdb.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
     case.subdb.execute(
         f"BEGIN; INSERT INTO {name} SELECT g, 0, repeat('y', 100) FROM generate_series(1, 300) g;"

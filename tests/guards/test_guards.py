@@ -76,7 +76,7 @@ def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
 @pytest.mark.usefixtures("log")
 def test_a_transaction_of_which_nothing_is_applied_moves_the_ledger(pubdb: Database, subscriber: Make) -> None:
     sub = subscriber().register("log", state="f")
-    before = parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()::text"))
+    before = parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()"))
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()
     assert ledger.apply_position(sub.session, sub.subid) > before
@@ -162,15 +162,15 @@ def test_what_the_publisher_was_told_is_in_the_ledger_first(pubdb: Database, sub
     for n in range(20):
         pubdb.execute("INSERT INTO log VALUES (%s)", n)
         confirmed = pubdb.value(
-            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
         )
-        reported = subdb.value("SELECT reported_lsn::text FROM pgsub.progress WHERE worker = 0")
+        reported = subdb.value("SELECT reported_lsn FROM pgsub.progress WHERE worker = 0")
         assert parse_lsn(confirmed) <= parse_lsn(reported)
     result = sub.stop(task)
     confirmed = pubdb.value(
-        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
+        "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
     )
-    reported = parse_lsn(subdb.value("SELECT reported_lsn::text FROM pgsub.progress WHERE worker = 0"))
+    reported = parse_lsn(subdb.value("SELECT reported_lsn FROM pgsub.progress WHERE worker = 0"))
     assert parse_lsn(confirmed) <= reported
     assert reported >= result.remote_lsn
 
@@ -200,7 +200,7 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
     sub = subscriber().register("log", state="f")
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 0)
-    handover = states.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()::text")))
+    handover = states.claim_handover(sub.session, claim, parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()")))
     with subdb.connect() as holder:
         task = None
         with holder.transaction():

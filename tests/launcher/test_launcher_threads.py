@@ -17,7 +17,9 @@ from fix_servers import Database
 
 from pgsub import failpoints
 from pgsub.apply import spool, standby, standstill
-from pgsub.errors import ThreadDied
+from pgsub.catalog.store import StateStore
+from pgsub.errors import StateStoreError, ThreadDied
+from pgsub.launcher.recorder import Recorder
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slots import create_slot
 from pgsub.publisher.waiting import SlotWatch
@@ -162,3 +164,27 @@ def test_what_a_clerk_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_h
     with pytest.raises(psycopg.OperationalError):
         clerk.do(lambda: (_ for _ in ()).throw(psycopg.OperationalError("x")))
     clerk.close()
+
+
+def test_a_store_that_answers_somebody_else_at_that_moment_is_an_error_of_the_store_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with StateStore.open(tmp_path) as store:
+        recorder = Recorder(store, lambda level, text: said.append(f"{level}: {text}"))
+        failed = recorder._failed
+
+        def while_another_thread_succeeds(error: StateStoreError) -> None:
+            failed(error)
+            recorder._works()
+
+        def fail() -> None:
+            raise StateStoreError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder, "_failed", while_another_thread_succeeds)
+            with pytest.raises(StateStoreError, match="no room"):
+                recorder.run(fail)
+        assert recorder.run(lambda: 1) == 1
+        recorder.close()
+    assert [text.partition(":")[0] for text in said] == ["ERROR", "LOG"]

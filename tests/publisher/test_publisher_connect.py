@@ -6,17 +6,13 @@ import contextlib
 import functools
 import os
 import pickle
-import shutil
 import socket
-import subprocess
-import time
 
-import patience
 import psycopg
 import pytest
 from fix_servers import Database
 
-from pgsub.demo.servers import Server, free_port
+from pgsub.demo.servers import Server
 from pgsub.errors import (
     ApplyError,
     PermissionMissing,
@@ -26,7 +22,7 @@ from pgsub.errors import (
     StateForbids,
     UsageError,
 )
-from pgsub.publisher.connect import connect, is_replication, scalar, through_pooler
+from pgsub.publisher.connect import connect, is_replication, scalar
 from pgsub.publisher.faults import ServerError, classify, refused, translate
 from pgsub.target import connect as target
 
@@ -206,49 +202,6 @@ def test_a_publisher_that_crashed_is_unavailable_to_old_and_new_sessions(guarded
         connect(guarded.conninfo(), application_name="x")
     guarded.start()
     session.close()
-
-
-def test_a_direct_session_is_not_taken_for_a_pooled_one(pubdb):
-    for replication in (False, True):
-        with connect(pubdb.conninfo, application_name="x", replication=replication) as session:
-            assert not through_pooler(session)
-
-
-def _seen_or_refused(conninfo):
-    """An old pooler refuses replication, a new one passes it on."""
-    try:
-        with contextlib.closing(connect(conninfo, application_name="x", replication=True)) as session:
-            return through_pooler(session)
-    except StateForbids as error:
-        return "pooler" in error.hint
-
-
-@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
-def test_a_pooler_refuses_or_is_seen(pubdb, tmp_path):
-    port = free_port()
-    settings = f"listen_port={port}\nlisten_addr=127.0.0.1\nauth_type=any\nunix_socket_dir=\nlogfile=/dev/null"
-    options = "ignore_startup_parameters=options,extra_float_digits\nuser=nobody"
-    target = f"host=127.0.0.1 port={pubdb.server.port} user=postgres dbname={pubdb.name}"
-    (tmp_path / "ini").write_text(f"[databases]\npooled = {target}\n[pgbouncer]\n{settings}\n{options}\n")
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    pooler = subprocess.Popen([shutil.which("pgbouncer"), "-q", str(tmp_path / "ini")], stderr=subprocess.DEVNULL)
-    try:
-        conninfo = f"host=127.0.0.1 port={port} dbname=pooled user=postgres"
-        deadline = time.monotonic() + patience.SECONDS
-        while True:
-            try:
-                session = connect(conninfo, application_name="x")
-                break
-            except PublisherUnavailable:
-                assert time.monotonic() < deadline and pooler.poll() is None
-                time.sleep(0.05)
-        assert through_pooler(session)
-        session.close()
-        assert _seen_or_refused(conninfo)
-    finally:
-        pooler.terminate()
-        pooler.wait()
 
 
 def test_the_words_of_an_old_pooler_lead_to_the_servers_own_address():

@@ -27,6 +27,12 @@ def describe_table(connection, schema, name, publications):
     return found.tables[schema, name]
 
 
+@pytest.fixture(autouse=True)
+def everything(pubdb):
+    """A publication of all tables: what is not published cannot be described."""
+    pubdb.execute("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root)")
+
+
 @pytest.fixture
 def asking(pubdb):
     with connect(pubdb.conninfo, application_name="x", replication=True) as connection:
@@ -77,7 +83,7 @@ def test_columns_carry_type_key_and_order_and_leave_out_what_is_not_sent(pubdb, 
 def test_the_key_is_the_replica_identity_index(pubdb, asking, identity, letter, keys):
     pubdb.execute("CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL, c int NOT NULL)")
     pubdb.execute(f"CREATE UNIQUE INDEX u ON t (c, b); ALTER TABLE t REPLICA IDENTITY {identity}")
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     assert table.replica_identity == letter
     assert [column.name for column in table.columns if column.is_key] == keys
 
@@ -125,7 +131,7 @@ def test_the_ranges_of_a_tables_blocks_are_the_table(pubdb, asking):
     pubdb.execute(
         "CREATE TABLE t (n int, v text); INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 1000) g"
     )
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     (leaf,) = table.leaves
     assert leaf.pages > 60 and leaf.bytes >= leaf.pages * 8192
     assert (leaf.oid, leaf.schema, leaf.name) == (table.oid, "public", "t")
@@ -140,7 +146,7 @@ def test_the_ranges_of_a_tables_blocks_are_the_table(pubdb, asking):
 
 def test_a_range_of_blocks_is_read_by_a_tid_range_scan(pubdb, asking):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t SELECT generate_series(1, 10000)")
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     copy = text(copy_statement(table, leaf=table.leaves[0], ctid_from=1, ctid_to=2))
     select = copy.removeprefix("COPY (").removesuffix(") TO STDOUT")
     assert "Tid Range Scan" in pubdb.value(f"EXPLAIN {select}")
@@ -148,7 +154,7 @@ def test_a_range_of_blocks_is_read_by_a_tid_range_scan(pubdb, asking):
 
 def test_the_last_range_has_no_end(pubdb, asking):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)")
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     pubdb.execute("INSERT INTO t SELECT generate_series(2, 1000)")
     statement = copy_statement(table, leaf=table.leaves[0], ctid_from=0)
     assert len(copied(asking, statement)) == 1000
@@ -175,7 +181,7 @@ def test_a_partitioned_root_is_all_of_its_leaves(pubdb, asking):
 
 def test_a_root_without_partitions_has_no_leaves_and_an_empty_copy(pubdb, asking):
     pubdb.execute("CREATE TABLE root (n int) PARTITION BY LIST (n)")
-    table = describe_table(asking, "public", "root", [])
+    table = describe_table(asking, "public", "root", ["everything"])
     assert table.leaves == () and (table.bytes, table.reltuples) == (0, -1)
     assert copied(asking, copy_statement(table)) == []
 
@@ -183,7 +189,7 @@ def test_a_root_without_partitions_has_no_leaves_and_an_empty_copy(pubdb, asking
 def test_inheritance_children_are_not_copied_with_their_parent(pubdb, asking):
     pubdb.execute("CREATE TABLE t (n int); CREATE TABLE child () INHERITS (t)")
     pubdb.execute("INSERT INTO t VALUES (1); INSERT INTO child VALUES (2)")
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     assert len(table.leaves) == 1
     for statement in (copy_statement(table), copy_statement(table, leaf=table.leaves[0], ctid_to=9)):
         assert copied(asking, statement) == ["1"]
@@ -201,7 +207,7 @@ def test_rows_of_a_table_without_columns_are_copied(pubdb, asking, options):
 def test_toast_counts_in_the_bytes_and_a_table_never_analyzed_has_no_estimate(pubdb, asking):
     pubdb.execute("CREATE TABLE t (v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL")
     pubdb.execute("INSERT INTO t VALUES (repeat('x', 1000000))")
-    table = describe_table(asking, "public", "t", [])
+    table = describe_table(asking, "public", "t", ["everything"])
     assert table.leaves[0].pages == 1 and table.bytes > 1_000_000 and table.reltuples == -1
 
 
@@ -215,7 +221,7 @@ def test_names_with_quotes_and_percent_signs_reach_the_server_as_they_are(pubdb,
 
 def test_a_table_that_is_gone_is_a_fault_that_names_it(asking):
     with pytest.raises(SchemaFault, match="not found on publisher") as raised:
-        describe_table(asking, "public", "gone", [])
+        describe_table(asking, "public", "gone", ["everything"])
     assert raised.value.message == 'table "public.gone" not found on publisher'
     assert raised.value.relation == "public.gone"
 
@@ -224,7 +230,7 @@ def test_a_table_described_in_a_snapshot_is_readable_there(pubdb):
     pubdb.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)")
     with SlotSnapshot.open(pubdb.conninfo, pubdb.name, "sync") as snapshot:
         pubdb.execute("INSERT INTO t VALUES (2)")
-        table = describe_table(snapshot.connection, "public", "t", [])
+        table = describe_table(snapshot.connection, "public", "t", ["everything"])
         assert copied(snapshot.connection, copy_statement(table)) == ["1"]
 
 
@@ -232,7 +238,7 @@ def test_a_role_that_may_not_read_is_told_the_grant_when_the_copy_starts(pubdb):
     role = f"r_{pubdb.name}"
     pubdb.execute(f"CREATE TABLE t (n int); CREATE ROLE {role} LOGIN")
     with connect(pubdb.conninfo.replace("user=postgres", f"user={role}"), application_name="x") as limited:
-        table = describe_table(limited, "public", "t", [])
+        table = describe_table(limited, "public", "t", ["everything"])
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as raised:
             copied(limited, copy_statement(table))
     pubdb.execute(f"DROP ROLE {role}")
@@ -246,7 +252,7 @@ def test_a_row_security_policy_of_the_publisher_fails_the_copy_instead_of_filter
     pubdb.execute(f"CREATE TABLE t (n int); CREATE ROLE {role} LOGIN; GRANT SELECT ON t TO {role}")
     pubdb.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON t USING (n > 1)")
     with connect(pubdb.conninfo.replace("user=postgres", f"user={role}"), application_name="x") as limited:
-        table = describe_table(limited, "public", "t", [])
+        table = describe_table(limited, "public", "t", ["everything"])
         with pytest.raises(psycopg.errors.InsufficientPrivilege) as raised:
             copied(limited, copy_statement(table))
     pubdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -123,7 +123,7 @@ def test_one_call_empties_what_has_arrived_not_only_one_buffer(pubdb, feed):
     pubdb.execute("INSERT INTO t SELECT g, 'v' FROM generate_series(1, 3000) g")
     feed.start(slot(pubdb), 0, options(feed, streaming="off"))
     sent = "SELECT sent_lsn >= %s::pg_lsn FROM pg_stat_replication WHERE pid = %s"
-    pubdb.wait(sent, pubdb.value("SELECT pg_current_wal_lsn()::text"), feed.connection.info.backend_pid)
+    pubdb.wait(sent, pubdb.value("SELECT pg_current_wal_lsn()"), feed.connection.info.backend_pid)
     largest, total = 0, ""
     while "C" not in total:
         burst = feed.receive()

@@ -46,7 +46,7 @@ def served(pubdb, primary, launcher):
 def confirmed(pubdb, name, word):
     """Write a row, and wait until the publisher knows that it is durable on the target."""
     pubdb.execute(f"INSERT INTO {name} VALUES (%s)", word)
-    written = pubdb.value("SELECT pg_current_wal_insert_lsn()::text")
+    written = pubdb.value("SELECT pg_current_wal_insert_lsn()")
     query = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
     pubdb.wait(query, written, name)
 

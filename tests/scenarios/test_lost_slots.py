@@ -85,7 +85,7 @@ def test_a_slot_that_was_made_again_under_its_name_is_not_followed_over_the_gap(
 
 
 def test_a_publisher_that_restarts_sends_nothing_again_that_was_confirmed(source, followed):
-    slot = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+    slot = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
     source.execute("INSERT INTO t VALUES (2)")
     assert followed.catch_up().outcome == "reached"
     confirmed = source.value(slot, followed.sub.slot_name)

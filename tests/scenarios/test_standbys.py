@@ -88,10 +88,10 @@ def failure(cli, name, kind):
 
 
 def test_a_copy_of_the_publisher_becomes_the_target_without_copying_a_row(primary, published, launcher, make_server):
-    slot = primary.value("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", published)
+    slot = primary.value("SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput')", published)
     copy = copied(primary.server)
     written(primary, published, "second")
-    position = primary.value("SELECT pg_current_wal_insert_lsn()::text")
+    position = primary.value("SELECT pg_current_wal_insert_lsn()")
     written(primary, published, "third")
     copy.append_conf({"primary_conninfo": primary.server.conninfo("postgres"), "recovery_target_lsn": position})
     copy.append_conf({"recovery_target_inclusive": False, "recovery_target_action": "promote"})

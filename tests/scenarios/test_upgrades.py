@@ -72,11 +72,11 @@ def test_a_target_that_pg_upgrade_renewed_goes_on_where_the_old_one_stopped(laun
     try:
         subscribed(launcher, name, pubdb, subdb, "--two-phase")
         disabled(launcher, name)
-        before = subdb.rows("SELECT remote_lsn::text, subid FROM pgsub.progress")
+        before = subdb.rows("SELECT remote_lsn, subid FROM pgsub.progress")
         stopped(subdb)
         pubdb.execute("INSERT INTO kept VALUES (10, 'meanwhile'); INSERT INTO later VALUES (2)")
         new = Database(make_server(of=upgraded(old, older)), "app", there=True)
-        assert new.rows("SELECT remote_lsn::text, subid FROM pgsub.progress") == before
+        assert new.rows("SELECT remote_lsn, subid FROM pgsub.progress") == before
         ended = launcher("alter", name, "--target", new.conninfo)
         assert ended.returncode == 0, ended.stderr
         assert launcher.status(name)["subtwophasestate"] == "e"
@@ -106,7 +106,7 @@ def test_a_publisher_that_pg_upgrade_renewed_is_gone_over_to_when_the_operator_s
     assert launcher("alter", name, "--no-two-phase", "--connection", new.conninfo).returncode == 7
     ended = launcher("alter", name, "--connection", new.conninfo, "--publisher-upgraded")
     assert ended.returncode == 0, ended.stderr
-    [(position,)] = new.rows("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
+    [(position,)] = new.rows("SELECT confirmed_flush_lsn FROM pg_replication_slots")
     assert ended.stderr == f"NOTICE:  apply goes on from {position} of the upgraded publisher\n"
     again = launcher("alter", name, "--connection", new.conninfo, "--publisher-upgraded")
     assert (again.returncode, "the one that the subscription follows" in again.stderr) == (0, True)

@@ -15,6 +15,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
+def words(size: int) -> str:
+    return "w" * size
+
+
 def fail_as_apply_does(number: int) -> int:
     error = ApplyError("could not apply", detail="Key (id)=(1) already exists.", sqlstate="23505")
     error.relation, error.finish_lsn, error.xid, error.conflict = "public.t", "0/15F2A40", 740, "insert_exists"

@@ -87,6 +87,9 @@ def test_programs_are_never_run_from_a_cache_folder_that_others_can_write(monkey
     assert java.cache_folder(tmp_path / "other") == tmp_path / "pgsub"
     (tmp_path / "pgsub").chmod(0o777)
     assert java.cache_folder(tmp_path / "other") == tmp_path / "other"
+    (tmp_path / "other").chmod(0o777)
+    with pytest.raises(StateForbids, match="others may write"):
+        java.cache_folder(tmp_path / "other")
 
 
 def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyspark
 import pytest
 import task_functions as tasks
+from py4j.protocol import Py4JError
 
-from pgsub.errors import StateForbids
+from pgsub.errors import Directive, StateForbids
 from pgsub.spark import settings, training
 from pgsub.spark.gateway import environ
+from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
 from pgsub.spark.session import alive, close_context, open_context
 
@@ -63,6 +66,47 @@ def test_a_killed_java_process_is_noticed_and_a_new_context_opens(opened, state_
     assert Submitter(second).submit("double", tasks.double, [21]).result(60) == [42]
     assert not alive(first) and alive(second)
     assert capfd.readouterr() == ("", "")
+
+
+def fill(context):
+    """Take all of its heap, 512 MB."""
+    held = []
+    while True:
+        held.append(context._gateway.new_array(context._jvm.long, 2**17))
+
+
+def test_a_java_process_without_memory_ends_all_its_jobs_at_once_and_a_new_context_opens(opened):
+    """It neither lingers nor leaves one job without an answer: what else it holds cannot be relied on."""
+    first = opened()
+    job = Submitter(first).submit("long", tasks.interval, [600.0])
+    with pytest.raises((Py4JError, OSError)):
+        fill(first)
+    with pytest.raises(WorkerDied, match="the Java process of Spark died") as raised:
+        job.result(60)
+    assert (raised.value.detail, raised.value.directive) == ("It ran out of memory.", Directive.RETRY)
+    assert not alive(first)
+    close_context(first)
+    assert Submitter(opened()).submit("double", tasks.double, [21]).result(60) == [42]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_full_local_dir_fails_no_job_that_needs_no_room_there_and_others_as_a_whole(opened, tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
+    try:
+        submitter = Submitter(opened(conf={"spark.local.dir": str(tmp_path)}))
+        with suppress(OSError), (tmp_path / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        assert submitter.submit("double", tasks.double, [21]).result(60) == [42]
+        assert submitter.submit("wide", tasks.words, [3 << 20]).result(60) == ["w" * (3 << 20)]
+        with pytest.raises(WorkerDied, match='Spark had no room for job "large"') as raised:
+            submitter.submit("large", len, ["x" * (3 << 20)]).result(60)
+        assert "No space left on device" in raised.value.detail
+        assert submitter.submit("double", tasks.double, [22]).result(60) == [44]
+        (tmp_path / "fill").unlink()
+        assert submitter.submit("large", len, ["x" * (500 << 10)]).result(60) == [500 << 10]
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
@@ -221,9 +265,10 @@ def test_another_spark_in_spark_home_is_refused(tmp_path, monkeypatch, opened):
         opened()
 
 
-def test_a_start_with_the_archive_maps_it(opened, capsys):
+def test_a_start_with_the_archive_maps_it(opened, state_dir, capsys):
     """The archive of this machine is made here if it is missing; the time to a first result is shown."""
-    assert subprocess.run([sys.executable, "-m", training.__name__], cwd=ROOT, check=False).returncode == 0
+    made = [sys.executable, "-m", training.__name__, str(cache_folder(state_dir / "cache"))]
+    assert subprocess.run(made, cwd=ROOT, check=False).returncode == 0
     began = time.monotonic()
     context = opened()
     assert Submitter(context).submit("double", tasks.double, [1]).result(60) == [2]

@@ -92,6 +92,9 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
         assert f'with the rights of "{role}"' in (caught.value.detail or "")
     roles.subdb.execute(_pasted(caught.value))
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):  # whoever made it may be anybody
+        roles.session(owner).execute(_WRITE)
+    roles.subdb.execute(ledger_owner.grants(f'"{owner}"'))
     for role in (owner, other, super_):
         with roles.session(role) as session:
             ledger_schema.check(session)
@@ -121,7 +124,8 @@ def test_a_schema_without_a_table_is_taken_over_by_a_superuser_and_by_nobody_els
     with roles.session("postgres") as session:
         ledger_schema.install(session)
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
-    roles.session(owner).close()
+    for role in (owner, other):
+        assert roles.subdb.value("SELECT NOT has_schema_privilege(%s, 'pgsub', 'USAGE, CREATE')", role)
 
 
 def test_one_table_of_the_ledger_in_the_wrong_hands_is_enough(roles: Roles) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from psycopg import sql
-
+from pgsub import pasted
 from pgsub.errors import TargetSchemaError
 from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.relation import TargetRelation
@@ -111,7 +110,5 @@ def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) 
 
     :param kind: TABLE or SCHEMA.
     """
-    named = ", ".join(
-        sql.Identifier(*([one] if isinstance(one, str) else one)).as_string() for one in dict.fromkeys(objects)
-    )
-    return f"GRANT {privileges} ON {kind} {named} TO {sql.Identifier(role).as_string()};"
+    named = ", ".join(pasted.name(*([one] if isinstance(one, str) else one)) for one in dict.fromkeys(objects))
+    return f"GRANT {privileges} ON {kind} {named} TO {pasted.name(role)};"

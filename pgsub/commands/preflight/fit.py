@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from psycopg import sql
-
+from pgsub import pasted
 from pgsub.commands.preflight import types
 from pgsub.commands.preflight.facts import Facts, Type, Unique
 from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
@@ -195,7 +194,7 @@ def _uncovered_identity(pair: Pair) -> Iterator[Warned]:
 
 
 def _quoted(pair: Pair) -> str:
-    return sql.Identifier(pair.table.remote.schema, pair.table.remote.name).as_string()
+    return pasted.name(pair.table.remote.schema, pair.table.remote.name)
 
 
 def _lookup(pair: Pair) -> Iterator[Warned]:

@@ -24,26 +24,16 @@ SELECT p.pubname FROM pg_catalog.pg_publication p
        SELECT FROM pg_catalog.pg_get_publication_tables(p.pubname::text) g JOIN pg_catalog.pg_class c ON c.oid = g.relid
         WHERE c.relnamespace = pg_catalog.to_regnamespace('pgsub')))
 """
-_POOLER_HINT = "Give the address and port of the server itself."
-
-
 #: Seconds that a transaction has been open when it is named as one that delays slots.
 LONG_SECONDS = 5.0
 _AT_MOST = 5  #: transactions that are named one by one
 
 
 def check_target(session: psycopg.Connection) -> list[Warned]:
-    """The target as a whole: no pooler, what its role may do, publications that would publish the ledger.
+    """The target as a whole: what its role may do, publications that would publish the ledger.
 
-    :raises StateForbids: a pooler answers.
     :raises PermissionMissing: no ledger, and none may be made.
     """
-    if target.through_pooler(session):
-        raise StateForbids(
-            "the target's connection goes through a connection pooler",
-            detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
-            hint=_POOLER_HINT,
-        )
     warned = [*_privileges(session), *_settings(session), *check_line(session, "target")]
     for (name,) in session.execute(_PUBLISHING).fetchall():
         warned.append(
@@ -223,15 +213,9 @@ def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -
 def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
     """The publisher as a whole.
 
-    :raises StateForbids: wal_level, a pooler, no free slot, the slot exists.
+    :raises StateForbids: wal_level, no free slot, the slot exists.
     :raises PermissionMissing: no REPLICATION.
     """
-    if publisher.through_pooler(connection):
-        raise StateForbids(
-            "the publisher's connection goes through a connection pooler",
-            detail="Logical replication needs a session of its own.",
-            hint=_POOLER_HINT,
-        )
     prerequisites.check_wal_level(connection)
     prerequisites.check_replication_role(connection)
     if not create_slot or sub.slot_name is None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
+from pgsub import pasted
 from pgsub.commands.preflight import access, facts, servers
 from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
 from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
@@ -83,7 +84,7 @@ def _all_there(published: Sequence[PublishedTable], places: dict[Name, TargetRel
         place = places.get((one.schema, one.name))
         if place is None:
             missing.append(f'relation "{one.schema}.{one.name}" does not exist on the target')
-        elif place.relkind not in ("r", "p"):
+        elif not place.replicable:
             missing.append(f'cannot use relation "{one.schema}.{one.name}" as logical replication target')
     if missing:
         raise TargetSchemaError(
@@ -233,7 +234,7 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Wa
         yield Warned(
             f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
             f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
-            f"Run this on the target:\nALTER TABLE {statements.table_name(first).as_string()} SET LOGGED;",
+            f"Run this on the target:\nALTER TABLE {pasted.statement(statements.table_name(first))} SET LOGGED;",
             tables=tuple(names),
         )
     names = [table.name for table in tables if table.target.oid in bare]

@@ -1,0 +1,53 @@
+"""JSON for the ledger, whatever the encoding of the target: jsonb refuses a character that the database cannot have.
+
+It does so where the character is escaped, too, and with SQL_ASCII it refuses every escape.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+#: Those whose databases have every character: SQL_ASCII takes UTF-8 as bytes, and gives it back.
+_ALL = ("UTF8", "SQL_ASCII")
+
+
+def document(connection: psycopg.Connection, body: Any) -> Jsonb:
+    """A parameter for a jsonb; what the target's database cannot have is in it as Python shows it (``\\u65e5``)."""
+    return Jsonb(body, dumps=partial(text, encoding=encoding(connection)))
+
+
+def encoding(connection: psycopg.Connection) -> str:
+    """The encoding of the target's database."""
+    return connection.info.parameter_status("server_encoding") or "UTF8"
+
+
+def text(body: Any, encoding: str) -> str:
+    """JSON that a database of this encoding takes."""
+    found = json.dumps(body, ensure_ascii=False)
+    if found.isascii() or encoding in _ALL:
+        return found
+    return re.sub(r"[^\x00-\x7f]", partial(_shown, codec=_codec(encoding)), found)
+
+
+def _shown(found: re.Match[str], codec: str) -> str:
+    try:
+        found[0].encode(codec)
+    except UnicodeEncodeError:
+        return "\\" + found[0].encode("ascii", "backslashreplace").decode()
+    return found[0]
+
+
+def _codec(encoding: str) -> str:
+    """Python's name of an encoding; ASCII, which is part of each, for one that it does not know."""
+    name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return "ascii"

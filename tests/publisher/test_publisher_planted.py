@@ -1,0 +1,67 @@
+"""Whoever may make a schema on the publisher plants a ledger there: nothing of it is called by pgsub's session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from pgsub.publisher.connect import connect
+from pgsub.publisher.publication import tables_with_other_origins
+
+if TYPE_CHECKING:
+    from fix_servers import Database
+
+pytestmark = pytest.mark.publishers
+
+_MALLORY = f"planter_{os.getpid()}"
+_TRAP = "LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'called as %', current_user; END$$"
+_PLANTS = {
+    "view": f"CREATE FUNCTION pgsub.trap() RETURNS oid {_TRAP};"
+    "CREATE VIEW pgsub.subscription_rel AS SELECT pgsub.trap() AS srrelid",
+    "cast": f"CREATE TYPE pgsub.odd AS (x int); CREATE FUNCTION pgsub.trap(pgsub.odd) RETURNS oid {_TRAP};"
+    "CREATE CAST (pgsub.odd AS oid) WITH FUNCTION pgsub.trap(pgsub.odd) AS IMPLICIT;"
+    "CREATE TABLE pgsub.subscription_rel (srrelid pgsub.odd); INSERT INTO pgsub.subscription_rel VALUES (ROW(1))",
+}
+
+
+@pytest.fixture
+def mallory(pubdb: Database) -> Iterator[psycopg.Connection]:
+    """The session of a role that owns a schema pgsub and nothing else."""
+    pubdb.execute(f"CREATE ROLE {_MALLORY} LOGIN; CREATE SCHEMA pgsub AUTHORIZATION {_MALLORY}")
+    pubdb.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    with contextlib.closing(pubdb.connect(_MALLORY)) as session:
+        session.execute("GRANT USAGE ON SCHEMA pgsub TO PUBLIC")
+        yield session
+    pubdb.execute(f"DROP OWNED BY {_MALLORY} CASCADE; DROP ROLE {_MALLORY}")
+
+
+@pytest.mark.parametrize("plant", _PLANTS)
+def test_nothing_is_called_that_was_planted_in_a_ledger_of_the_publisher(
+    pubdb: Database, mallory: psycopg.Connection, plant: str
+) -> None:
+    mallory.execute(_PLANTS[plant].encode())
+    mallory.execute("GRANT SELECT ON pgsub.subscription_rel TO PUBLIC")
+    with contextlib.closing(connect(pubdb.conninfo, application_name="x")) as source:
+        assert tables_with_other_origins(source, ["p"]) == []
+
+
+def test_a_ledger_of_the_publisher_is_read_whoever_owns_it(pubdb: Database, mallory: psycopg.Connection) -> None:
+    mallory.execute("CREATE TABLE pgsub.subscription_rel (srrelid oid)")
+    mallory.execute("INSERT INTO pgsub.subscription_rel VALUES ('public.t'::regclass)")
+    mallory.execute("GRANT SELECT ON pgsub.subscription_rel TO PUBLIC")
+    with contextlib.closing(connect(pubdb.conninfo, application_name="x")) as source:
+        assert [one.name for one in tables_with_other_origins(source, ["p"])] == ["t"]
+
+
+def test_a_view_that_took_a_tables_place_is_not_evaluated(pubdb: Database, mallory: psycopg.Connection) -> None:
+    mallory.execute(_PLANTS["view"].encode())
+    mallory.execute("GRANT SELECT ON pgsub.subscription_rel TO PUBLIC")
+    with contextlib.closing(connect(pubdb.conninfo, application_name="x")) as source:
+        if source.execute("SELECT 1 FROM pg_settings WHERE name = 'restrict_nonsystem_relation_kind'").fetchone():
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="access to non-system view"):
+                source.execute("COPY (SELECT * FROM pgsub.subscription_rel) TO STDOUT")

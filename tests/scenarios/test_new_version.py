@@ -1,0 +1,113 @@
+"""pgsub is upgraded while a worker of the older one stands in the middle of a batch.
+
+The older one is this project as it was before the ledger's newest version: a checkout without history has none.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from fix_faults import Site, until
+from psycopg.conninfo import make_conninfo
+from thorough import only_thorough
+
+from pgsub.catalog.migrations import MIGRATIONS
+from pgsub.target import ledger_schema
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("audit1", "keyed1", "counter1")
+
+
+def git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: no older pgsub to upgrade from: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which ``python -m pgsub`` is the older one, as it was before either schema became the newest."""
+    newest = {
+        "target/ledger_schema.py": f"VERSION = {ledger_schema.VERSION}",
+        "catalog/migrations.py": f"({MIGRATIONS[-1][0]}, schema",
+    }
+    commits: list[tuple[str, ...]] = []
+    for file, text in newest.items():
+        found = git("log", "-S", text, "--format=%ct %H", "--", f"pgsub/{file}").decode().splitlines()
+        commits += [tuple(line.split()) for line in found[-1:]]
+    if len(commits) < len(newest):
+        pytest.skip("NOT TESTED: no older pgsub to upgrade from: this checkout has not its history")
+    _, first = min(commits)
+    folder = tmp_path_factory.mktemp("older")
+    with tarfile.open(fileobj=io.BytesIO(git("archive", f"{first}^", "pgsub"))) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+
+def versions(case: Site) -> tuple[int, int]:
+    """Of ledger and state store."""
+    [(store,)] = case.sqlite("PRAGMA user_version")
+    return case.subdb.value("SELECT max(version) FROM pgsub.ledger_version"), store
+
+
+def spooled(case: Site) -> list[str]:
+    """Folders of transactions in progress."""
+    return sorted(path.name for path in (case.state / "spool").glob("*") if any(path.iterdir()))
+
+
+def left_over(case: Site) -> psycopg.Connection:
+    """What a worker of a killed launcher, which stands still on another machine, has in the target: locks."""
+    [(subid, epoch)] = case.subdb.rows("SELECT subid, epoch FROM pgsub.control WHERE worker = 0")
+    session = case.subdb.connect(application_name=f"pgsub {subid} apply {epoch}")
+    session.autocommit = False
+    session.execute("SELECT FROM pgsub.progress JOIN pgsub.control USING (subid, worker) FOR UPDATE OF progress")
+    return session
+
+
+@only_thorough
+def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
+    site: Callable[[], Site], older: dict[str, str]
+) -> None:
+    """Its launcher is killed with a batch open and a transaction in its spool; one more is left elsewhere."""
+    case = site()
+    case.pubdb.conninfo = make_conninfo(case.pubdb.conninfo, options="-c logical_decoding_work_mem=64kB")
+    writer = case.make(*TABLES)
+    case.end(case.create("--no-wait", "--streaming", "on", **older))
+    before = versions(case)
+    assert before[0] < ledger_schema.VERSION and before[1] < MIGRATIONS[-1][0]
+    case.disarm("apply.before_target_commit")
+    killed = case.run("--timeout", "100s", points={"apply.before_target_commit": "stop"}, **older)
+    case.wait_ready()
+    with case.pubdb.connect() as session, session.transaction():
+        session.execute("INSERT INTO audit1 SELECT g, repeat('z', 100) FROM generate_series(1, 20000) g")
+        until(lambda: bool(spooled(case)), "no transaction is spooled")
+        left = spooled(case)
+        case.arm("apply.before_target_commit")
+        case.wait_fired("apply.before_target_commit")
+        killed.kill()
+        killed.wait()
+        zombie = left_over(case)
+        writer.some(20)
+        process = case.run("--timeout", "100s")
+        until(lambda: versions(case) == (ledger_schema.VERSION, MIGRATIONS[-1][0]), case.said)
+        until(lambda: spooled(case) != left, lambda: f"the spool of the older one is left: {left}")
+    writer.some(20)
+    case.wait_equal()
+    with pytest.raises(psycopg.OperationalError):
+        zombie.commit()
+    zombie.close()
+    assert (case.state / f"state.db.v{before[1]}.bak").exists()
+    case.terminate(process)
+    case.check()
+    command = [sys.executable, "-m", "pgsub", "--state-dir", str(case.state), "status"]
+    refused = subprocess.run(command, env={**os.environ, **older}, capture_output=True, text=True, check=False)
+    assert refused.returncode == 10, refused.stderr
