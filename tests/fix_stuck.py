@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from fix_engine import Task
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
 def in_process(state: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a command line without a process of its own, which is most of the time that one takes."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main.run([*args, "--state-dir", str(state)])
+    given = {"PGSUB_STATE_DIR": str(state)}  # with --state-dir every command to paste would name it
+    with mock.patch.dict(os.environ, given), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main.run(args)
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
