@@ -22,6 +22,7 @@ from pgsub.apply.worker import WorkerResult
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli import main
+from pgsub.cli.settings import current
 from pgsub.errors import PgsubError
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target import connect as target
@@ -35,7 +36,12 @@ def in_process(state: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a command line without a process of its own, which is most of the time that one takes."""
     out, err = io.StringIO(), io.StringIO()
     given = {"PGSUB_STATE_DIR": str(state)}  # with --state-dir every command to paste would name it
-    with mock.patch.dict(os.environ, given), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        mock.patch.dict(os.environ, given),
+        mock.patch.object(current, "state_dir_option", None),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         code = main.run(args)
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
