@@ -248,7 +248,7 @@ def _soak(folder: Path, seed: int, arguments: argparse.Namespace) -> list[str]:
 
 def _keep(ground: Ground, folder: Path) -> None:
     """What helps to find out why."""
-    shutil.copytree(ground.folder, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("scratch"))
+    shutil.copytree(ground.folder, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("scratch", "*.sock"))
     for name, server in (("publisher.log", ground.publisher), ("target.log", ground.target)):
         shutil.copy(server.log, folder / name)
 

@@ -40,6 +40,7 @@ class Scenes:
         with closing(self._ground.pubdb.connect()) as session:
             session.execute("SET synchronous_commit = off")
             session.execute(_SMALL.format(first=first, last=first + self._burst - 1).encode())
+            session.execute("DELETE FROM load WHERE id < 0")  # a crash may have taken back that of the last one
             session.execute(_LARGE.format(rows=self._burst).encode())
             session.execute("UPDATE load SET n = n + 1 WHERE id < 0")
             session.execute("DELETE FROM load WHERE id < 0")

@@ -56,8 +56,8 @@ class Troubles:
         self._restart_launcher()
 
     def terminate_launcher(self) -> None:
-        self._ground.alive()
         self._ground.disarm()
+        self._ground.settle()  # one that has only just begun knows no signal yet
         self._ground.launcher.terminate()
         code = self._restart_launcher()
         assert code == 0, f"the launcher ended with {code}\n{self._ground.site.said()}"

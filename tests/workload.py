@@ -96,7 +96,7 @@ _CODECS = {"UTF8": "utf8", "LATIN1": "latin1", "WIN1252": "cp1252", "EUC_JP": "e
 #: Of the publisher and of the targets.
 ENCODINGS = (
     *(("UTF8", name) for name in ("UTF8", "LATIN1", "WIN1252", "EUC_JP", "SQL_ASCII")),
-    *(("LATIN1", name) for name in ("UTF8", "LATIN1", "WIN1252")),
+    *(("LATIN1", name) for name in ("UTF8", "LATIN1")),
     ("SQL_ASCII", "SQL_ASCII"),
 )
 
