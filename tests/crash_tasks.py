@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from pgsub.errors import PgsubError
-from pgsub.subscription import Subscription
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 

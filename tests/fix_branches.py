@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pgsub.failpoints import POINTS
+from pgsub.common.failpoints import POINTS
 
 #: What a run of apply, commands, faults and launcher has to reach, besides every failpoint.
 BRANCHES = (
@@ -46,7 +46,7 @@ BRANCHES = (
     "barrier: TRUNCATE inside a batch",
     "barrier: new columns inside a batch",
 )
-#: What the random workload of tests/apply/test_apply_differential.py has to reach, which it asserts itself.
+#: What the random workload of tests/apply/test_differential.py has to reach, which it asserts itself.
 WORKLOAD = (
     "streamed commit",
     "streamed abort",

@@ -16,19 +16,19 @@ import patience
 import psycopg
 import pytest
 
-from pgsub.apply import loop, start, worker
-from pgsub.apply.start import WorkerSpec
-from pgsub.apply.worker import WorkerResult
-from pgsub.errors import PgsubError
+from pgsub.apply.worker import loop, start, worker
+from pgsub.apply.worker.start import WorkerSpec
+from pgsub.apply.worker.worker import WorkerResult
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.subscription import Subscription
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
-from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema
-from pgsub.target.ledger import Claim, RelationState
-from pgsub.target.relation import describe
+from pgsub.target.catalog.relation import describe
+from pgsub.target.ledger import schema, subscription
+from pgsub.target.ledger.subscription import Claim, RelationState
+from pgsub.target.session import connect as target
 
 loop.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
 
@@ -83,7 +83,7 @@ class Subscriber:
         self.session = target.connect(subdb.conninfo, f"pgsub {self.subid} launcher 0")
         self.tasks: list[Task] = []
         self.set_based = start.SET_BASED
-        ledger_schema.install(self.session)
+        schema.install(self.session)
 
     def register(self, *tables: str, state: str = "r") -> Subscriber:
         """Register with these tables of schema public in one state, and create the slot."""
@@ -97,7 +97,7 @@ class Subscriber:
     def registered(self, rows: Sequence[RelationState]) -> Self:
         """Register with these tables, and create the slot."""
         sub = self.sub
-        ledger.register(
+        subscription.register(
             self.session, sub.subid, sub.name, "test", sub.slot_name, rows, slot_intent=True, two_phase=sub.two_phase
         )
         with contextlib.closing(
@@ -106,7 +106,7 @@ class Subscriber:
             assert sub.slot_name is not None
             position = slots.create_slot(replication, sub.slot_name)
             who = identity.identify(replication)
-            ledger.slot_created(
+            subscription.slot_created(
                 self.session,
                 sub.subid,
                 system_identifier=who.system_identifier,
@@ -123,7 +123,9 @@ class Subscriber:
 
     def take_over(self, name: str | None = None) -> Claim:
         """Raise the epoch of apply, or of a table's sync worker."""
-        return ledger.take_over(self.session, self.subid, ledger.APPLY if name is None else self.relid(name))
+        return subscription.take_over(
+            self.session, self.subid, subscription.APPLY if name is None else self.relid(name)
+        )
 
     def spec(self, claim: Claim, **more: Any) -> WorkerSpec:
         """What an apply task is given."""
@@ -157,7 +159,7 @@ class Subscriber:
     def stop(self, task: Task) -> WorkerResult:
         """Ask to stop at a boundary and wait; ask again, as the launcher does: a row that is locked is passed over."""
         for _ in range(100):
-            ledger.ask_to_stop(self.session, self.subid)
+            subscription.ask_to_stop(self.session, self.subid)
             if task.ends_within(0.6):
                 break
         result: list[WorkerResult] = task.result()
@@ -166,7 +168,7 @@ class Subscriber:
     def catch_up(self) -> WorkerResult:
         """Run apply until everything that the publisher has now is applied."""
         position = self.pubdb.value("SELECT pg_current_wal_flush_lsn()")
-        task = self.start(until_lsn=ledger.lsn_or_none(position))
+        task = self.start(until_lsn=subscription.lsn_or_none(position))
         result: list[WorkerResult] = task.result()
         return result[0]
 
@@ -189,10 +191,12 @@ class Subscriber:
         """End what still runs, drop the slot."""
         if not self.session.closed:
             try:
-                ledger.ask_to_stop(self.session, self.subid)
+                subscription.ask_to_stop(self.session, self.subid)
                 for task in self.tasks:
                     task.ends_within(1)
-                ledger.take_over(self.session, self.subid, ledger.APPLY)  # of who did not hear it the session is ended
+                subscription.take_over(
+                    self.session, self.subid, subscription.APPLY
+                )  # of who did not hear it the session is ended
                 for task in self.tasks:
                     task.ends_within(10)
             except psycopg.Error:

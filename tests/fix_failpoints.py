@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pgsub import failpoints
+from pgsub.common import failpoints
 
 At = Callable[[str], None]
 

@@ -22,7 +22,7 @@ import pytest
 from forked import Started
 from psycopg import sql
 
-from pgsub.failpoints import POINTS
+from pgsub.common.failpoints import POINTS
 
 if TYPE_CHECKING:
     from fix_servers import Database

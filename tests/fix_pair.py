@@ -1,6 +1,7 @@
 """A pair of databases with a subscription between them: the words of the tests of apply and tablesync.
 
-Tasks run in threads (:mod:`fix_engine`); the subscription is registered as ``pgsub/commands/registration.py`` does.
+Tasks run in threads (:mod:`fix_engine`); the subscription is registered as
+``pgsub/commands/subscription/registration.py`` does.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import patience
 import pytest
 from fix_engine import Subscriber, Task
 
-from pgsub.apply import loop
-from pgsub.target import ledger
-from pgsub.target.ledger import RelationState
-from pgsub.target.relation import describe
+from pgsub.apply.worker import loop
+from pgsub.target.catalog.relation import describe
+from pgsub.target.ledger import subscription
+from pgsub.target.ledger.subscription import RelationState
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -44,7 +45,9 @@ class Pair(Subscriber):
 
     def add(self, *names: str) -> None:
         """Subscribe to further tables of schema public, in state ``r``: what refresh without copy does."""
-        ledger.add_relations(self.session, self.subid, [RelationState(self.relid(n), "public", n, "r") for n in names])
+        subscription.add_relations(
+            self.session, self.subid, [RelationState(self.relid(n), "public", n, "r") for n in names]
+        )
         self.session.execute(
             "UPDATE pgsub.progress SET states_version = states_version + 1 WHERE subid = %s AND worker = 0",
             (self.subid,),

@@ -16,17 +16,17 @@ import pytest
 from fix_engine import Task
 from fix_program import Cli, valid
 
-from pgsub.apply import loop, worker
-from pgsub.apply.start import WorkerSpec
-from pgsub.apply.worker import WorkerResult
+from pgsub.apply.worker import loop, worker
+from pgsub.apply.worker.start import WorkerSpec
+from pgsub.apply.worker.worker import WorkerResult
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli import main
 from pgsub.cli.settings import current
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target import connect as target
-from pgsub.target import ledger
+from pgsub.target.ledger import subscription
+from pgsub.target.session import connect as target
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -73,7 +73,7 @@ class Stuck:
         with StateStore.open(self.cli.state) as store:
             sub = store.subscription("s")
         with target.connect(sub.target, f"pgsub {self.subid} launcher 0") as session:
-            claim = ledger.take_over(session, self.subid, ledger.APPLY)
+            claim = subscription.take_over(session, self.subid, subscription.APPLY)
         assert sub.slot_name is not None
         return Task(worker.run, [WorkerSpec(sub, claim, sub.slot_name, sub.name, **more)])
 

@@ -27,9 +27,9 @@ import psycopg
 import pytest
 from fix_servers import Database
 
+from pgsub.common.errors import PgsubError
 from pgsub.demo.servers import Server
-from pgsub.errors import PgsubError
-from pgsub.tablesync import pump
+from pgsub.tablesync.copy import stream as copy_stream
 
 CANARY = "CREATE TABLE canary (what text); CREATE TABLE t (id int, v text)"
 _SQL = b"ROLLBACK; INSERT INTO public.canary SELECT pg_catalog.current_user();\0"
@@ -268,9 +268,9 @@ class Judge:
             try:
                 with contextlib.closing(psycopg.connect(publisher.conninfo, autocommit=True)) as source:
                     assert source.pgconn.ssl_in_use is not raw
-                    pump.move(source, session, COPY, "COPY public.t FROM STDIN", lambda size: None, raw=raw)
+                    copy_stream.move(source, session, COPY, "COPY public.t FROM STDIN", lambda size: None, raw=raw)
                 session.execute("COMMIT")
-            except (PgsubError, psycopg.Error, pump.SourceError) as caught:
+            except (PgsubError, psycopg.Error, copy_stream.SourceError) as caught:
                 error = caught
         # the backend has read all that it was sent when it is gone
         self.database.wait("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid, value=0)

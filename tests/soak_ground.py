@@ -22,8 +22,8 @@ from soak_lag import TABLE, Lag
 from workload import ENCODINGS, TYPES, Workload, grow_table, published
 from workload_run import Run
 
+from pgsub.common.failpoints import POINTS
 from pgsub.demo.servers import Server, Setting
-from pgsub.failpoints import POINTS
 
 SCHEMA = "w"
 #: Seconds within which any lag must vanish.

@@ -14,7 +14,7 @@ from fix_pair import MakePair, Pair
 from fix_servers import embedded_version
 from thorough import thorough
 
-from pgsub.errors import ApplyError, TargetUnavailable
+from pgsub.common.errors import ApplyError, TargetUnavailable
 
 if TYPE_CHECKING:
     from pgsub.demo.servers import Server

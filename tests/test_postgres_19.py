@@ -10,9 +10,9 @@ from fix_pair import MakePair, Pair
 from fix_program import Cli, one_error
 from fix_servers import Database, other_servers
 
-from pgsub.apply import loop
+from pgsub.apply.worker import loop
+from pgsub.common.errors import StateForbids
 from pgsub.demo.servers import Server
-from pgsub.errors import StateForbids
 from pgsub.publisher.connect import connect
 from pgsub.publisher.prerequisites import check_wal_level
 from pgsub.publisher.publication import PublishedTable, published_tables

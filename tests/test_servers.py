@@ -13,9 +13,9 @@ import patience
 import psycopg
 import pytest
 
+from pgsub.common.errors import PgsubError
 from pgsub.demo import binaries
 from pgsub.demo.servers import Server
-from pgsub.errors import PgsubError
 
 
 @pytest.fixture

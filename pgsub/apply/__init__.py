@@ -1,1 +1,19 @@
-"""The apply worker: transactions in, one target transaction for one or many of them, feedback out."""
+"""The apply worker: whole transactions in, one target transaction for one or many of them, feedback out.
+
+Mirrors ``src/backend/replication/logical/worker.c``. Its rooms, each of which depends only on those before it:
+
+- ``stream``: from the walsender's bytes to whole transactions.
+- ``conflicts``: what a conflict or fault is called, and its record.
+- ``rows``: one change into one table.
+- ``sets``: many changes of a table as one statement.
+- ``resolve``: rules that decide conflicts.
+- ``commit``: the end of a target transaction, together with the ledger.
+- ``execute``: the changes of a transaction, in order.
+- ``skip``: transactions and rows that are left out, and their replay.
+- ``parallel``: transactions that are applied while they arrive.
+- ``worker``: the loop and the task around all of it.
+- ``preview``: what a transaction would do, without doing it.
+
+No module here opens the state store or prints. Entry points: :func:`pgsub.apply.worker.worker.run`,
+:class:`pgsub.apply.execute.executor.Executor`.
+"""

@@ -1,8 +1,8 @@
 """Between row types and columns: how each kind of value is stored, and what is accepted when it is read back.
 
 The file may have been edited by hand or damaged, so nothing is believed: a value of the wrong type or outside its
-domain is a :class:`~pgsub.errors.StateStoreError` and never travels on. Statements are built here and only from names
-that the row types declare.
+domain is a :class:`~pgsub.common.errors.StateStoreError` and never travels on. Statements are built here and only from
+names that the row types declare.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pgsub.errors import StateStoreError
+from pgsub.common.errors import StateStoreError
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = TypeVar("Row")

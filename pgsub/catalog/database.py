@@ -19,7 +19,7 @@ from typing import Any
 from pgsub.catalog.folder import create_private
 from pgsub.catalog.locks import Lock
 from pgsub.catalog.migrations import APPLICATION_ID, MIGRATIONS, migrate
-from pgsub.errors import InternalError, PgsubError, StateStoreError
+from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
 _BUSY_SECONDS = 5.0
 _PRAGMAS = (

@@ -11,7 +11,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from pgsub.errors import StateStoreError
+from pgsub.common.errors import StateStoreError
 
 _MOUNTS = Path("/proc/self/mounts")
 #: Beginnings of the types of file systems that several machines may share; ``fuse.`` is what mount(8) shows of FUSE.

@@ -14,7 +14,7 @@ from pgsub.catalog.codec import JSON, TEXT, Table, optional
 from pgsub.catalog.conflicts import ConflictCatalog
 from pgsub.catalog.rows import ErrorRow, JournalRow, StatsRow
 from pgsub.catalog.times import utc_now
-from pgsub.errors import InternalError
+from pgsub.common.errors import InternalError
 
 #: rows kept of pgsub_journal
 KEEP = 10_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pgsub.catalog.folder import open_private, prepare_folder
 from pgsub.catalog.times import utc_now
-from pgsub.errors import LockHeld, StateStoreError
+from pgsub.common.errors import LockHeld, StateStoreError
 
 _RETRY_SECONDS = 0.01
 _MAX_TEXT = 400

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pgsub.errors import ApplyError, PgsubError
+from pgsub.common.errors import ApplyError, PgsubError
 from pgsub.protocol.lsn import parse_lsn
 
 Lsn: TypeAlias = int

@@ -14,7 +14,7 @@ from typing import Any
 from pgsub.catalog.database import Database
 from pgsub.catalog.folder import prepare_folder, state_dir
 from pgsub.catalog.history import HistoryCatalog
-from pgsub.errors import PgsubError, UsageError
+from pgsub.common.errors import PgsubError, UsageError
 
 __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
 

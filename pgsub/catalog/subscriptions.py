@@ -12,8 +12,8 @@ from typing import Any
 from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, assignments, choice, decoded, optional
 from pgsub.catalog.database import Database
 from pgsub.catalog.times import utc_now
-from pgsub.errors import InternalError, SubscriptionExists, SubscriptionNotFound
-from pgsub.subscription import Subscription
+from pgsub.common.errors import InternalError, SubscriptionExists, SubscriptionNotFound
+from pgsub.common.subscription import Subscription
 
 
 def _words(*words: str) -> Kind:

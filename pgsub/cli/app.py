@@ -9,24 +9,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pgsub import __version__
-from pgsub.cli import (
-    alter,
-    completion,
-    conflicts,
-    create,
-    demo,
-    drop,
-    origin_advance,
-    refresh,
-    run,
-    skip_lsn,
-    status,
-    toggles,
-    version,
-    wait,
-)
-from pgsub.cli.documents import emit
+from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn
+from pgsub.cli.operate import completion, demo, run, status, version, wait
+from pgsub.cli.output.documents import emit
 from pgsub.cli.settings import Color, Debug, Quiet, StateDir, Verbose, remember
+from pgsub.cli.subscription import alter, create, drop, refresh, toggles
 
 SUMMARY = "PostgreSQL logical-replication subscriber outside the server"
 DESCRIPTION = """

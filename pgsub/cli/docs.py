@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from pgsub.cli.app import program
-from pgsub.cli.manual import pages
-from pgsub.cli.shells import script
-from pgsub.cli.topics import topics
-from pgsub.cli.tree import describe
+from pgsub.cli.command_tree.shells import script
+from pgsub.cli.command_tree.tree import describe
+from pgsub.cli.manual.man_pages import pages
+from pgsub.cli.manual.topics import topics
 
 SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
 

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import typer
 
-from pgsub.cli import console, documents
+from pgsub.cli.output import console, documents
 from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
-from pgsub.errors import InternalError, PgsubError, UsageError
+from pgsub.common.errors import InternalError, PgsubError, UsageError
 
 INTERRUPTED = 130  #: 128 + SIGINT, as shells have it
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
 
 
 def complete(args: Sequence[str]) -> int:

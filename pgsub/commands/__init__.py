@@ -1,5 +1,5 @@
 """One use case a module: plain values in, result objects out. Mirrors ``src/backend/commands/subscriptioncmds.c``.
 
 Nothing here prints, asks or ends the process: what happens meanwhile goes to a
-:class:`~pgsub.commands.reporter.Reporter`, what went wrong is a :class:`~pgsub.errors.PgsubError`.
+:class:`~pgsub.commands.reporter.Reporter`, what went wrong is a :class:`~pgsub.common.errors.PgsubError`.
 """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgsub.errors import Said
+from pgsub.common.errors import Said
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
 
 _NEEDED = ("initdb", "postgres")
 #: Small packages of the server lack it; then every server has an initdb of its own.

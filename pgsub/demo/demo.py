@@ -20,16 +20,16 @@ from typing import Any, NoReturn, Protocol
 
 import psycopg
 
-from pgsub.commands.create import CreateOptions, create
 from pgsub.commands.reporter import Reporter, TableProgress
-from pgsub.commands.status import status
-from pgsub.commands.wait import WaitOptions, wait
+from pgsub.commands.status.status import status
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription.create import CreateOptions, create
+from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.demo import schema
 from pgsub.demo.binaries import find_binaries
 from pgsub.demo.compare import TableComparison, compare
 from pgsub.demo.stage import Stage
 from pgsub.demo.workload import Workload
-from pgsub.errors import PgsubError, TimeoutExpired
 
 NAME = "demo"  #: of the subscription and its slot
 SYNC_WORKERS = 3

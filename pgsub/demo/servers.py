@@ -25,8 +25,8 @@ from psycopg import sql
 from psycopg.abc import Params
 from psycopg.conninfo import make_conninfo
 
+from pgsub.common.errors import PgsubError
 from pgsub.demo.binaries import environment, find_binaries, identity, server_folder, template
-from pgsub.errors import PgsubError
 
 StopMode = Literal["smart", "fast", "immediate"]
 Setting = str | int | float | bool

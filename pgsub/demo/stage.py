@@ -21,9 +21,9 @@ import psycopg
 from psycopg import sql
 
 from pgsub.catalog.locks import launcher_lock
+from pgsub.common.errors import PgsubError
 from pgsub.demo.binaries import environment, find_binaries, identity, server_uid
 from pgsub.demo.servers import Server, Setting
-from pgsub.errors import PgsubError
 
 DATABASE = "demo"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 
+from pgsub.common.errors import PgsubError
 from pgsub.demo.schema import NASTY, Sizes
-from pgsub.errors import PgsubError
 
 #: Seconds between two transactions of one writer, at least: on a busy machine it rests as long as it has worked, or
 #: what it writes meanwhile would keep the machine as busy.

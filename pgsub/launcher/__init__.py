@@ -1,1 +1,5 @@
-"""The launcher: which workers should run, what is done when one ends, what is shown. Mirrors launcher.c."""
+"""The launcher: which workers should run, what is done when one ends, what is shown. Mirrors launcher.c.
+
+Nothing here prints. Entry points: :class:`~pgsub.launcher.launcher.Launcher` (all subscriptions of a state store),
+:class:`~pgsub.launcher.runner.Runner` (one of them). What goes into the state store lives in ``mirror``.
+"""

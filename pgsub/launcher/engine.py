@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgsub.apply import worker
+from pgsub.apply.worker import worker
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Owned
 from pgsub.spark import gateway, jobs, session, settings
-from pgsub.subscription import Subscription
-from pgsub.tablesync import catchup, copy
-from pgsub.threads import Owned
+from pgsub.tablesync import sync_worker
+from pgsub.tablesync.copy import task
 
 #: Their functions are submitted.
-_MODULES = tuple(module.__name__ for module in (worker, copy, catchup))
+_MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48

@@ -10,9 +10,9 @@ from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
-from pgsub.errors import ApplyError, InternalError, PgsubError
+from pgsub.common.errors import ApplyError, InternalError, PgsubError
+from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.subscription import Subscription
 
 
 def bug(error: Exception) -> PgsubError:
@@ -50,7 +50,7 @@ def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, 
 def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
     """The row of a conflict as a worker told it.
 
-    :param body: fields of :class:`pgsub.apply.conflict_record.ConflictRecord`.
+    :param body: fields of :class:`pgsub.apply.conflicts.record.ConflictRecord`.
     :param event: id of the ledger's row that it came in.
     """
     local = body.get("local_conflicts") or []  # an older worker told less, and rows as text only

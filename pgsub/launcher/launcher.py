@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.errors import PgsubError, Said, StateStoreError, TimeoutExpired, said
+from pgsub.common.errors import PgsubError, Said, StateStoreError, TimeoutExpired, said
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Clerk, Unanswered
+from pgsub.common.worker_heartbeat import PulseReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
-from pgsub.pulse import PulseReceiver
-from pgsub.subscription import Subscription
-from pgsub.threads import Clerk, Unanswered
 
 Log = Callable[[str, Said], None]
 

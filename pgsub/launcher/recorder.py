@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pgsub import failpoints
 from pgsub.catalog.locks import UNRECORDED, Sign
 from pgsub.catalog.store import StateStore
-from pgsub.errors import PgsubError, Said, StateStoreError, said
-from pgsub.subscription import Subscription
-from pgsub.threads import Clerk, Unanswered
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, Said, StateStoreError, said
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Clerk, Unanswered
 
 Log = Callable[[str, Said], None]
 Result = TypeVar("Result")

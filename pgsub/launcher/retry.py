@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgsub.errors import Directive, Fenced, PgsubError, SpoolFailed, StreamsMustRestart, UsageError
+from pgsub.common.errors import Directive, Fenced, PgsubError, SpoolFailed, StreamsMustRestart, UsageError
 
 if TYPE_CHECKING:
     import psycopg  # commands that ask no server need not load it

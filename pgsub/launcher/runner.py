@@ -14,27 +14,27 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.errors import Directive, LockHeld, PgsubError, Said, StateStoreError
+from pgsub.common.errors import Directive, LockHeld, PgsubError, Said, StateStoreError
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Owned
+from pgsub.common.worker_heartbeat import PulseReceiver
 from pgsub.launcher import faults, retry
-from pgsub.launcher.apply_side import ApplySide
-from pgsub.launcher.backlog import Backlog
+from pgsub.launcher.apply_worker import ApplySide
 from pgsub.launcher.engine import Engine
-from pgsub.launcher.mirror import Mirror
+from pgsub.launcher.error_reporting import APPLY, Trouble
+from pgsub.launcher.mirror.backlog import Backlog
+from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import Retry
-from pgsub.launcher.slot_watch import SlotWatch
-from pgsub.launcher.sync_side import SyncSide
-from pgsub.launcher.trouble import APPLY, Trouble
+from pgsub.launcher.sync_workers import SyncSide
 from pgsub.publisher.position import committed_position
-from pgsub.pulse import PulseReceiver
-from pgsub.subscription import Subscription
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
-from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_owner, ledger_schema, two_phase
-from pgsub.target.connect import SessionName
-from pgsub.target.owner import must_use_password
-from pgsub.threads import Owned
+from pgsub.target.ledger import owner, schema, subscription, two_phase
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+from pgsub.target.session.owner import must_use_password
 
 Log = Callable[[str, Said], None]
 
@@ -159,10 +159,10 @@ class Runner(Owned):
             self._answered, self._line = time.monotonic(), line
             try:
                 self._lock(session)
-                ledger_owner.check(session)
+                owner.check(session)
                 # nobody serves it now: a worker that is left keeps the locks that it has for as long as it is left
-                ledger_schema.install(session, lambda: ledger.evict_all(session, self.sub.subid))
-                known = ledger.identity(session, self.sub.subid)
+                schema.install(session, lambda: subscription.evict_all(session, self.sub.subid))
+                known = subscription.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
                 backlog = Backlog(self.sub, self._store, known, must_use_password=must)
                 self._serve(self._serving(session), backlog)
@@ -218,7 +218,7 @@ class Runner(Owned):
             watch.close()
 
     def _recorded(self, work: Callable[[], None]) -> None:
-        """See :class:`~pgsub.launcher.mirror.Mirror`; who serves is in the store before anything that he has seen."""
+        """See :class:`~pgsub.launcher.mirror.mirror.Mirror`; the store names who serves before what he has seen."""
 
         def both() -> None:
             server = self._store.server(self.sub.subid)
@@ -292,7 +292,7 @@ class Runner(Owned):
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
             try:
                 if time.monotonic() >= ask_at:  # again and again: whose row was held is told later
-                    ledger.ask_to_stop(serving.session, self.sub.subid)
+                    subscription.ask_to_stop(serving.session, self.sub.subid)
                     ask_at = time.monotonic() + ASK_SECONDS
             except psycopg.Error:
                 break  # nobody can be told; the next take-over ends what goes on

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.messages import (
     Change,
     Delete,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pgsub.errors import InternalError, ProtocolViolation
+from pgsub.common.errors import InternalError, ProtocolViolation
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Message
 from pgsub.protocol.reader import MAX_COLUMNS

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import changes, control
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import (

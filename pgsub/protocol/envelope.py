@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 
 _WAL_DATA = struct.Struct(">QQq")
 _KEEPALIVE = struct.Struct(">QqB")

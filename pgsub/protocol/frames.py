@@ -17,7 +17,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.decoder import MAX_MESSAGE_BYTES
 
 #: Bytes of a CopyData header, and of that with the envelope of WAL data: there the pgoutput message begins.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.messages import Column, Tuple
 
 INT16 = struct.Struct(">H")

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import psycopg
 
-from pgsub.errors import PublisherUnavailable
+from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.publisher.faults import ServerError
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsub.errors import ProtocolViolation
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
 from pgsub.publisher.channel import START_SECONDS, Refused, unanswered, unread

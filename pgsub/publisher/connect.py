@@ -7,8 +7,8 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from pgsub import conninfo as ci
-from pgsub.errors import StateForbids
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import StateForbids
 from pgsub.publisher.faults import refused, translate
 
 Connection = psycopg.Connection[TupleRow]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsub import pasted
-from pgsub.errors import (
+from pgsub.common import pasted
+from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
     PgsubError,

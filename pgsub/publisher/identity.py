@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from pgsub.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
+from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translate

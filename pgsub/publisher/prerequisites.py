@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import psycopg
 
-from pgsub.errors import PermissionMissing, StateForbids
+from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.publisher.connect import Connection, scalar
 from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translate
 

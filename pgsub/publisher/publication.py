@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgsub.errors import StateForbids
+from pgsub.common.errors import StateForbids
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import translate
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.rows import dict_row
 
-from pgsub.errors import PgsubError, SlotLost, StateForbids, UsageError
+from pgsub.common.errors import PgsubError, SlotLost, StateForbids, UsageError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
 from pgsub.publisher.faults import translate

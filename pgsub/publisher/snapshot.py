@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.errors import PublisherUnavailable
+from pgsub.common.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
 from pgsub.publisher.slots import create_slot

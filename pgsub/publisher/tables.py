@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgsub.errors import PgsubError, SchemaFault, StateForbids
+from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import translate
 from pgsub.publisher.publication import published

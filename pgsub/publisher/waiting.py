@@ -17,11 +17,11 @@ from typing import Any
 
 import psycopg
 
-from pgsub import pasted
-from pgsub.errors import Fenced, PgsubError, TimeoutExpired
+from pgsub.common import pasted
+from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired
+from pgsub.common.threads import Owned
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
-from pgsub.threads import Owned
 
 #: message, detail, hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psycopg
 
-from pgsub.errors import InternalError, PgsubError, PublisherUnavailable
+from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher.channel import ENDED, Channel, Refused, plain

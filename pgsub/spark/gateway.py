@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
 from pgsub.spark import settings
 from pgsub.spark.java import Java, write_atomically
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgsub.errors import StateForbids
+from pgsub.common.errors import StateForbids
 
 #: What Spark 4 needs.
 OLDEST = 17

@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
-from pgsub.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
+from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
+from pgsub.common.threads import Owned
 from pgsub.spark.archive import OUT_OF_MEMORY
 from pgsub.spark.session import alive
-from pgsub.threads import Owned
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -23,11 +23,11 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
+from pgsub.common.threads import Owned
 from pgsub.spark import archive, daemon, gateway, settings
 from pgsub.spark.archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
-from pgsub.threads import Owned
 
 #: Spark's own setting for how long executors of a cluster may take to register, and its default.
 _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pgsub.errors import StateForbids
+from pgsub.common.errors import StateForbids
 
 #: Tasks wait for IO, so a local master has many more slots than the machine has cores.
 _LEAST_LOCAL_SLOTS = 16

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pgsub.errors import PgsubError
+from pgsub.common.errors import PgsubError
 from pgsub.spark import archive, gateway, session
 from pgsub.spark.archive import Archive
 from pgsub.spark.java import Java, find_java

@@ -1,1 +1,6 @@
-"""Table synchronization: copy of a table at its slot's snapshot, catch-up, hand-over to apply."""
+"""Table synchronization: copy of a table at its slot's snapshot, catch-up, hand-over to apply.
+
+Mirrors ``tablesync.c``. The copy itself lives in ``copy``; what is here decides order, states and slots. Nothing here
+opens the state store. Entry points: :mod:`~pgsub.tablesync.coordinator` (one table, as the launcher sees it),
+:mod:`~pgsub.tablesync.sync_worker` (catch-up), :mod:`~pgsub.tablesync.sync_states`.
+"""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pgsub.errors import Said
-from pgsub.pulse import PulseAddress
-from pgsub.subscription import Subscription
+from pgsub.common.errors import Said
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import PulseAddress
 
 
 class Job(Protocol):

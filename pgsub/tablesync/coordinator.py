@@ -12,22 +12,23 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsub import failpoints
-from pgsub.apply.start import WorkerSpec
-from pgsub.errors import Fenced, PgsubError, SlotLost, said
-from pgsub.pasted import word
+from pgsub.apply.worker.start import WorkerSpec
+from pgsub.common import failpoints
+from pgsub.common.errors import Fenced, PgsubError, SlotLost, said
+from pgsub.common.pasted import word
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.tablesync import catchup, cleanup, leftover, preparation, separation
+from pgsub.tablesync import slot_copy, sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
-from pgsub.tablesync.preparation import Prepared
-from pgsub.tablesync.workforce import Workforce
-from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_owner, states
-from pgsub.target.connect import SessionName
-from pgsub.target.ledger import Claim, RelationState
-from pgsub.target.owner import must_use_password
-from pgsub.target.relation import TargetRelation
+from pgsub.tablesync.copy import cleanup, preparation
+from pgsub.tablesync.copy.preparation import Prepared
+from pgsub.tablesync.copy_pool import Workforce
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.ledger import owner, states, subscription
+from pgsub.target.ledger.subscription import Claim, RelationState
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+from pgsub.target.session.owner import must_use_password
 
 _POLL = 0.02
 
@@ -56,8 +57,8 @@ class TableSync:
         name = SessionName(self._sub.subid, "launcher", 0)
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
-                ledger_owner.check(session)
-                self._claims = ledger.take_over_many(session, self._sub.subid, self._relids)
+                owner.check(session)
+                self._claims = subscription.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:
                 raise target.translate(error, "synchronize a table") from None
@@ -65,7 +66,7 @@ class TableSync:
 
     def _in_state(self, session: psycopg.Connection, letters: str) -> list[RelationState]:
         """Our tables that are in one of these states and have not failed, in the order given."""
-        rows = {row.srrelid: row for row in ledger.relations(session, self._sub.subid)}
+        rows = {row.srrelid: row for row in subscription.relations(session, self._sub.subid)}
         if len(self._relids) == 1 and self._relids[0] not in rows:
             raise Fenced("the table was removed from the subscription")
         ours = [rows[relid] for relid in self._relids if relid in rows and relid not in self._errors]
@@ -82,7 +83,7 @@ class TableSync:
         done = self._in_state(session, "sr")
         if done:
             failpoints.point("sync.after_s")
-            leftover.forget_copy(session, self._sub, [self._claims[row.srrelid] for row in done])
+            sync_slots.forget_copy(session, self._sub, [self._claims[row.srrelid] for row in done])
             for row in done:
                 self._log(row, "finished")
 
@@ -106,7 +107,7 @@ class TableSync:
         for row in rows:
             if row.srrelid in found:
                 self._log(row, "started")
-        leftover.release(session, self._sub, *found, claims=[self._claims[relid] for relid in found])
+        sync_slots.release(session, self._sub, *found, claims=[self._claims[relid] for relid in found])
         self._clean_up(session, found)
         if not found:
             return
@@ -165,7 +166,7 @@ class TableSync:
             try:
                 states.slot_position(session, claims, snapshot.consistent_point)
             except Fenced:
-                leftover.abandon(session, self._sub, slot, list(found))
+                sync_slots.abandon(session, self._sub, slot, list(found))
                 raise
             if together:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
@@ -182,7 +183,7 @@ class TableSync:
 
     def _finish_chunked(self, session: psycopg.Connection, prepared: Prepared, attempts: dict[int, int]) -> None:
         for relid in prepared.chunked:
-            with ledger.durable(session):
+            with subscription.durable(session):
                 if not states.finish_copy(session, self._claims[relid], attempts[relid]):
                     raise Fenced("a chunk of the copy is not on the target")
 
@@ -194,14 +195,14 @@ class TableSync:
                 return
             # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
             # another launcher is not ours to end
-            with ledger.durable(session):
+            with subscription.durable(session):
                 states.fence_all(session, [self._claims[relid] for relid in failed])
-            claims = ledger.take_over_many(session, self._sub.subid, failed)
-            rows = ledger.relations(session, self._sub.subid)
+            claims = subscription.take_over_many(session, self._sub.subid, failed)
+            rows = subscription.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
             if left:
                 states.unclaim(session, self._sub.subid, left)
-                leftover.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
+                sync_slots.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
 
     def _raise_alone(self) -> None:
         """The error of a table that is alone is everybody's."""
@@ -221,7 +222,7 @@ class TableSync:
         position = self._position(session, [row.srrelid for row in copied])
         if position is None:
             return set()
-        apply_lsn = ledger.apply_position(session, self._sub.subid)
+        apply_lsn = subscription.apply_position(session, self._sub.subid)
         claims = [
             self._claims[row.srrelid]
             for row in copied
@@ -241,15 +242,15 @@ class TableSync:
             "SELECT DISTINCT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s)",
             (self._sub.subid, list(relids)),
         ).fetchall()
-        return ledger.lsn_or_none(rows[0][0]) if len(rows) == 1 else None
+        return subscription.lsn_or_none(rows[0][0]) if len(rows) == 1 else None
 
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
         own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
         try:
             if state.sync_slot != own:
-                separation.separate(session, self._sub, claim, state, own)
+                slot_copy.separate(session, self._sub, claim, state, own)
             elif state.spare_slot is not None:
-                leftover.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
+                sync_slots.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
             spec = WorkerSpec(
                 self._sub,
                 claim,
@@ -259,7 +260,7 @@ class TableSync:
                 spool_dir=self._context.spool_dir,
                 relation=(state.schemaname, state.relname),
             )
-            self._await(self._context.submit(f"catch up {state.relname}", catchup.run, [spec]))
+            self._await(self._context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
         except SlotLost as error:
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"

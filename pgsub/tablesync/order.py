@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 
-from pgsub.tablesync import plan
-from pgsub.target.ledger import RelationState
+from pgsub.tablesync.copy import plan
+from pgsub.target.ledger.subscription import RelationState
 
 #: A table up to this size is copied together with others; a larger one is worth a slot and tasks of its own.
 SMALL_BYTES = 8 << 20

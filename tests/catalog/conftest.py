@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pgsub.catalog.store import StateStore
-from pgsub.subscription import Subscription
+from pgsub.common.subscription import Subscription
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

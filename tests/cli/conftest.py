@@ -17,7 +17,7 @@ from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli.main import run
 from pgsub.cli.settings import Settings, current
-from pgsub.subscription import Subscription
+from pgsub.common.subscription import Subscription
 
 ROOT = Path(__file__).parents[2]
 _REMOVED = ("PGSUB_", "PG", "XDG_", "NO_COLOR", "CLICOLOR", "FORCE_COLOR", "CI")

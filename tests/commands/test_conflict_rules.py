@@ -7,8 +7,8 @@ import json
 import pytest
 from fix_program import one_error
 
-from pgsub.conflict_rules import ALLOWED, RESOLUTIONS, merged, of_table, parse
-from pgsub.errors import UsageError
+from pgsub.common.conflict_rules import ALLOWED, RESOLUTIONS, merged, of_table, parse
+from pgsub.common.errors import UsageError
 
 
 @pytest.mark.parametrize("conflict", ALLOWED)

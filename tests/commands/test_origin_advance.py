@@ -10,7 +10,7 @@ from fix_program import Cli, one_error
 from fix_stuck import MakeStuck, Stuck, lsn
 
 from pgsub.catalog.locks import subscription_lock
-from pgsub.commands import two_phase_change
+from pgsub.commands.alter import two_phase
 from pgsub.protocol.lsn import parse_lsn
 
 _ORIGIN = "SELECT remote_lsn FROM pg_replication_origin_status WHERE external_id = %s"
@@ -72,7 +72,7 @@ def test_backwards_beyond_the_wal_and_while_it_is_served_are_refused(
     one_error(it.run("origin-advance", "s", "0/XYZ", "--yes"), 2, "invalid LSN")
     one_error(it.cli("origin-advance", "s", lsn(finish + 1)), 2, "needs --yes")
     assert "at" in it.ok("origin-advance", "s", before, "--yes").stderr
-    monkeypatch.setattr(two_phase_change, "LET_GO_SECONDS", 0.1)
+    monkeypatch.setattr(two_phase, "LET_GO_SECONDS", 0.1)
     lock = subscription_lock(it.cli.state, it.subid)
     assert lock.acquire()
     one_error(it.run("origin-advance", "s", lsn(finish + 1), "--yes"), 3, "worker is still running")

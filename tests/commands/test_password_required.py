@@ -10,13 +10,13 @@ from fix_program import Cli, nothing_created, one_error
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.apply import worker
-from pgsub.apply.start import WorkerSpec
+from pgsub.apply.worker import worker
+from pgsub.apply.worker.start import WorkerSpec
 from pgsub.catalog.store import StateStore
+from pgsub.common.errors import StateForbids
 from pgsub.demo.servers import Server
-from pgsub.errors import StateForbids
-from pgsub.target import connect as target
-from pgsub.target import ledger
+from pgsub.target.ledger import subscription
+from pgsub.target.session import connect as target
 
 PASSWORD = "geheim"
 _COLUMNS = "SELECT subpasswordrequired, pgsub_password_enforced FROM pg_subscription"
@@ -111,7 +111,7 @@ def test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none
         it.pubdb.execute("SELECT pg_reload_conf()")
         with target.connect(it.superuser, "test") as session, StateStore.open(it.state) as store:
             sub = store.subscription("s")
-            claim = ledger.take_over(session, sub.subid, ledger.APPLY)
+            claim = subscription.take_over(session, sub.subid, subscription.APPLY)
             with pytest.raises(StateForbids, match="password is required"):
                 worker.run(WorkerSpec(sub, claim, "s", "s"))
         one_error(it("refresh", "s", "--no-wait"), 3, "password is required")

@@ -9,7 +9,7 @@ import pytest
 from fix_program import valid
 from fix_stuck import MakeStuck, Stuck
 
-from pgsub.conflict_rules import ALLOWED
+from pgsub.common.conflict_rules import ALLOWED
 
 _DDL = "CREATE TABLE r (id int PRIMARY KEY, u {} UNIQUE, v text)"
 _NUMBERS = [str(n) for n in range(12)]

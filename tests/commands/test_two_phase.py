@@ -8,10 +8,10 @@ import pytest
 from fix_program import Cli, nothing_created, one_error, valid
 
 from pgsub.catalog.locks import subscription_lock
-from pgsub.cli.reporting import ConsoleReporter
-from pgsub.commands import two_phase_change
-from pgsub.commands.alter import AlterOptions, alter
-from pgsub.errors import StateForbids
+from pgsub.cli.output.reporting import ConsoleReporter
+from pgsub.commands.alter import two_phase
+from pgsub.commands.alter.alter import AlterOptions, alter
+from pgsub.common.errors import StateForbids
 
 _SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = %s"
 _LEDGER = "SELECT two_phase::text FROM pgsub.subscription"
@@ -204,7 +204,7 @@ def test_a_slot_that_cannot_be_altered_keeps_the_subscription_as_it_is(stored, t
 
 def test_it_is_not_altered_while_a_worker_runs(stored, tables, monkeypatch):
     assert stored("disable", "s").returncode == 0
-    monkeypatch.setattr(two_phase_change, "LET_GO_SECONDS", 0.2)
+    monkeypatch.setattr(two_phase, "LET_GO_SECONDS", 0.2)
     lock = subscription_lock(stored.state, tables[1].value("SELECT subid FROM pgsub.subscription"))
     assert lock.acquire()
     for wanted in (True, False):

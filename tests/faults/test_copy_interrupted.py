@@ -10,8 +10,8 @@ from fix_engine import Subscriber
 from fix_faults import Child, until
 from fix_servers import Database
 
-from pgsub.errors import PgsubError
-from pgsub.tablesync import plan
+from pgsub.common.errors import PgsubError
+from pgsub.tablesync.copy import plan
 
 
 @pytest.mark.parametrize("ending", ["pg_terminate_backend", "pg_cancel_backend"])
@@ -40,7 +40,7 @@ def test_a_copy_that_the_publisher_broke_off_is_not_taken_for_the_whole_table(
     def submit(name: str, function: Callable[..., object], items: list[object]) -> object:
         if not name.startswith("copy"):
             return real(name, function, items)
-        return _Job(child("pgsub.tablesync.copy:run", items[0], {"copy.middle": f"pause:{release}"}))
+        return _Job(child("pgsub.tablesync.copy.task:run", items[0], {"copy.middle": f"pause:{release}"}))
 
     monkeypatch.setattr(sub, "submit", submit)
     syncing = real("sync", lambda _: sub.sync("log"), [None])

@@ -20,10 +20,10 @@ from fix_servers import Database
 from fix_servers import Pair as ServerPair
 from thorough import thorough
 
-from pgsub import failpoints
-from pgsub.apply import loop
-from pgsub.errors import Directive, PgsubError
-from pgsub.tablesync import plan
+from pgsub.apply.worker import loop
+from pgsub.common import failpoints
+from pgsub.common.errors import Directive, PgsubError
+from pgsub.tablesync.copy import plan
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 ROWS = (

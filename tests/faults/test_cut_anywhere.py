@@ -16,9 +16,9 @@ from fix_proxy import Harm, Link, Proxy
 from fix_servers import Database
 from thorough import thorough
 
-from pgsub.errors import Directive, PgsubError
+from pgsub.common.errors import Directive, PgsubError
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.tablesync import plan
+from pgsub.tablesync.copy import plan
 
 #: More messages than a start, a batch and an end have.
 MANY = 200
@@ -152,7 +152,7 @@ def test_apply_survives_a_cut_inside_any_message_of_the_publisher(
 
 
 def _apply(spec: object) -> object:
-    from pgsub.apply import worker
+    from pgsub.apply.worker import worker
 
     return worker.run(spec)  # type: ignore[arg-type]
 

@@ -22,11 +22,13 @@ from fix_pair import Pair
 from fix_parallel import AT_ONCE, wait_open
 from fix_servers import Database
 
-from pgsub.apply import loop, reading, receiver, standstill
+from pgsub.apply.preview import slot_reader
+from pgsub.apply.stream import publisher_shutdown, receiver
+from pgsub.apply.worker import loop
+from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.demo.servers import Server
-from pgsub.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.target import holding, ledger, states
+from pgsub.target.ledger import held_tables, states, subscription
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)"
 SETTINGS = {"max_prepared_transactions": 5, "wal_sender_timeout": "1h", "wal_receiver_status_interval": "1h"}
@@ -83,7 +85,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
 def scene(servers: tuple[Server, Server], at: At, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
     """A scene in which nobody records conflicts."""
     monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
-    monkeypatch.setattr(standstill, "STANDSTILL_SECONDS", 3600.0)
+    monkeypatch.setattr(publisher_shutdown, "STANDSTILL_SECONDS", 3600.0)
     servers[0].start()
     made = _pair(servers)
     made.pubdb.execute("CREATE PUBLICATION p FOR TABLE t")
@@ -132,7 +134,7 @@ def _behind(scene: Scene) -> Task:
 def _held(scene: Scene) -> Task:
     task = scene.follows()
     with states.deciding(scene.p.session, scene.p.subid):
-        holding.hold(scene.p.session, scene.p.subid, [scene.p.relid("t")])
+        held_tables.hold(scene.p.session, scene.p.subid, [scene.p.relid("t")])
     scene.p.pubdb.execute("INSERT INTO t VALUES (2, 'kept')")
     scene.p.until("SELECT count(*) FROM pgsub.held_change WHERE subid = %s", scene.p.subid, value=1, task=task)
     return task
@@ -203,8 +205,8 @@ def _preview(scene: Scene) -> Task:
     p = scene.p
 
     def read(_: object) -> None:
-        known = ledger.identity(p.session, p.subid)
-        with reading.reading(p.sub, known, p.progress()[0], two_phase=False) as opened:
+        known = subscription.identity(p.session, p.subid)
+        with slot_reader.reading(p.sub, known, p.progress()[0], two_phase=False) as opened:
             opened.flush_lsn = MAX_LSN
             for _step in opened.steps():
                 pass
@@ -330,7 +332,7 @@ def _locked(scene: Scene) -> Task:
 def _locked_and_full(scene: Scene) -> Task:
     """So much waits for apply that no request of the publisher can be read."""
     scene.monkeypatch.setattr(receiver, "QUEUE_BYTES", 200_000)
-    scene.monkeypatch.setattr(standstill, "_LOOK_SECONDS", 0.2)
+    scene.monkeypatch.setattr(publisher_shutdown, "_LOOK_SECONDS", 0.2)
     task = _locked(scene)
     for number in range(3, 40):
         scene.p.pubdb.execute(f"INSERT INTO t VALUES ({number}, repeat(md5('{number}'), 30000))")
@@ -359,8 +361,8 @@ def _unrecorded(scene: Scene) -> Task:
     "state", [_locked, _locked_and_full, _parallel_locked, _unrecorded], ids=lambda one: one.__name__
 )
 def test_a_fast_stop_ends_where_apply_stands_still(scene: Scene, state: Callable[[Scene], Task]) -> None:
-    scene.monkeypatch.setattr(standstill, "STANDSTILL_SECONDS", 1.0)
-    scene.monkeypatch.setattr(standstill, "_ASKS_SECONDS", 0.3)
+    scene.monkeypatch.setattr(publisher_shutdown, "STANDSTILL_SECONDS", 1.0)
+    scene.monkeypatch.setattr(publisher_shutdown, "_ASKS_SECONDS", 0.3)
     task = state(scene)
     scene.stop()
     scene.stack.close()
@@ -376,15 +378,15 @@ def test_a_fast_stop_ends_where_apply_stands_still(scene: Scene, state: Callable
 
 
 def test_a_publisher_that_does_not_stop_is_not_left_by_a_subscription_whose_apply_stands_still(scene: Scene) -> None:
-    scene.monkeypatch.setattr(standstill, "STANDSTILL_SECONDS", 0.1)
+    scene.monkeypatch.setattr(publisher_shutdown, "STANDSTILL_SECONDS", 0.1)
     looks: list[bool] = []
-    refuses = standstill.publisher.refuses
+    refuses = publisher_shutdown.publisher.refuses
 
     def look(conninfo: str) -> bool:
         looks.append(refuses(conninfo))
         return looks[-1]
 
-    scene.monkeypatch.setattr(standstill.publisher, "refuses", look)
+    scene.monkeypatch.setattr(publisher_shutdown.publisher, "refuses", look)
     task = _locked_and_full(scene)
     query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
     pid = scene.p.pubdb.value(query, scene.p.sub.slot_name)

@@ -18,9 +18,9 @@ from fix_program import Cli
 from fix_servers import Database
 from thorough import only_thorough
 
-from pgsub import conninfo
 from pgsub.catalog.store import StateStore
-from pgsub.subscription import Subscription
+from pgsub.common import conninfo
+from pgsub.common.subscription import Subscription
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("mkfs.ext4") is None, reason="a file system of its own needs root and e2fsprogs"

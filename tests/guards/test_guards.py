@@ -17,10 +17,10 @@ import pytest
 from fix_engine import Subscriber
 from fix_servers import Database, Pair
 
-from pgsub.apply import worker
-from pgsub.errors import Fenced, StreamsMustRestart
+from pgsub.apply.worker import worker
+from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import covered, parse_lsn
-from pgsub.target import ledger, states
+from pgsub.target.ledger import states, subscription
 
 Make = Callable[..., Subscriber]
 
@@ -58,14 +58,14 @@ def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
     sub = subscriber().register("log", state="f")
     task = sub.start()
     pubdb.execute("INSERT INTO log VALUES (0)")  # skipped: apply has read state f, and goes past it
-    wait_for(lambda: ledger.apply_position(sub.session, sub.subid) > 0)
+    wait_for(lambda: subscription.apply_position(sub.session, sub.subid) > 0)
     with subdb.connect() as holder, states.deciding(holder, sub.subid) as apply_lsn:
         pubdb.execute("INSERT INTO log VALUES (1)")
         subdb.wait("SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
                    " AND application_name LIKE 'pgsub % apply %'")  # fmt: skip
         holder.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s::pg_lsn WHERE subid = %s",
-            (ledger.format_lsn(apply_lsn), sub.subid),
+            (subscription.format_lsn(apply_lsn), sub.subid),
         )
     pubdb.execute("INSERT INTO log VALUES (2)")
     subdb.wait("SELECT count(*) FROM log WHERE n = 2", value=1)
@@ -79,7 +79,7 @@ def test_a_transaction_of_which_nothing_is_applied_moves_the_ledger(pubdb: Datab
     before = parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()"))
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()
-    assert ledger.apply_position(sub.session, sub.subid) > before
+    assert subscription.apply_position(sub.session, sub.subid) > before
 
 
 @pytest.mark.usefixtures("log")
@@ -120,10 +120,10 @@ def test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over(
     claim = sub.take_over()
     code = textwrap.dedent(
         f"""
-        from pgsub.apply import worker
-        from pgsub.apply.start import WorkerSpec
-        from pgsub.subscription import Subscription
-        from pgsub.target.ledger import Claim
+        from pgsub.apply.worker import worker
+        from pgsub.apply.worker.start import WorkerSpec
+        from pgsub.common.subscription import Subscription
+        from pgsub.target.ledger.subscription import Claim
         sub = {sub.sub!r}
         worker.run(WorkerSpec(sub, {claim!r}, sub.slot_name, sub.name))
         """
@@ -208,9 +208,9 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
             task = sub.start()
             pubdb.execute("INSERT INTO log VALUES (1)")
             time.sleep(0.3)  # apply must not go past the claim however long it is given
-            assert ledger.apply_position(sub.session, sub.subid) <= handover
-    wait_for(lambda: ledger.relations(sub.session, sub.subid)[0].handover_lsn is None)
-    wait_for(lambda: ledger.apply_position(sub.session, sub.subid) > handover)
+            assert subscription.apply_position(sub.session, sub.subid) <= handover
+    wait_for(lambda: subscription.relations(sub.session, sub.subid)[0].handover_lsn is None)
+    wait_for(lambda: subscription.apply_position(sub.session, sub.subid) > handover)
     sub.stop(task)
 
 

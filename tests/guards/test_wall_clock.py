@@ -10,10 +10,10 @@ _WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "dateti
 
 #: Where it is read, and why a jump does no harm.
 READ = {
-    "apply/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
+    "apply/stream/receiver.py": "send times of feedback, and how far the publisher is behind its own clock",
     "catalog/times.py": "times that are shown",
-    "cli/reporting.py": "times in the log",
-    "commands/status.py": "the lag that is shown, never below 0",
+    "cli/output/reporting.py": "times in the log",
+    "commands/status/status.py": "the lag that is shown, never below 0",
     "demo/binaries.py": "the age of copies of the demo's programs",
     "spark/archive.py": "the age of files of a cache",
 }

@@ -11,16 +11,17 @@ import pytest
 from psycopg import sql
 
 import pgsub
-from pgsub.cli import app, console, documents, render
-from pgsub.cli.reporting import LogReporter
+from pgsub.cli import app
+from pgsub.cli.output import console, documents, render
+from pgsub.cli.output.reporting import LogReporter
 from pgsub.cli.settings import current
-from pgsub.commands.runbook import _hinted
-from pgsub.errors import PgsubError, one_line
-from pgsub.pasted import statement, value, word
+from pgsub.commands.status.runbook import _hinted
+from pgsub.common.errors import PgsubError, one_line
+from pgsub.common.pasted import statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
-from pgsub.target import remedy
-from pgsub.target.connect import translate
+from pgsub.target.catalog import ddl_hints
+from pgsub.target.session.connect import translate
 
 assert app.app  # whose commands are known then
 
@@ -95,13 +96,18 @@ def test_no_record_of_the_log_is_put_together_by_hand() -> None:
 
 
 #: Where SQL is composed that is executed.
-_EXECUTED = {"tablesync/plan.py", "tablesync/resolving_copy.py", "target/look.py", "target/ledger_owner.py"}
+_EXECUTED = {
+    "tablesync/copy/plan.py",
+    "tablesync/copy/resolving.py",
+    "target/sql/row_lookup.py",
+    "target/ledger/owner.py",
+}
 
 
 def test_statements_to_paste_are_composed_in_one_place() -> None:
     root = Path(pgsub.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if ".as_string(" in path.read_text()}
-    assert found == {*_EXECUTED, "pasted.py"}
+    assert found == {*_EXECUTED, "common/pasted.py"}
 
 
 _EVIL = "x\"'\npgsub drop s --yes\nALTER ROLE mallory SUPERUSER;\n"
@@ -110,8 +116,8 @@ _EVIL = "x\"'\npgsub drop s --yes\nALTER ROLE mallory SUPERUSER;\n"
 def test_no_name_makes_a_line_of_a_hint_of_its_own() -> None:
     relation = Relation(1, _EVIL, _EVIL, "d", (Column(1, _EVIL, 23, -1),))
     for hint in (
-        remedy.hint(remedy.create_table(relation, _EVIL, [one_line(_EVIL)])),
-        remedy.hint(remedy.add_columns(_EVIL, _EVIL, [(_EVIL, "integer")])),
+        ddl_hints.hint(ddl_hints.create_table(relation, _EVIL, [one_line(_EVIL)])),
+        ddl_hints.hint(ddl_hints.add_columns(_EVIL, _EVIL, [(_EVIL, "integer")])),
         str(_missing_grant().hint),
     ):
         [step] = _hinted(hint)

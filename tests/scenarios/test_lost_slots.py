@@ -11,7 +11,7 @@ import pytest
 from fix_engine import Subscriber
 from fix_servers import Database
 
-from pgsub.errors import ReplicationBroken, SlotLost
+from pgsub.common.errors import ReplicationBroken, SlotLost
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 from thorough import only_thorough
 
 from pgsub.catalog.migrations import MIGRATIONS
-from pgsub.target import ledger_schema
+from pgsub.target.ledger import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("audit1", "keyed1", "counter1")
@@ -37,7 +37,7 @@ def git(*words: str) -> bytes:
 def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables with which ``python -m pgsub`` is the older one, as it was before either schema became the newest."""
     newest = {
-        "target/ledger_schema.py": f"VERSION = {ledger_schema.VERSION}",
+        "target/ledger/schema.py": f"VERSION = {schema.VERSION}",
         "catalog/migrations.py": f"({MIGRATIONS[-1][0]}, schema",
     }
     commits: list[tuple[str, ...]] = []
@@ -83,7 +83,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
     writer = case.make(*TABLES)
     case.end(case.create("--no-wait", "--streaming", "on", **older))
     before = versions(case)
-    assert before[0] < ledger_schema.VERSION and before[1] < MIGRATIONS[-1][0]
+    assert before[0] < schema.VERSION and before[1] < MIGRATIONS[-1][0]
     case.disarm("apply.before_target_commit")
     killed = case.run("--timeout", "100s", points={"apply.before_target_commit": "stop"}, **older)
     case.wait_ready()
@@ -98,7 +98,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_loses_and_repeats_nothing(
         zombie = left_over(case)
         writer.some(20)
         process = case.run("--timeout", "100s")
-        until(lambda: versions(case) == (ledger_schema.VERSION, MIGRATIONS[-1][0]), case.said)
+        until(lambda: versions(case) == (schema.VERSION, MIGRATIONS[-1][0]), case.said)
         until(lambda: spooled(case) != left, lambda: f"the spool of the older one is left: {left}")
     writer.some(20)
     case.wait_equal()

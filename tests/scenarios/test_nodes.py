@@ -15,7 +15,7 @@ import pytest
 from fix_engine import Subscriber
 from fix_servers import Database, Servers
 
-from pgsub.errors import ApplyError
+from pgsub.common.errors import ApplyError
 
 _numbers = itertools.count(1)
 MakeNodes = Callable[[str, str], list[Database]]

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pgsub.errors import ApplyError
+from pgsub.common.errors import ApplyError
 
 
 def double(number: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from thorough import only_thorough
 
-from pgsub.errors import StateForbids
+from pgsub.common.errors import StateForbids
 from pgsub.spark import archive, java
 from pgsub.spark.archive import Archive
 

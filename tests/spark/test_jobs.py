@@ -12,7 +12,7 @@ import pyspark
 import pytest
 import task_functions as tasks
 
-from pgsub.errors import ApplyError, Directive, InternalError, TimeoutExpired
+from pgsub.common.errors import ApplyError, Directive, InternalError, TimeoutExpired
 from pgsub.spark.gateway import environ
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
 from pgsub.spark.session import close_context, open_context

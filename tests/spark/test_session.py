@@ -19,7 +19,7 @@ import pytest
 import task_functions as tasks
 from py4j.protocol import Py4JError
 
-from pgsub.errors import Directive, StateForbids
+from pgsub.common.errors import Directive, StateForbids
 from pgsub.spark import settings, training
 from pgsub.spark.gateway import environ
 from pgsub.spark.java import cache_folder

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from pgsub.target import connect as target
-from pgsub.target import ledger, ledger_schema
-from pgsub.target.ledger import RelationState
+from pgsub.target.ledger import schema, subscription
+from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.session import connect as target
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -34,10 +34,10 @@ def connect(subdb: Database) -> Iterator[Callable[..., psycopg.Connection]]:
 def session(connect: Callable[..., psycopg.Connection]) -> psycopg.Connection:
     """A worker's session on a database with a ledger and subscription 7, which has tables a and b in ``i``."""
     opened = connect()
-    ledger_schema.install(opened)
+    schema.install(opened)
     opened.execute("CREATE TABLE public.a (id int PRIMARY KEY, v text)")
     opened.execute("CREATE TABLE public.b (id int PRIMARY KEY, v text)")
     rows = opened.execute("SELECT oid::bigint, relname FROM pg_class WHERE relname IN ('a', 'b') ORDER BY relname")
     relations = [RelationState(oid, "public", name, "i") for oid, name in rows]
-    ledger.register(opened, SUBID, "s", "test", "slot", relations, slot_intent=True)
+    subscription.register(opened, SUBID, "s", "test", "slot", relations, slot_intent=True)
     return opened

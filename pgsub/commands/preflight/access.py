@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pgsub import pasted
 from pgsub.commands.preflight.findings import Table, Warned, counted, grant, listing, some
 from pgsub.commands.preflight.fit import Pair
-from pgsub.errors import PermissionMissing
-from pgsub.subscription import Subscription
-from pgsub.target import roles
+from pgsub.common import pasted
+from pgsub.common.errors import PermissionMissing
+from pgsub.common.subscription import Subscription
+from pgsub.target.session import roles
 
 
 def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgsub import pasted
-from pgsub.errors import TargetSchemaError
+from pgsub.common import pasted
+from pgsub.common.errors import TargetSchemaError
 from pgsub.publisher.tables import Name, RemoteTable
-from pgsub.target.relation import TargetRelation
+from pgsub.target.catalog.relation import TargetRelation
 
 
 @dataclass(frozen=True, slots=True)

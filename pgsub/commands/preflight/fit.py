@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pgsub import pasted
 from pgsub.commands.preflight import types
 from pgsub.commands.preflight.facts import Facts, Type, Unique
 from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
-from pgsub.errors import SchemaFault
+from pgsub.common import pasted
+from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
-from pgsub.target.mapping import check_updatable, column_faults, map_relation
+from pgsub.target.catalog.mapping import check_updatable, column_faults, map_relation
 
 _STOPS = "Replication of this table stops at its first change until the target table fits."
 _FITS = "Change the target's table, or make sure that no row of the publisher is concerned."

@@ -7,15 +7,16 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
-from pgsub import conflict_rules
 from pgsub.commands.preflight.findings import Table, Warned
-from pgsub.errors import StateForbids
+from pgsub.common import conflict_rules
+from pgsub.common.errors import StateForbids
+from pgsub.common.subscription import Subscription
 from pgsub.publisher import channel, prerequisites, slots
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.waiting import long_transactions
-from pgsub.subscription import Subscription
-from pgsub.target import connect as target
-from pgsub.target import ledger_schema, origins
+from pgsub.target.ledger import schema
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
 
 # From 19 tables can be left out (EXCEPT); a ledger that is still to come cannot.
 _PUBLISHING = """
@@ -43,7 +44,7 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
                 "Publish schemas by name instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA …",
             )
         )
-    ledger_schema.check(session)
+    schema.check(session)
     return warned
 
 

@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub import pasted
 from pgsub.commands.preflight import access, facts, servers
 from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
 from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
-from pgsub.errors import TargetSchemaError
+from pgsub.common import pasted
+from pgsub.common.errors import TargetSchemaError
+from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
 from pgsub.publisher.faults import translate
 from pgsub.publisher.publication import PublishedTable
 from pgsub.publisher.tables import Name, describe_tables
-from pgsub.subscription import Subscription
-from pgsub.tablesync import plan
-from pgsub.target import connect as target
-from pgsub.target import statements
-from pgsub.target.relation import TargetRelation, describe_many
+from pgsub.tablesync.copy import plan
+from pgsub.target.catalog.relation import TargetRelation, describe_many
+from pgsub.target.session import connect as target
+from pgsub.target.sql import statements
 
 _BATCH = 50  #: tables locked (for reading) by one look for rows
 

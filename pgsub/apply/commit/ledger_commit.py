@@ -1,0 +1,174 @@
+"""How a target transaction with remote transactions in it ends: recorded, compared and set, committed.
+
+Mirrors apply_handle_commit_internal (worker.c), where the origin's progress is part of the commit record. It is the
+same for the session that applies whole transactions and for those that apply them while they arrive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.apply.commit.skipped_changes import DeadLetters
+from pgsub.apply.conflicts import conflict
+from pgsub.apply.conflicts.conflict import Place, Record, Resolved
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.errors import Said, StreamsMustRestart, said
+from pgsub.common.plural import counted
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import skip as skips
+from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.progress import Progress, of_commit
+from pgsub.target.ledger.skip import Skip
+from pgsub.target.sql.pipeline import StatementFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """``subskiplsn`` is cleared (clear_subscription_skip_lsn), or the first of several.
+
+    :ivar left: of several the others.
+    :ivar messages: level and text of what the log is told of it.
+    :ivar done: the LSN whose transaction was skipped, or its conflicting rows; 0 for none.
+    """
+
+    skip: Skip
+    left: Skip | None
+    messages: tuple[tuple[str, Said], ...]
+    done: int = 0
+
+    @classmethod
+    def by(cls, skip: Skip, finish_lsn: int, subname: str) -> Consumed | None:
+        """What a transaction clears that is not skipped; None for nothing.
+
+        :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
+        """
+        missed = skip.missed_at(finish_lsn)
+        left = skip.without([*missed, finish_lsn])
+        if left == skip:
+            return None
+        return cls(skip, left, tuple(skips.cleared(lsn, finish_lsn, subname) for lsn in missed))
+
+    def record(self, connection: psycopg.Connection, subid: int) -> None:
+        """In the open transaction."""
+        skips.replace(connection, subid, self.skip, self.left)
+        bodies = [{"kind": "log", "level": level, "text": text} for level, text in self.messages]
+        if self.done:
+            bodies.append({"kind": "skipped", "finish_lsn": format_lsn(self.done)})
+        rows = [(subid, document(connection, body)) for body in bodies]
+        with connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+
+
+class LedgerCommit:
+    """Ends the open transaction of one target session together with the ledger.
+
+    :ivar recorded: something was recorded that the launcher must have seen before feedback passes it.
+    """
+
+    def __init__(self, connection: psycopg.Connection, progress: Progress, subid: int) -> None:
+        self._connection = connection
+        self._progress = progress
+        self._subid = subid
+        self.recorded = False
+        self._consumed: Consumed | None = None
+        self._flooded: Counter[tuple[str, str]] = Counter()
+
+    def consume(self, consumed: Consumed | None) -> None:
+        """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
+        self._consumed = consumed
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Changes that a rule skipped, in the transaction that was to make them."""
+        letters: DeadLetters | None = None
+        for one in records:
+            if not isinstance(one, Resolved) or one.letter is None:
+                continue
+            if letters is None or letters.transaction is not one.transaction or letters.full:
+                if letters is not None:
+                    letters.write()
+                of_sync = not self._progress.applies
+                letters = DeadLetters(self._connection, self._subid, one.transaction, of_sync=of_sync)
+            letters.keep(*one.letter)
+        if letters is not None:
+            letters.write()
+
+    def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
+        """Conflicts that did not stop apply, and messages, in the same commit as the rest of their transaction.
+
+        :param keep: and what :meth:`keep` keeps.
+        """
+        if not records:
+            return
+        self.recorded = True
+        if keep:
+            self.keep(records)
+        self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
+        located = conflict.with_leaves(self._connection, records)
+        rows = [(self._subid, document(self._connection, one.body(self._subid))) for one in located]
+        with self._connection.cursor() as cursor:
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+
+    def commit(self, old: int, last: RemoteTransaction) -> int:
+        """Move the ledger behind ``last`` and commit.
+
+        :param old: where the ledger was when this began, and must still be.
+        :return: where it is now; it never moves backwards (a transaction sent late as prepared has an old LSN).
+        :raises PgsubError: located; without a SQLSTATE nobody knows whether it was committed but the ledger.
+        """
+        new = max(old, last.end_lsn)
+        if self._consumed is not None:
+            self._consumed.record(self._connection, self._subid)
+            self._consumed, self.recorded = None, True
+        self._use_floods()
+        failpoints.point("apply.before_target_commit")
+        try:
+            self._progress.close(old, new, last.commit_ts)
+        except StatementFailed as failure:  # of the COMMIT a deferred constraint
+            place = Place(last, last.kind.value) if of_commit(failure) else None
+            raise conflict.fault(self._subid, failure.error, place) from None
+        failpoints.point("apply.commit_reply_lost")
+        return new
+
+    def _use_floods(self) -> None:
+        """What rules for floods have left out, and that it was."""
+        if not self._flooded:
+            return
+        rules, used, self._flooded = self._progress.floods, self._flooded, Counter()
+        left = {one.place: one.limit for one in skips.use(self._connection, self._subid, rules, used)}
+        for (table, kind), count in used.items():
+            more = left.get((table, kind), 0)
+            then = f"{more} more will be." if more else "Its rule is used up."
+            verb = "was" if count == 1 else "were"
+            text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
+            told = said(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
+            body = {"kind": "log", "level": "LOG", "text": told}
+            query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
+            self._connection.execute(query, (self._subid, document(self._connection, body)))
+
+    def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
+        """Run a statement of two-phase commit, which ends a transaction.
+
+        :raises PgsubError: as of :meth:`commit`.
+        """
+        try:
+            done = self._connection.execute(command).statusmessage
+        except psycopg.Error as error:  # a deferred constraint, or the reply is lost and only the ledger knows
+            place = Place(last, last.kind.value) if error.sqlstate else None
+            raise conflict.fault(self._subid, error, place) from None
+        if done == "ROLLBACK":  # the server's whole answer where there was nothing to commit or to prepare
+            raise StreamsMustRestart("the target rolled back what it was to commit")
+
+    def rolled_back(self) -> bool:
+        """Whether the session is there and out of its transaction; if not, what broke it is known already."""
+        self._consumed, self._flooded = None, Counter()
+        try:
+            self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            return False
+        return True

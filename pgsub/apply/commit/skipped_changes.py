@@ -1,0 +1,132 @@
+"""Changes that are not applied, kept on the target in the commit that passes them: ``pgsub.skipped_change``.
+
+Values are the publisher's texts by column, in a form that any encoding of the target can keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+from pgsub.target.ledger import documents
+
+#: Letters, and bytes of them, that are written together.
+LETTERS, LETTERS_BYTES = 1000, 4 << 20
+#: Bytes of a change from which on its large values are not kept: a jsonb has 256 MB, and they may stand there in
+#: hexadecimal. What stands for such a value names its length.
+KEEPABLE = 100 << 20
+CUT = "bytes"
+_BINARY, _UNCHANGED = ord("b"), ord("u")
+_KEY = 1  #: flag of a column of the replica identity
+
+
+class DeadLetters:
+    """Those of one transaction.
+
+    :param connection: holds the data; when something is written it is between two statements.
+    :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
+    :ivar count: kept so far.
+    :ivar cut: values that were too large to be kept.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection, subid: int, transaction: RemoteTransaction, *, of_sync: bool = False
+    ) -> None:
+        self._connection = connection
+        self._of_sync = of_sync
+        self._subid = subid
+        self.transaction = transaction
+        self._encoding = documents.encoding(connection)
+        self._waiting: list[tuple[str, str, str]] = []
+        self._bytes = 0
+        self.count = 0
+        self.cut = 0
+        self._longest: int | None = None  #: of values that are kept of the present change; None: all are
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to :meth:`write`."""
+        return len(self._waiting) >= LETTERS or self._bytes >= LETTERS_BYTES
+
+    def keep(self, relation: Relation, message: Message, reason: dict[str, Any]) -> None:
+        """One change of one relation.
+
+        :param relation: as the publisher described it then.
+        :param reason: why it is not applied; ``ref`` is what the record of a conflict names the letter by.
+        """
+        body: dict[str, Any] = {
+            "operation": type(message).__name__.upper(),
+            "commit_ts": self.transaction.commit_ts,
+            "kind": self.transaction.kind.value,
+            "replica_identity": relation.replica_identity,
+            "identity": [c.name for c in relation.columns if c.flags & _KEY],
+            **reason,
+        }
+        self._longest = _longest(message)
+        if self._of_sync:
+            body["sync"] = True
+        if isinstance(message, Insert | Update):
+            body["new"] = self._row(relation, message.new)
+            body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == _UNCHANGED]
+        if isinstance(message, Update | Delete) and message.old is not None:
+            body["old"], body["old_kind"] = self._row(relation, message.old), message.old_kind
+        if isinstance(message, Truncate):
+            body["restart_identity"] = message.restart_identity
+        text = documents.text(body, self._encoding)
+        self._waiting.append((*local_name(relation), text))
+        self._bytes += len(text)
+        self.count += 1
+
+    def _row(self, relation: Relation, values: Tuple) -> dict[str, Any]:
+        return {
+            column.name: self._value(values.kinds[i], values.values[i])
+            for i, column in enumerate(relation.columns)
+            if values.kinds[i] != _UNCHANGED
+        }
+
+    def _value(self, kind: int, value: bytes | None) -> str | dict[str, str] | None:
+        """Text as it is; what is no text, or what the target's encoding may not know, in hexadecimal."""
+        if value is None:
+            return None
+        if self._longest is not None and len(value) > self._longest:
+            self.cut += 1
+            return {CUT: str(len(value))}
+        if kind == _BINARY:
+            return {"binary": value.hex()}
+        try:
+            text = value.decode("utf-8" if self._encoding == "UTF8" else "ascii")
+        except UnicodeDecodeError:
+            return {"text": value.hex()}
+        return text
+
+    def write(self) -> None:
+        """Into the open transaction."""
+        if not self._waiting:
+            return
+        place = (self._subid, format_lsn(self.transaction.finish_lsn), self.transaction.xid)
+        query = "COPY pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body) FROM STDIN"
+        with self._connection.cursor() as cursor, cursor.copy(query) as copy:
+            for letter in self._waiting:
+                copy.write_row((*place, *letter))
+        self._waiting, self._bytes = [], 0
+
+
+def _longest(message: Message) -> int | None:
+    tuples = [message.new] if isinstance(message, Insert | Update) else []
+    if isinstance(message, Update | Delete) and message.old is not None:
+        tuples.append(message.old)
+    values = [len(value) for row in tuples for value in row.values if value is not None]
+    return KEEPABLE // (2 * len(values)) if sum(values) > KEEPABLE else None
+
+
+def changed(message: Message) -> Sequence[int]:
+    """Remote relations that a message changes."""
+    if isinstance(message, Truncate):
+        return message.relids
+    return (message.relid,) if isinstance(message, Insert | Update | Delete) else ()

@@ -1,0 +1,145 @@
+"""PREPARE, COMMIT PREPARED and ROLLBACK PREPARED of the publisher on the target. Mirrors apply_handle_prepare and its
+like (worker.c), with a ledger that follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pgsub.apply.commit.ledger_commit import Consumed, LedgerCommit
+from pgsub.apply.conflicts.conflict import Place, Record, located
+from pgsub.apply.conflicts.logical_messages import EmittedMessage
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError
+from pgsub.target.ledger import prepared
+from pgsub.target.ledger.prepared import Found, PreparedTransactions
+
+_log = logging.getLogger(__name__)
+
+#: Applies the changes in an open transaction of some session; None if that cannot be begun now.
+Apply = Callable[[RemoteTransaction], tuple[TargetSession, Sequence[Record]] | None]
+
+
+class TwoPhase:
+    """Prepared transactions through the worker's own session.
+
+    :param session: the worker's own; other sessions may hold the data, the ledger is written by this one.
+    :param ending: of that session.
+    """
+
+    def __init__(self, session: TargetSession, ending: LedgerCommit, subid: int) -> None:
+        self._session = session
+        self._ending = ending
+        self._subid = subid
+        self._transactions = PreparedTransactions(session.connection, subid)
+
+    def prepare(self, old: int, transaction: RemoteTransaction, apply: Apply, skim: Callable[[], None]) -> int | None:
+        """Prepare the transaction unless an earlier attempt did, then move the ledger.
+
+        :param old: where the ledger is.
+        :param apply: applies its changes, with a target transaction left open.
+        :param skim: learns what the transaction says of relations where it is not applied again.
+        :return: where the ledger is now, None if ``apply`` could not begin.
+        :raises PgsubError: located.
+        """
+        gid = self._transactions.gid(transaction.xid, transaction.finish_lsn)
+        found = self._transactions.find(gid)
+        missing: Sequence[Record] = ()
+        if found.prepared and not found.listed:
+            # Only the ledger's commit was lost. Done again, the rows that were missing come to light again too.
+            _log.debug("prepared transaction %s was sent again: prepared anew", gid)
+            self._session.connection.execute(prepared.rollback(gid))
+        if found.listed or found.marker:
+            _log.debug("prepared transaction %s was sent again: found", gid)
+            skim()
+        else:
+            applied = apply(transaction)
+            if applied is None:
+                return None
+            session, records = applied
+            missing = [one for one in records if not isinstance(one, EmittedMessage)]
+            messages = [one for one in records if isinstance(one, EmittedMessage)]
+            self._end(session, gid, transaction, messages, missing)
+        return self._list(old, transaction, gid, missing)
+
+    def _end(
+        self,
+        session: TargetSession,
+        gid: str,
+        transaction: RemoteTransaction,
+        messages: Sequence[Record],
+        conflicts: Sequence[Record],
+    ) -> None:
+        ending = LedgerCommit(session.connection, session.progress, self._subid)
+        ending.record(messages)  # part of what is prepared: they come to light if it is committed
+        ending.keep(conflicts)  # and what of it was skipped may be rolled back
+        self._transactions.mark(session.connection, gid)
+        session.progress.tag(transaction.end_lsn, transaction.commit_ts)
+        failpoints.point("apply.before_prepare")
+        try:
+            ending.end(transaction, prepared.prepare(gid))
+        except ApplyError as error:
+            if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
+                error.hint = f"{error.hint}\n{prepared.ENABLE}"
+            raise
+        failpoints.point("apply.after_prepare")
+
+    def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:
+        self._session.progress.open(old)
+        self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
+        self._ending.record(missing, keep=False)
+        return self._ending.commit(old, transaction)
+
+    def finish(self, old: int, transaction: RemoteTransaction) -> int:
+        """COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did it, then move the ledger.
+
+        :return: where the ledger is now.
+        :raises ApplyError: somebody else ended the prepared transaction the other way.
+        """
+        gid = self._transactions.listed(transaction.xid)
+        if gid is None:
+            # Publishers send these for transactions that only took locks, without a PREPARE before (a known bug).
+            _log.debug("%s of transaction %s, which was never prepared", transaction.kind.value, transaction.xid)
+        else:
+            self._finish(gid, self._transactions.find(gid), transaction)
+        failpoints.point("apply.after_finish_prepared")
+        self._session.progress.open(old)
+        if gid is not None:
+            self._transactions.unlist(gid)
+            # messages, and most records where many rows were missing, were part of what was prepared: they show now
+            self._ending.recorded = True
+        skip = self._session.progress.skip
+        if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
+            self._ending.consume(Consumed.by(skip, transaction.end_lsn, self._session.relations.subname))
+        return self._ending.commit(old, transaction)
+
+    def _finish(self, gid: str, found: Found, transaction: RemoteTransaction) -> None:
+        committing = transaction.kind is Kind.COMMIT_PREPARED
+        if found.prepared:
+            if committing:
+                self._session.progress.tag(transaction.end_lsn, transaction.commit_ts)
+            failpoints.point("apply.before_finish_prepared")
+            self._ending.end(transaction, prepared.commit(gid) if committing else prepared.rollback(gid))
+        elif found.marker != committing:
+            raise self._ended_elsewhere(gid, transaction)
+        else:
+            _log.debug("%s of %s was sent again: found done", transaction.kind.value, gid)
+
+    def _ended_elsewhere(self, gid: str, transaction: RemoteTransaction) -> ApplyError:
+        committing = transaction.kind is Kind.COMMIT_PREPARED
+        theirs, ours = ("rolled back", "committed") if committing else ("committed", "rolled back")
+        error = ApplyError(
+            f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
+            detail="Somebody ended it by hand: pgsub does that only when the publisher says so.",
+            hint="Mend the rows of that transaction on the target, then let apply pass it:\n"
+            + " ".join(
+                f"DELETE FROM pgsub.{table} WHERE subid = {self._subid} AND gid = '{gid}';"
+                for table in ("prepared_xact", "prepared_pending")
+            ),
+            sqlstate="42704",
+        )
+        located(error, self._subid, Place(transaction, transaction.kind.value))
+        return error

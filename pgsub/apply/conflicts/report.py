@@ -1,0 +1,139 @@
+"""After a unique violation has stopped apply: which rows stand in the way, and the server's whole report of it.
+
+Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement tells one
+index; the rest takes a look at the target, which is bounded, changes nothing, and may fail without harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgsub.apply.conflicts import record as conflicts_record
+from pgsub.apply.conflicts import text
+from pgsub.apply.conflicts.conflict import Clash
+from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.common.errors import ApplyError, PermissionMissing
+from pgsub.common.subscription import Subscription
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.session import roles
+from pgsub.target.sql import conflict_search, statements
+from pgsub.target.sql.conflict_search import Hit, Search
+
+_log = logging.getLogger(__name__)
+
+_BINARY = ord("b")
+
+
+@contextlib.contextmanager
+def explained(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
+    """Whatever unique violation, or missing privilege, ends the body is told in full.
+
+    :param connection: the session that it was met in; the body leaves it out of its transaction.
+    """
+    try:
+        yield
+    except ApplyError as error:
+        if isinstance(error.clash, Clash):
+            _leave_transaction(connection)
+            look_closer(connection, error)
+            error.hint = (
+                "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
+                f"pgsub status {sub.name} --runbook"
+            )
+        raise
+    except PermissionMissing as error:
+        denied, error.denied = error.denied, None
+        if denied is not None:
+            _leave_transaction(connection)
+            with contextlib.suppress(psycopg.Error):
+                _say_what_it_lacks(connection, sub, error, *denied)
+        raise
+
+
+def _leave_transaction(connection: psycopg.Connection) -> None:
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+
+
+def _say_what_it_lacks(
+    connection: psycopg.Connection, sub: Subscription, error: PermissionMissing, target: TargetRelation, change: str
+) -> None:
+    """The server would not have come as far as the table's privileges."""
+    try:
+        roles.check_own(connection, target, sub, change)
+    except PermissionMissing as refusal:
+        refusal.context = error.context
+        raise refusal from None
+
+
+def look_closer(connection: psycopg.Connection, error: ApplyError) -> None:
+    """Tell a unique violation in full.
+
+    :param connection: the session that it was met in; out of a transaction, or in one that goes on as it was.
+    """
+    clash, error.clash = error.clash, None
+    if not isinstance(clash, Clash):
+        return
+    try:
+        with connection.transaction(force_rollback=True):  # nothing that was set for the look lasts
+            found = _look(connection, error.record, clash)
+        _tell(error, clash, found)
+    except Exception as trouble:  # whatever it is, the conflict must be heard of
+        _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
+
+
+def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) -> Search | None:
+    relation, new, old = clash.relation, clash.new, clash.old
+    inserts = clash.message_type == "INSERT"
+    change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
+    rows = [new if source == "n" or old is None else old for source, _ in change.takes]
+    sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != ord("u")]
+    return conflict_search.search(
+        connection,
+        record.schemaname,
+        record.relname,
+        change,
+        [row.values[i] for row, (_, i) in zip(rows, change.takes, strict=True)],
+        [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(rows, change.takes, strict=True)],
+        sent=sent,
+        inserts=inserts,
+        role=relation.target.acts_as,
+    )
+
+
+def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
+    """Put what was found into the error and its record."""
+    record: ConflictRecord = error.record
+    if found is not None and record.index_name not in found.indexes:
+        error.conflict, error.record, error.message, error.detail = None, None, clash.message, clash.detail
+        error.args = (error.message,)
+        return
+    relation = clash.relation
+    met = [Hit(record.index_name or "", clash.key)]  # what the statement itself said counts anyhow
+    if found is not None:
+        # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
+        later = found.indexes[found.indexes.index(record.index_name or "") :]
+        seen = [hit for hit in found.hits if hit.index in later]
+        met = seen if record.index_name in {hit.index for hit in seen} else [*met, *seen]
+    if len(met) > 1:
+        record.conflict_type = "multiple_unique_conflicts"
+    elif found is not None and found.moved:
+        record.conflict_type = "insert_exists"  # an update that moves a row to another partition inserts it there
+    searched = clash.old or clash.new
+    updates = clash.message_type == "UPDATE" and not (found is not None and found.moved)
+    remote = (found.remote if found is not None else None) or text.remote_row(relation, clash.new)
+    record.detail = text.unique(
+        relation.target.server_version, met, remote, text.identity(relation, searched) if updates else None
+    )
+    record.index_name = ", ".join(hit.index for hit in met)
+    record.local_conflicts = text.local_conflicts(met)
+    record.identical = any(hit.identical for hit in met)
+    record.message = conflicts_record.message(record.schemaname, record.relname, record.conflict_type)
+    error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
+    error.args = (record.message,)

@@ -1,0 +1,144 @@
+"""Which column of the target refused a value, and the DDL that makes it fit: narrowed types and NOT NULL.
+
+The server's subscriber reads values column by column and so knows. Here the target's own input functions read them
+as parameters of a statement: errors of those name the parameter, errors of a type's modifier name nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
+
+import psycopg
+
+from pgsub.common.errors import ApplyError, SchemaFault
+from pgsub.protocol.messages import Tuple
+from pgsub.target.catalog import ddl_hints
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.sql.statements import Statement
+
+_HEADER = 4  #: VARHDRSZ, part of the modifier of character types and numeric
+_CHARACTER, _BITS, _NUMERIC = (1042, 1043), (1560, 1562), 1700
+_FIXED_BITS = 1560
+_MODIFIED = {"22001": (*_CHARACTER, *_BITS), "22026": _BITS, "22003": (_NUMERIC,)}
+_NOT_NULL = "23502"
+_DOMAIN_CHECK = "23514"
+_BINARY_FORMAT = "22P03"
+#: `unnamed portal parameter $2 = '…'`, in any language; what code of the target adds has quotes before a dollar.
+_PARAMETER = re.compile(r"""^[^"'$]*\$(\d+)(?!\w)""")
+_BIND_PARAMETER = re.compile(r"(\d+)\D*$")
+
+
+def explained(
+    fault: ApplyError, error: psycopg.Error, relation: RelationMap, new: Tuple | None, statement: Statement | None
+) -> ApplyError:
+    """The fault with its column and the DDL that helps, as far as they can be told.
+
+    :param fault: what the error became.
+    :param new: the row that was refused.
+    :param statement: the statement whose parameters it was.
+    """
+    state = error.sqlstate or ""
+    if state == _NOT_NULL:
+        return _null(fault, error.diag, relation)
+    if state[:2] != "22" and state != _DOMAIN_CHECK:
+        return fault
+    position = _parameter(error, statement)
+    if position is None and new is not None:
+        position = _by_modifier(state, relation, new)
+    return fault if position is None else _narrow(fault, relation, position)
+
+
+def _null(fault: ApplyError, diag: psycopg.errors.Diagnostic, relation: RelationMap) -> ApplyError:
+    target, column = relation.target, diag.column_name
+    if (diag.schema_name, diag.table_name) != (target.schema, target.name) or column is None:
+        return fault  # a partition's, or another table's that a trigger writes to
+    fault.column = column
+    if column not in target.identity:
+        fault.hint = ddl_hints.hint(ddl_hints.nullable(target.schema, target.name, column))
+    return fault
+
+
+def _narrow(fault: ApplyError, relation: RelationMap, position: int) -> ApplyError:
+    """A schema fault, where the publisher's type is another one."""
+    column, target = relation.columns[position], relation.target
+    fault.column = column.name
+    if not relation.types or relation.types[position] == column.full_type:
+        return fault
+    wanted = relation.types[position]
+    narrow = SchemaFault(
+        fault.message,
+        detail="\n".join(
+            filter(None, [fault.detail, f'Column "{column.name}" is {column.full_type}, on the publisher {wanted}.'])
+        ),
+        hint=ddl_hints.hint(ddl_hints.retype(target.schema, target.name, column.name, wanted)),
+        sqlstate=fault.sqlstate,
+    )
+    narrow.column = column.name
+    return narrow
+
+
+def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
+    """Remote position of the value that an input or receive function refused (bind_param_error_callback)."""
+    if statement is None:
+        return None
+    found = _PARAMETER.match(error.diag.context or "")
+    if found is None and error.sqlstate == _BINARY_FORMAT:
+        found = _BIND_PARAMETER.search(error.diag.message_primary or "")
+    number = int(found[1]) if found is not None else 0
+    return statement.takes[number - 1][1] if 0 < number <= len(statement.takes) else None
+
+
+def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
+    """Remote position of the value that does not fit its column's modifier; None where that is not clear."""
+    limited = [
+        (position, column)
+        for position, column in enumerate(relation.columns)
+        if column.typmod >= 0 and column.type_oid in _MODIFIED.get(state, ())
+    ]
+    unfit = [position for position, column in limited if exceeds(row, position, column)]
+    return unfit[0] if unfit else None
+
+
+def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
+    """Whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
+    if column.type_oid not in (*_CHARACTER, *_BITS, _NUMERIC) or column.typmod < 0:
+        return False
+    value, binary = row.values[position], row.kinds[position] == 0x62
+    if value is None:
+        return False
+    if column.type_oid in _CHARACTER:
+        return bool(value.decode("utf-8", "replace")[column.typmod - _HEADER :].rstrip(" "))
+    if column.type_oid in _BITS:
+        length = struct.unpack_from(">i", value)[0] if binary and len(value) >= _HEADER else len(value)
+        return length != column.typmod if column.type_oid == _FIXED_BITS else length > column.typmod
+    return _overflows(binary_numeric(value) if binary else value.decode("ascii", "replace"), column.typmod)
+
+
+def _overflows(text: str, typmod: int) -> bool:
+    """Whether numeric(precision, scale) refuses a number (apply_typmod in numeric.c)."""
+    precision = (typmod - _HEADER) >> 16 & 0xFFFF
+    scale = ((typmod - _HEADER & 0x7FF) ^ 1024) - 1024
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return False
+    if not number.is_finite():
+        return number.is_infinite()
+    with localcontext() as exact:
+        exact.prec, exact.Emax, exact.Emin = 999_999, 999_999, -999_999
+        return abs(number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)) >= Decimal(10) ** (precision - scale)
+
+
+def binary_numeric(value: bytes) -> str:
+    """The text of a number in numeric_send's format."""
+    if len(value) < 8:
+        return ""
+    count, weight, sign, _ = struct.unpack_from(">HhHH", value)
+    if sign not in (0, 0x4000):
+        return {0xD000: "Infinity", 0xF000: "-Infinity"}.get(sign, "NaN")
+    digits = struct.unpack_from(f">{count}H", value, 8) if len(value) >= 8 + 2 * count else ()
+    text = "".join(f"{digit:04}" for digit in digits) or "0"
+    return f"{'-' if sign else ''}{text}E{4 * (weight + 1 - len(digits)) if digits else 0}"

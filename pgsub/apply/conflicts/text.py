@@ -1,0 +1,217 @@
+"""How the target's server words a conflict, and rows as it shows them. Mirrors errdetail_apply_conflict (conflict.c).
+
+Servers before 18 have no words for conflicts: they get those of 18. From 19 on the rows stand behind what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Transformer
+
+from pgsub.protocol.messages import Tuple
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.sql.conflict_search import Hit
+
+#: A row by the target's columns: text as the server shows it, None for NULL.
+Row = Mapping[str, str | None]
+
+#: Bytes of a value in a message, as the server truncates them, and characters of one in a record.
+SHOWN, KEPT = 64, 4096
+_REWORDED = 190000  #: the first version with rows behind what happened, and LSNs of eight digits after the slash
+_BINARY, _UNCHANGED = ord("b"), ord("u")
+_LOADERS = Transformer()
+_LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: the beginning of what they send is that of their text
+_JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
+
+
+def lsn(position: int, version: int) -> str:
+    """An LSN as the server of a version writes it in messages."""
+    low = position & 0xFFFFFFFF
+    return f"{position >> 32:X}/{low:08X}" if version >= _REWORDED else f"{position >> 32:X}/{low:X}"
+
+
+def unique(version: int, hits: Sequence[Hit], remote: Row, identity: str | None) -> str:
+    """DETAIL of insert_exists, update_exists and multiple_unique_conflicts.
+
+    :param hits: what stands in the way, one an index.
+    :param remote: the row as it would be.
+    :param identity: how the row to be updated was searched.
+    """
+    searched = [f"remote row {row(remote)}", *([identity] if identity else [])]
+    if version >= _REWORDED:
+        lines = [f"{_met(hit)}{_listed(': ', [*_key(hit, 'key'), *_local(hit, 'local row')])}." for hit in hits]
+        return "\n".join([f"Could not apply remote change: {', '.join(searched)}.", *lines])
+    return "\n".join(
+        f"{_met(hit)}.\n{_sentence([*_key(hit, 'Key'), *_local(hit, 'existing local row'), *searched])}" for hit in hits
+    )
+
+
+def missing(version: int, message_type: str, remote: Row | None, identity: str) -> str:
+    """DETAIL of update_missing and delete_missing.
+
+    :param message_type: UPDATE or DELETE.
+    """
+    verb = "updated" if message_type == "UPDATE" else "deleted"
+    parts = [*([f"remote row {row(remote)}"] if remote is not None else []), identity]
+    if version >= _REWORDED:
+        return f"Could not find the row to be {verb}: {', '.join(parts)}."
+    return f"Could not find the row to be {verb}.\n{_sentence(parts)}"
+
+
+def other_origin(version: int, message_type: str, hit: Hit, remote: Row | None, identity: str) -> str:
+    """DETAIL of update_origin_differs and delete_origin_differs.
+
+    :param hit: the row as it was, and who wrote it.
+    """
+    by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by a different origin "{hit.origin}"')
+    verb = "Updating" if message_type == "UPDATE" else "Deleting"
+    text = f"{verb} the row that was modified {by} in transaction {hit.xid} at {hit.commit_ts}"
+    parts = [*([f"remote row {row(remote)}"] if remote is not None else []), identity]
+    if version >= _REWORDED:
+        return f"{text}: {', '.join([*_local(hit, 'local row'), *parts])}."
+    return f"{text}.\n{_sentence([*_local(hit, 'existing local row'), *parts])}"
+
+
+def _met(hit: Hit) -> str:
+    text = f'Key already exists in unique index "{hit.index}"'
+    if hit.xid is None:
+        return text  # the row is gone again, or was the transaction's own
+    if hit.commit_ts is None:
+        return f"{text}, modified in transaction {hit.xid}"
+    by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by origin "{hit.origin}"')
+    return f"{text}, modified {by} in transaction {hit.xid} at {hit.commit_ts}"
+
+
+def _key(hit: Hit, word: str) -> list[str]:
+    return [f"{word} {hit.key}"] if hit.key else []
+
+
+def _local(hit: Hit, words: str) -> list[str]:
+    return [f"{words} {row(hit.row)}"] if hit.row is not None else []
+
+
+def _listed(before: str, parts: Sequence[str]) -> str:
+    return before + ", ".join(parts) if parts else ""
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def row(values: Row) -> str:
+    """ExecBuildSlotValueDescription: all values of a row."""
+    return f"({', '.join(map(_clipped, values.values()))})"
+
+
+def key(names: Iterable[str], values: Iterable[str | None]) -> str:
+    """BuildIndexValueDescription: the columns of a key and their values, which are never cut.
+
+    :param names: as SQL.
+    """
+    return f"({', '.join(names)})=({', '.join('null' if v is None else v for v in values)})"
+
+
+def identity(relation: RelationMap, searched: Tuple) -> str:
+    """How a row was searched: by the replica identity, or by the whole row."""
+    if full(relation):
+        return f"replica identity full {row(remote_row(relation, searched))}"
+    return f"replica identity {identity_key(relation, searched)}"
+
+
+def identity_key(relation: RelationMap, searched: Tuple) -> str:
+    """The columns that a row is searched by and their values, of long ones the beginning: no index may bound them."""
+    columns = [(relation.columns[i], i) for i in relation.lookup]
+    names = [column.quoted or column.name for column, _ in columns]
+    return key(names, [kept(value(searched, i, column)) for column, i in columns])
+
+
+def full(relation: RelationMap) -> bool:
+    """Whether rows are found by all their columns; the key of a partitioned table may be its partitions'."""
+    return not relation.by_identity and not (relation.target.relkind == "p" and relation.remote.replica_identity != "f")
+
+
+def remote_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
+    """A remote row by the target's columns, in their order; what did not come is NULL."""
+    sent = {column.name: i for i, column in enumerate(relation.columns)}
+    found: dict[str, str | None] = {}
+    for column in relation.target.columns:
+        if column.virtual:
+            found[column.name] = "virtual"  # the server's word
+        else:
+            found[column.name] = value(values, sent[column.name], column) if column.name in sent else None
+    return found
+
+
+def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str, str | None]:
+    """As :func:`remote_row`, from what :func:`sent_row` keeps, in the order of a partition's columns."""
+    virtual = {column.name for column in relation.target.columns if column.virtual}
+    return {name: "virtual" if name in virtual else sent.get(name) for name in names}
+
+
+def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
+    """What of a row came from the publisher: for records, where a value that did not come must not look like NULL."""
+    return {
+        column.name: kept(value(values, i, column))
+        for i, column in enumerate(relation.columns)
+        if values.kinds[i] != _UNCHANGED
+    }
+
+
+def kept(text: str | None) -> str | None:
+    """A value for a record."""
+    return text if text is None or len(text) <= KEPT else text[:KEPT] + "..."
+
+
+def local_conflicts(hits: Sequence[Hit]) -> list[dict[str, Any]]:
+    """What stands in the way, for a record."""
+    return [{**hit.told(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
+
+
+def kept_row(row: Row) -> dict[str, str | None]:
+    """A row for a record."""
+    return {name: kept(text) for name, text in row.items()}
+
+
+def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
+    """A value as text.
+
+    :param position: of the remote column.
+    """
+    raw = values.values[position]
+    if raw is None:
+        return None
+    binary = values.kinds[position] == _BINARY
+    if not binary or column.type_oid in _LONG:
+        raw = raw[: 4 * (KEPT + 1)]  # nobody shows more of it, and a value may have a gigabyte
+    return _text_of(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")
+
+
+def _text_of(raw: bytes, oid: int) -> str:
+    """What the type's output function writes, as far as psycopg knows the type; else its bytes."""
+    if oid in _JSON:
+        return raw[_JSON[oid] :].decode("utf-8", "replace")
+    try:
+        loaded = _LOADERS.get_loader(oid, pq.Format.BINARY).load(raw)
+        if isinstance(loaded, bool):
+            return "t" if loaded else "f"
+        if isinstance(loaded, str):
+            return loaded
+        if isinstance(loaded, bytes | memoryview):
+            return "\\x" + bytes(loaded).hex()
+        dumped = _LOADERS.get_dumper(loaded, psycopg.adapt.PyFormat.TEXT).dump(loaded)
+        return bytes(dumped or b"").decode("utf-8", "replace")
+    except (psycopg.Error, ValueError, TypeError, OverflowError, AttributeError):
+        return "\\x" + raw.hex()
+
+
+def _clipped(text: str | None) -> str:
+    if text is None:
+        return "null"
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= SHOWN else raw[:SHOWN].decode("utf-8", "ignore") + "..."

@@ -1,0 +1,350 @@
+"""Executes changes in order inside one open target transaction, all at once or as they arrive.
+
+What is done is handed over as transactions and a filter, and nothing here owns the ledger. Changes are gathered to
+pieces, and a piece goes to the target as sets where that is known to do the same, else row by row. Mirrors
+apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import psycopg
+
+from pgsub.apply.conflicts import conflict
+from pgsub.apply.conflicts.conflict import Place, Record
+from pgsub.apply.execute.dispatch import Dispatch
+from pgsub.apply.execute.held_changes import Keeping
+from pgsub.apply.execute.held_tables import HeldChanges
+from pgsub.apply.resolve.resolver import Change, Resolver
+from pgsub.apply.rows.change_block import Piece
+from pgsub.apply.rows.change_filter import Admission, Filter, Targets
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.writer import RowWriter
+from pgsub.apply.sets import writer
+from pgsub.apply.sets.counters import Counters
+from pgsub.apply.sets.writer import Deviation, SetWriter
+from pgsub.apply.stream.batch import Item, Run
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common.errors import PgsubError
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
+from pgsub.protocol.messages import Relation
+from pgsub.target.sql import statements
+from pgsub.target.sql.pipeline import StatementFailed
+
+_log = logging.getLogger(__name__)
+
+_ROWS = frozenset(b"IUD")
+#: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
+_STRETCH = re.compile(rb"[RYTM]|[^RYTM]+")
+#: Rows and bytes of a piece: bounds memory, and what is replayed where it cannot be a set.
+PIECE_ROWS, PIECE_BYTES = 50_000, 8 << 20
+#: Missing rows and messages that are kept in memory before they are handed on.
+RECORDS = 1000
+
+#: Takes missing rows and messages in the middle of a transaction; the session is free for other statements then.
+Spill = Callable[[Sequence[Record]], None]
+
+
+def _is_full(piece: Piece) -> bool:
+    return len(piece) >= PIECE_ROWS or piece.size >= PIECE_BYTES
+
+
+class Executor:
+    """One per target session.
+
+    :param connection: autocommit; the caller opens and ends transactions around :meth:`run`.
+    :param subid: names the origin in contexts.
+    :param set_based: whether changes may be executed as sets.
+    :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
+    :param holds: whether any table is held; its changes are kept then.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        subid: int,
+        relations: RelationCache,
+        spill: Spill | None = None,
+        *,
+        set_based: bool = True,
+        holds: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._subid = subid
+        self._relations = relations
+        self._rows = RowWriter(connection, relations)
+        self._sets = SetWriter(self._rows, replica=relations.replica)
+        self._set_based = set_based
+        self._spill = spill
+        self._admission = Admission(self._rows, relations, subid)
+        self._held = HeldChanges(Keeping(connection, subid, holds), self._rows, relations, self._admission)
+        self._piece = Piece(in_stream=False)
+        self._large = False  #: the target transaction has had a full piece
+        self._naming = False
+        self._dispatch = Dispatch(self._rows, relations, self._admission, self._held, self._spill_many)
+        self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
+        self.counters = Counters()
+
+    @property
+    def changes(self) -> int:
+        """Rows applied, for statistics."""
+        return self._rows.changes
+
+    @contextlib.contextmanager
+    def naming_rows(self) -> Iterator[None]:
+        """While a failed row is to be named: no sets, and no COPY, which names only the first of many.
+
+        Conflicts are resolved then, if there are rules.
+        """
+        before, self._set_based, self._rows.copies = self._set_based, False, False
+        self._naming = True
+        try:
+            yield
+        finally:
+            self._set_based, self._rows.copies = before, True
+            self._naming = False
+
+    def run(self, items: Iterable[Item], admits: Filter) -> list[Record]:
+        """Apply everything; returns when every statement has succeeded.
+
+        :param admits: asked for each relation, with a transaction's finish LSN.
+        :return: changes that were skipped because their row is missing, and messages.
+        :raises PgsubError: located; the target transaction is aborted.
+        :raises Deviation: the same, where sets found what only rows can deal with.
+        """
+        self.begin()
+        for item in items:
+            self._gather(item, item.segments(), admits)
+            if isinstance(item, RemoteTransaction) and item.leaves:
+                self._leave(item)
+        return self.finish()
+
+    def _leave(self, transaction: RemoteTransaction) -> None:
+        """From here on relations are what the publisher takes for known; what waits is of the older description."""
+        with self._locating():
+            self._execute()
+            self._rows.flush()
+        self._relations.learn_from(transaction)
+        self._admission.forget()
+
+    def begin(self) -> None:
+        """A target transaction was opened."""
+        self._rows.begin()
+        self._sets.begin()
+        self._held.begin()
+        self._piece, self._large = Piece(in_stream=False), False
+        self._admission.begin()
+        self._resolver.begin()
+        self._relations.notice_ddl()
+
+    def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
+        """Apply further changes of a transaction; their success is known at :meth:`finish`.
+
+        :param segments: pgoutput messages in order.
+        :raises PgsubError: located; the target transaction is aborted.
+        """
+        self._gather(transaction, segments, admits)
+        with self._locating():
+            self._execute()
+
+    def _gather(self, item: Item, segments: Iterable[Segment], admits: Filter) -> None:
+        self._dispatch.admits = admits
+        with self._locating():
+            for segment in segments:
+                for match in _STRETCH.finditer(segment.codes):
+                    stretch = segment.frames.range(segment.start + match.start(), segment.start + match.end())
+                    if segment.codes[match.start()] in b"RYTM":
+                        self._other(item, stretch)
+                    else:
+                        self._add(item, stretch)
+
+    def _add(self, item: Item, stretch: Segment) -> None:
+        if self._piece.in_stream != item.in_stream:
+            self._execute()
+            self._piece = Piece(in_stream=item.in_stream)
+        self._piece.add(item, stretch)
+        if _is_full(self._piece):
+            self._execute()
+
+    def _other(self, item: Item, message: Segment) -> None:
+        """A message that is no change of a row: none may pass it that it may concern."""
+        transaction = item.transaction_of(message.start) if isinstance(item, Run) else item
+        decoded = decode_change(message.payloads()[0], transaction.in_stream)
+        if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
+            self._execute()
+        self._dispatch.message(transaction, decoded)
+
+    def _execute(self) -> None:
+        """Have the piece done: as sets what can be, the rest row by row."""
+        piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
+        piece = self._held.without(piece, self._dispatch.admits)
+        left: Sequence[int] | None = None
+        if self._set_based and len(piece) >= writer.PAYS_FROM:
+            left = self._in_sets(piece)
+        if self._resolves:
+            self._resolver.run(list(piece.rows(left)), self._spill_some)
+            return
+        row = self._dispatch.row
+        for transaction, payload in piece.rows(left):
+            row(transaction, payload)
+
+    @property
+    def _resolves(self) -> bool:
+        return self._naming and self._relations.resolves
+
+    def _spill_many(self) -> None:
+        if len(self._rows.records) >= RECORDS and self._spill is not None:
+            self._sets.finish()
+            self._spill(self.taken())
+
+    def _spill_some(self) -> None:
+        """Outside of any savepoint, and before there are so many that it would be done inside of one."""
+        if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
+            self._spill(self.taken())
+
+    def _in_sets(self, piece: Piece) -> Sequence[int] | None:
+        """Execute what can be as sets.
+
+        Where much was done before in the same target transaction, a piece that fails is undone alone.
+
+        :return: positions of what is left, None: of everything.
+        """
+        targets = Targets(self._admission, piece, self._dispatch.admits)
+        self._large |= _is_full(piece)
+        try:
+            with self._rows.undoing() if self._large else contextlib.nullcontext():
+                outcome = self._sets.apply(piece.messages, targets, in_stream=piece.in_stream)
+                if self._large:
+                    self._sets.finish()
+        except (Deviation, StatementFailed) as failure:
+            if not self._large:
+                raise
+            _log.debug("a piece is replayed row by row: %s", failure)
+            self._sets.begin()
+            self.counters.fallbacks += 1
+            return None
+        self.counters.note(outcome)
+        return outcome.left
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """What fails in here is undone, and the target transaction goes on.
+
+        :raises PgsubError: located.
+        """
+        with self._locating():
+            self._held.write()
+            with self._rows.undoing():
+                try:
+                    yield
+                    self._held.write()
+                except BaseException:
+                    self._held.begin()
+                    raise
+
+    def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
+        """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
+
+        :raises PgsubError: located.
+        """
+        self._dispatch.admits = admits
+        if self._held.takes(transaction, payload, admits):
+            return
+        if self._resolves and payload[0] in _ROWS:
+            self._resolver.run([(transaction, payload)], lambda: None)
+        else:
+            self._dispatch.row(transaction, payload)
+
+    def copied(self, changes: Sequence[Change], admits: Filter) -> None:
+        """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
+
+        :param changes: INSERT messages.
+        :raises PgsubError: as of :meth:`change`.
+        """
+        self._dispatch.admits = admits
+        with self._locating():
+            self._rows.copies = True
+            try:
+                done = self._resolver.together(changes)
+            finally:
+                self._rows.copies = not self._naming
+            if not done:
+                self._resolver.run(changes, self._spill_some)
+
+    def finish(self) -> list[Record]:
+        """Wait until every statement has succeeded.
+
+        :return: see :meth:`run`.
+        :raises PgsubError: located; the target transaction is aborted.
+        :raises Deviation: as of :meth:`run`.
+        """
+        with self._locating():
+            self._execute()
+            self._rows.flush()
+            self._held.write()
+            self._admission.look_for_replaced()
+            self._sets.finish()
+            self._admission.refuse_replaced()
+        return self.taken()
+
+    def wait(self) -> None:
+        """Wait until everything so far has succeeded; other statements may be run then.
+
+        :raises PgsubError: as of :meth:`finish`.
+        """
+        with self._locating():
+            self._sets.finish()
+
+    def abandon(self) -> None:
+        """The target transaction is about to be rolled back."""
+        with contextlib.suppress(StatementFailed):
+            self._rows.leave()
+
+    def forget(self) -> None:
+        """The target transaction was rolled back, and psycopg may have deallocated what was prepared for it."""
+        self._rows.forget()
+
+    def savepoint(self) -> None:
+        """Changes from here on can be taken back by :meth:`rollback_to`."""
+        self._execute()
+        self._rows.command(statements.SAVEPOINT)
+        self._rows.depth += 1
+
+    def rollback_to(self, depth: int) -> None:
+        """Take back everything since the savepoint before which there were ``depth`` others; it is gone then.
+
+        :raises PgsubError: something failed before; the target transaction is aborted.
+        """
+        with self._locating():
+            self._execute()
+            self._sets.finish()
+            while self._rows.depth > depth:  # all have one name: the newest hides the others
+                self._rows.command(statements.ROLLBACK_TO)
+                self._rows.command(statements.RELEASE)
+                self._rows.depth -= 1
+            self._rows.sync()
+        self._rows.records = [one for one in self._rows.records if one[0] <= depth]
+
+    def skim(self, transaction: RemoteTransaction) -> None:
+        """Nothing of it is applied, but what it says of relations is not said again."""
+        self._dispatch.skim(transaction)
+
+    def taken(self) -> list[Record]:
+        """Missing rows and messages so far, to be recorded before more of them come."""
+        records, self._rows.records = self._rows.records, []
+        return [record for _, record in records]
+
+    @contextlib.contextmanager
+    def _locating(self) -> Iterator[None]:
+        try:
+            yield
+        except StatementFailed as failure:
+            place = failure.tag if isinstance(failure.tag, Place) else None
+            raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
+        except (PgsubError, Deviation):
+            self.abandon()  # the session must be out of the pipeline before it can roll back
+            raise

@@ -1,0 +1,70 @@
+"""Subtransactions of a transaction that is applied while it arrives, as savepoints. Mirrors pa_start_subtrans and
+pa_stream_abort (applyparallelworker.c).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgsub.apply.execute.executor import Executor
+
+#: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
+SAVEPOINTS = 1000
+
+
+class GivesUp(Exception):
+    """The transaction is better replayed from its file."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """What was applied since one savepoint: of which subtransaction it is, and whose changes came since."""
+
+    subxid: int
+    changed: set[int] = field(default_factory=set)
+
+
+class Savepoints:
+    """Those of one target transaction.
+
+    :param executor: applies its changes.
+    :param xid: of the publisher's top-level transaction.
+    """
+
+    def __init__(self, executor: Executor, xid: int) -> None:
+        self._executor = executor
+        self._xid = xid
+        self._levels: list[_Level] = []
+        self._aborted: set[int] = set()
+
+    def enter(self, subxid: int) -> None:
+        """A change of this subtransaction is next: before its first one there is a savepoint.
+
+        :raises GivesUp: there are very many.
+        """
+        levels = self._levels
+        if subxid != self._xid and all(level.subxid != subxid for level in reversed(levels)):
+            if len(levels) >= SAVEPOINTS:
+                raise GivesUp("too many subtransactions")
+            self._executor.savepoint()
+            levels.append(_Level(subxid))
+        if levels:
+            levels[-1].changed.add(subxid)
+
+    def abort(self, subxid: int) -> None:
+        """It was rolled back on the publisher; :meth:`take_back` comes later, for a subtree is told one by one."""
+        self._aborted.add(subxid)
+
+    def take_back(self) -> None:
+        """Roll back what was aborted since the last change; of a whole subtree the inner ones were told first.
+
+        :raises GivesUp: something that was not aborted would go with it.
+        """
+        first = next((i for i, level in enumerate(self._levels) if level.subxid in self._aborted), None)
+        if first is None:
+            return
+        for level in self._levels[first:]:
+            if not level.changed <= self._aborted:
+                raise GivesUp("subtransactions were rolled back in an order that savepoints do not allow")
+        self._executor.rollback_to(first)
+        del self._levels[first:]

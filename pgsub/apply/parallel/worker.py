@@ -1,0 +1,322 @@
+"""A transaction applied while it arrives, inside one open target transaction. Mirrors applyparallelworker.c.
+
+The changes go to the transaction's spool file whatever happens; an applier follows that file. So nothing that befalls
+it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
+deadlocks too: whoever waits for more of its file and finds that somebody waits for it gives way. Not only sessions of
+the subscription count: another client that waits here may itself hold what the subscription waits for, and no server
+sees that circle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import psycopg
+
+from pgsub.apply.conflicts.conflict import MissingRow, Record
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.execute.savepoints import GivesUp, Savepoints
+from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.sets.counters import Counters
+from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.threads import Owned
+from pgsub.protocol.frames import Segment
+
+#: Seconds without more to apply after which an applier asks whether it stands in the way.
+IDLE_SECONDS = 0.5
+#: What an applier waits for a lock. Its holder may be a prepared transaction, whose end is only read when this one has
+#: ended: on the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
+LOCK_TIMEOUT = "2s"
+#: Seconds for an applier to end with its worker.
+CLOSE_SECONDS = 10.0
+
+_AWAITED = (
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE NOT l.granted"
+    " AND pg_catalog.pg_backend_pid() = ANY (pg_catalog.pg_blocking_pids(l.pid)))"
+)
+#: The server may not have noticed that a session was lost, and holds its locks until it does.
+_END = (
+    "SELECT pg_catalog.pg_terminate_backend(pid, 5000) FROM pg_catalog.pg_stat_activity"
+    " WHERE pid = %s AND application_name = pg_catalog.current_setting('application_name')"
+)
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A command to apply the file up to here."""
+
+    end: int
+
+
+class Applier(Owned):
+    """One further target session, and the thread that applies one transaction at a time through it.
+
+    The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
+    until :meth:`release`.
+
+    :param number: among the worker's appliers, from 1.
+    :param open_session: opens the session when it is first needed.
+    :param subid: the subscription, for contexts of errors.
+    :ivar xid: the transaction it is busy with, 0 if it is free.
+    :ivar reason: why it gave the transaction up, None while it did not.
+    """
+
+    def __init__(
+        self, number: int, open_session: Callable[[], TargetSession], subid: int, *, set_based: bool = True
+    ) -> None:
+        super().__init__("applier", f"parallel apply {number}")
+        self._open_session = open_session
+        self._subid = subid
+        self._set_based = set_based
+        self._lock = threading.Lock()
+        self._growth: _Growth | None = None  #: commanded last and not begun: it may be told of more
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ready = threading.Event()
+        self._executor: Executor | None = None
+        self._open = False  #: a target transaction is open and this thread's
+        self._savepoints: Savepoints | None = None
+        self._read = self._changes = 0
+        self._records: list[Record] = []
+        self.session: TargetSession | None = None
+        self._pid = 0  #: of its backend, or of that of the session before
+        self._closing = False
+        self._wanted: object = None  #: what the worker's thread wants done,
+        self._token: object = None  #: and what this thread is at: files are long
+        self.xid = 0
+        self.version = -1
+        self.reason: str | None = None
+
+    # called by the worker's thread
+
+    @property
+    def changes(self) -> int:
+        """Rows of this transaction applied so far, for statistics."""
+        executor = self._executor  # other threads ask, too
+        return 0 if executor is None else executor.changes - self._changes
+
+    @property
+    def counters(self) -> Counters:
+        """How they were executed."""
+        return Counters() if self._executor is None else self._executor.counters
+
+    @property
+    def free(self) -> bool:
+        """Whether it can begin another transaction at once."""
+        return self.xid == 0 and not self._open and self._commands.empty()
+
+    def assign(self, xid: int, spooled: SpooledTransaction, version: int, admits: Filter) -> None:
+        """Apply this transaction from now on.
+
+        :param version: the states_version that ``admits`` decides by.
+        """
+        self.xid, self.version = xid, version
+        with self._lock:
+            self._growth = None
+        self._ready.clear()
+        self._wanted = token = object()
+        transaction = RemoteTransaction(xid, 0, in_stream=True)
+        self._commands.put(partial(self._begin, token, transaction, spooled, admits))
+
+    def grown(self, end: int) -> None:
+        """The file holds more."""
+        with self._lock:
+            if self._growth is not None:
+                self._growth.end = end
+                return
+            self._growth = growth = _Growth(end)
+        self._commands.put(partial(self._apply_growth, growth))
+
+    def aborted(self, subxid: int) -> None:
+        """A subtransaction was rolled back; nothing that comes after that may be applied before."""
+        with self._lock:
+            self._growth = None
+        self._commands.put(partial(self._abort, subxid))
+
+    def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[Record] | None:
+        """The transaction ended: wait until all of it is applied.
+
+        :param beat: called now and then meanwhile.
+        :return: changes whose row is missing, and messages; None where it was given up. The target transaction is
+            still open.
+        """
+        self._commands.put(partial(self._drain, transaction))
+        while not self._ready.wait(0.2):
+            if not self.is_alive():  # nobody else uses what was its own
+                self._give_up(str(self.death or "its thread has ended"))
+                break
+            beat()
+        return None if self.reason is not None else self._records
+
+    def release(self) -> None:
+        """The transaction is over, one way or another; what is still open is rolled back."""
+        self.xid, self._wanted = 0, None
+        self._commands.put(self._rollback)
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._closing, self._wanted = True, None
+        self._commands.put(None)
+
+    def close(self) -> None:
+        """End the thread and the session; what is open is rolled back."""
+        self.stop()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self.join(0.5)
+        while self.is_alive() and time.monotonic() < deadline:
+            session = self.session
+            if session is not None:
+                with contextlib.suppress(psycopg.Error):
+                    session.connection.cancel_safe(timeout=1)  # it may wait for a lock
+            self.join(0.5)
+
+    # the thread
+
+    def work(self) -> None:
+        """One command after the other, until :meth:`stop`."""
+        while True:
+            try:
+                command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)
+            except queue.Empty:
+                command = self._look_around
+            if command is None:
+                break
+            try:
+                self.alive()
+                if not self._closing:
+                    command()
+            except Exception as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+        if self.session is not None:
+            self.session.connection.close()
+
+    def _begin(
+        self, token: object, transaction: RemoteTransaction, spooled: SpooledTransaction, admits: Filter
+    ) -> None:
+        self._rollback()
+        self._token = token
+        self._transaction, self._spooled, self._admits = transaction, spooled, admits
+        self._read, self._records, self.reason = 0, [], None
+        session, executor = self._connected()
+        self._savepoints = Savepoints(executor, transaction.xid)
+        session.relations.restore({})
+        session.connection.execute("BEGIN")
+        executor.begin()
+        executor.counters = Counters()
+        self._changes = executor.changes
+        self._open = True
+
+    def _connected(self) -> tuple[TargetSession, Executor]:
+        if self.session is None or self._executor is None:
+            session = self._open_session()
+            # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
+            session.connection.prepare_threshold = None
+            session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
+            self._executor = Executor(
+                session.connection, self._subid, session.relations, self._too_many, set_based=self._set_based
+            )
+            self.session, before = session, self._pid
+            self._pid = session.connection.info.backend_pid
+            if before:
+                session.connection.execute(_END, (before,))
+        return self.session, self._executor
+
+    def _apply_growth(self, growth: _Growth) -> None:
+        with self._lock:
+            if self._growth is growth:
+                self._growth = None
+        self._apply_to(growth.end)
+
+    def _apply_to(self, end: int) -> None:
+        if not self._open or self._executor is None or self._savepoints is None or end <= self._read:
+            return
+        self._executor.feed(self._transaction, self._segments(end, self._savepoints), self._admits)
+        failpoints.point("apply.stream_open")
+
+    def _segments(self, end: int, savepoints: Savepoints) -> Iterator[Segment]:
+        savepoints.take_back()
+        for segment in self._spooled.segments(self._read, end):
+            for subxid, stretch in by_subtransaction(segment):
+                if self._token is not self._wanted:
+                    raise GivesUp("it is not wanted any more")
+                if subxid:
+                    savepoints.enter(subxid)
+                yield stretch
+        self._read = end
+
+    def _abort(self, subxid: int) -> None:
+        if self._savepoints is not None:
+            self._savepoints.abort(subxid)
+
+    def _drain(self, transaction: RemoteTransaction) -> None:
+        try:
+            if not self._open or self._executor is None or self._savepoints is None:
+                raise GivesUp("it was given up before")
+            own = self._transaction
+            own.finish_lsn, own.end_lsn, own.commit_ts = (
+                transaction.finish_lsn,
+                transaction.end_lsn,
+                transaction.commit_ts,
+            )
+            self._apply_to(self._spooled.end)
+            self._savepoints.take_back()
+            self._records = self._executor.finish()
+            missing = [one.place.relation for one in self._records if isinstance(one, MissingRow)]
+            if not all(relation is None or relation.by_identity for relation in missing):
+                # of equal rows another session may have taken the one that was chosen here, and there are more
+                raise GivesUp("a row that was looked for by all of its columns is missing")
+            # what is left to wait for is the ledger's row, as without an applier
+            self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
+            self._open = False
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+        finally:
+            self._ready.set()
+
+    def _look_around(self) -> None:
+        """Nothing more to apply: does this open transaction keep anybody waiting?
+
+        What was taken back on the publisher does not count: its locks go first.
+        """
+        if self._executor is None or self.session is None or self._savepoints is None:
+            return
+        self._savepoints.take_back()
+        self._executor.wait()
+        row = self.session.connection.execute(_AWAITED.encode()).fetchone()
+        if row is not None and row[0]:
+            self._give_up("another session waited for it")
+
+    def _too_many(self, records: Sequence[Record]) -> None:
+        raise GivesUp("too many rows are missing, or too many messages")
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._rollback()
+
+    def _rollback(self) -> None:
+        self._open = False
+        session = self.session
+        if session is None:
+            return
+        try:
+            if self._executor is not None:
+                self._executor.abandon()
+            session.connection.execute("ROLLBACK")
+        except Exception:
+            self._lost(session)
+
+    def _lost(self, session: TargetSession) -> None:
+        """A new session at once: it ends what is left of the old one, whose locks the replay would wait for."""
+        session.connection.close()
+        self.session = self._executor = None
+        with contextlib.suppress(Exception):
+            if not self._closing:  # a take-over ends what it finds
+                self._connected()

@@ -1,0 +1,71 @@
+"""What a transaction that is only looked at has done to a table so far, over what the target has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql.fingerprints import Fingerprint
+from pgsub.target.sql.row_lookup import Row, TableLook
+
+
+@dataclass(slots=True)
+class Version:
+    """A row as the transaction has left it so far; ``row`` None: it is gone.
+
+    :ivar place: where it was on the target; ``xid`` which transaction wrote it there. None: this very one.
+    """
+
+    row: Row | None
+    place: str | None = None
+    xid: str | None = None
+
+
+@dataclass(slots=True)
+class Done:
+    """What a transaction did to a table so far.
+
+    :ivar versions: rows by key; ``taken`` the keys of those that are there, by unique index and its values.
+    :ivar superseded: places of rows of the target that are not what they are there any more.
+    :ivar tainted: keys of rows that an earlier change could not bring.
+    """
+
+    versions: dict[Fingerprint, Version] = field(default_factory=dict)
+    taken: dict[tuple[str, Fingerprint], Fingerprint] = field(default_factory=dict)
+    superseded: set[str] = field(default_factory=set)
+    tainted: set[Fingerprint] = field(default_factory=set)
+    emptied: bool = False
+
+    def put(self, key: Fingerprint, version: Version, unique: list[tuple[str, Fingerprint]]) -> None:
+        """A row has been written, or is gone."""
+        self.versions[key] = version
+        for one in unique:
+            if version.row is not None:
+                self.taken[one] = key
+            elif self.taken.get(one) == key:
+                del self.taken[one]
+
+
+@dataclass(slots=True)
+class Table:
+    """A target table, and what the transaction did to it so far."""
+
+    relation: RelationMap
+    look: TableLook
+    done: Done = field(default_factory=Done)
+
+    @property
+    def key_columns(self) -> list[str]:
+        names = [self.relation.columns[i].name for i in self.relation.lookup]
+        return [*names, *(c.name for c in self.relation.local_only)]
+
+    def key(self, row: Row) -> Fingerprint:
+        """What two rows have in common where their keys are equal."""
+        return self.look.fingerprints.of(row, self.key_columns)
+
+    def gone(self, key: Fingerprint, found: Version) -> None:
+        """The row that was found is not there any more."""
+        assert found.row is not None
+        if found.place is not None:
+            self.done.superseded.add(found.place)
+        self.done.put(key, Version(None), self.look.fingerprints.unique(found.row))

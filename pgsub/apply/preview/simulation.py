@@ -1,0 +1,372 @@
+"""What a transaction would do to the target, row by row, without doing any of it.
+
+Rows are looked at as apply would meet them one after the other: what earlier changes of the transaction did is kept
+here, over what the target has, and a change of a row that an earlier change could not bring is said to depend on it.
+Mirrors what apply_handle_insert, _update and _delete (worker.c) find out by doing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.conflicts import schema_fault
+from pgsub.apply.preview.simulated_rows import Done, Table, Version
+from pgsub.apply.resolve.policy import Verdict
+from pgsub.apply.resolve.rules_preview import Foresight
+from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
+from pgsub.common.errors import PgsubError, SchemaFault
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
+from pgsub.target.catalog.mapping import RelationMap, check_updatable
+from pgsub.target.catalog.unique_indexes import UniqueIndex
+from pgsub.target.sql.row_lookup import Found, Looker, Row, TableLook
+from pgsub.target.sql.statements import equality
+
+IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
+DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
+KEPT, SKIPPED = "kept", "skipped"  #: by rules
+#: In the order in which they are shown.
+OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, KEPT, SKIPPED, MISSING, IDENTICAL, LEFT)
+
+_UNCHANGED = ord("u")
+
+#: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Comparison`).
+Admits = Callable[[Relation, int], int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A row of the target that has the unique key of a remote row."""
+
+    index: str
+    row: Row
+    differs: tuple[str, ...]  #: columns in which it differs from what was sent
+    place: str | None = None  #: where it is; None: this very transaction has written it
+    xid: str | None = None  #: transaction on the target that wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What would become of one change.
+
+    :ivar conflict: the server's type, where apply would report or stop with one.
+    :ivar key: the columns that find the row, with their values.
+    :ivar remote: the row as it would be written; None of a DELETE or TRUNCATE.
+    :ivar local: the row that it would change, as the target has it when its turn comes.
+    :ivar existing: rows that stand in the way.
+    :ivar reason: of an error, or why the change is left to others.
+    :ivar rule: for the conflict, which decides.
+    """
+
+    number: int  #: its place in the transaction, from 1
+    message_type: str
+    schemaname: str
+    relname: str
+    outcome: str
+    conflict: str | None = None
+    key: Row | None = None
+    remote: Row | None = None
+    local: Row | None = None
+    existing: tuple[Existing, ...] = ()
+    reason: str | None = None
+    rule: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether apply stops at it."""
+        met = self.outcome == IDENTICAL and self.conflict is not None and self.rule is None
+        return met or self.outcome in (CONFLICT, DEPENDENT, ERROR)
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Columns in which the two versions of the row differ."""
+        return _differences(self.remote, self.local) if self.remote is not None and self.local is not None else ()
+
+
+class Comparison:
+    """Compares changes with the target, in their order.
+
+    :param looker: reads the target.
+    :param relations: maps remote relations to the target's tables.
+    :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
+    :param foresight: asks the rules for conflicts; None: none is asked.
+    """
+
+    def __init__(
+        self, looker: Looker, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
+    ) -> None:
+        self._looker = looker
+        self._relations = relations
+        self._admits = admits
+        self._foresight = foresight
+        self._tables: dict[int, Table] = {}
+        self._number = 0
+
+    def begin(self, commit_ts: int) -> None:
+        """The transaction that is looked at.
+
+        :param commit_ts: microseconds since 2000.
+        """
+        if self._foresight is not None:
+            self._foresight.commit_ts = commit_ts
+
+    def learn(self, message: Message) -> None:
+        """What the stream says of relations, of transactions that are not looked at too."""
+        if isinstance(message, Relation):
+            self._relations.learn(message)
+        elif isinstance(message, TypeName):
+            self._relations.learn_type(message)
+
+    def take(self, message: Message) -> list[Finding]:
+        """What would become of one change; several for a TRUNCATE, none for what changes nothing."""
+        self.learn(message)
+        relids: tuple[int, ...] = ()
+        if isinstance(message, Truncate):
+            relids = message.relids
+        elif isinstance(message, Insert | Update | Delete):
+            relids = (message.relid,)
+        if relids:
+            self._number += 1
+        return [self._one(message, relid) for relid in relids]
+
+    def _one(self, message: Message, relid: int) -> Finding:
+        remote = self._relations.remote(relid)
+        finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), ERROR)
+        try:
+            table = self._table(relid, remote)
+            if isinstance(table, str):
+                return _with(finding, LEFT, reason=table)
+            match message:
+                case Insert():
+                    return self._insert(table, finding, message.new)
+                case Update():
+                    return self._update(table, finding, message.new, message.old)
+                case Delete():
+                    return self._delete(table, finding, message.old)
+            return self._truncate(table, finding)
+        except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege):
+            raise  # of the preview, not of the row
+        except psycopg.Error as error:
+            return _with(finding, ERROR, reason=error.diag.message_primary or str(error))
+        except PgsubError as error:
+            return _with(finding, ERROR, reason=error.message)
+
+    def _table(self, relid: int, remote: Relation) -> Table | str:
+        known = self._tables.get(relid)
+        if known is not None and known.relation.remote == remote:
+            return known
+        oid = self._relations.oid(relid)
+        if oid is None:
+            oid = self._relations.find(relid)
+        taken = self._admits(remote, oid)
+        if oid == NEVER or isinstance(taken, str):
+            return str(taken)
+        relation = self._relations.known(relid) or self._relations.make(relid, taken)
+        made = Table(relation, TableLook(self._looker, relation.target))
+        if known is not None and known.relation.target.oid == relation.target.oid:
+            made.done = known.done
+        self._tables[relid] = made
+        return made
+
+    def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
+        row = table.look.read(_sent(table.relation, new, nulls=True))
+        finding = _with(finding, ERROR, remote=row, key=_subset(row, table.key_columns))
+        return self._written(table, finding, new, row, None, None)
+
+    def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
+        check_updatable(table.relation)
+        key = self._key(table, old or new)
+        sent = table.look.read(_sent(table.relation, new))
+        finding = _with(finding, ERROR, remote=sent, key=key)
+        if table.key(key) in table.done.tainted:
+            table.done.tainted.add(table.key({**key, **sent}))
+            return _with(finding, DEPENDENT)
+        found = self._find(table, key)
+        if found is None:
+            return self._update_missing(table, finding, new, key)
+        finding = _with(finding, ERROR, local=found.row)
+        assert found.row is not None
+        finding, verdict = self._differing(table, finding, found)
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, finding, verdict, {**found.row, **sent}, key)
+        if not _differences(sent, found.row):
+            return _with(finding, IDENTICAL)
+        return self._written(table, finding, new, {**found.row, **sent}, key, found)
+
+    def _written(
+        self, table: Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: Version | None
+    ) -> Finding:
+        """A new row, or a new version of one, meets the table's constraints."""
+        relation = table.relation
+        for position, column in enumerate(relation.columns):
+            if schema_fault.exceeds(new, position, column):
+                return self._taint(table, row, key, finding, f'value too long for column "{column.name}"')
+        reason = table.look.violated(row)
+        if reason is not None:
+            return self._taint(table, row, key, finding, reason)
+        existing = self._existing(table, row, key, found)
+        if existing:
+            several = len({one.index for one in existing}) > 1
+            kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
+            same = found is None and not any(one.differs for one in existing)
+            finding = _with(finding, ERROR, conflict=kind, existing=tuple(existing), rule=None)
+            ruling = None
+            if self._foresight is not None:
+                xids = (one.xid for one in existing)
+                ruling = self._foresight.existing(relation, kind, xids, identical=same)
+            if ruling is not None:
+                finding = _with(finding, ERROR, rule=ruling.rule)
+            verdict = Verdict.STOP if ruling is None else ruling.verdict
+            if same and verdict is not Verdict.SKIP:
+                table.done.tainted.discard(table.key(row))
+                return _with(finding, IDENTICAL, **({"rule": None} if verdict is Verdict.STOP else {}))
+            if verdict is not Verdict.APPLY:
+                return self._ruled(table, finding, verdict, row, key)
+            row = _make_room(table, row, existing, became=found is None)
+        self._put(table, row, key, found)
+        return _with(finding, WOULD_APPLY)
+
+    def _ruled(self, table: Table, finding: Finding, verdict: Verdict, row: Row, key: Row | None) -> Finding:
+        """A change that is not made: by a rule, or because nothing but a stop is left."""
+        if verdict is Verdict.STOP:
+            self._taint(table, row, key, finding, "")
+            return _with(finding, CONFLICT)
+        table.done.tainted.discard(table.key(row))
+        return _with(finding, KEPT if verdict is Verdict.KEEP else SKIPPED)
+
+    def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Verdict]:
+        """Of a row that somebody else wrote last; without a rule it is changed all the same."""
+        kind = f"{finding.message_type.lower()}_origin_differs"
+        ruling = None
+        if self._foresight is not None:
+            ruling = self._foresight.differing(table.relation, kind, found.xid)
+        if ruling is None:
+            return finding, Verdict.APPLY
+        return _with(finding, ERROR, conflict=kind, rule=ruling.rule), ruling.verdict
+
+    def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Verdict | None]:
+        """None: there is no rule, and the change is skipped as by the server."""
+        kind = f"{finding.message_type.lower()}_missing"
+        ruling = None if self._foresight is None else self._foresight.missing(table.relation, kind)
+        finding = _with(finding, MISSING, conflict=kind, rule=None if ruling is None else ruling.rule)
+        return finding, None if ruling is None else ruling.verdict
+
+    def _update_missing(self, table: Table, finding: Finding, new: Tuple, key: Row) -> Finding:
+        finding, verdict = self._missing(table, finding)
+        assert finding.remote is not None
+        if verdict is None:
+            return finding
+        row = {**key, **finding.remote}
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, finding, verdict, row, key)
+        left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == _UNCHANGED]
+        if left_out:
+            reason = f"the publisher left out unchanged large values of {', '.join(left_out)}"
+            return self._ruled(table, _with(finding, ERROR, reason=reason), Verdict.STOP, row, key)
+        return self._written(table, finding, new, row, None, None)
+
+    def _taint(self, table: Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
+        table.done.tainted.add(table.key(row))
+        if key is not None:
+            table.done.tainted.add(table.key(key))
+        return _with(finding, ERROR, reason=reason)
+
+    def _put(self, table: Table, row: Row, key: Row | None, found: Version | None) -> None:
+        if key is not None and found is not None:
+            table.gone(table.key(key), found)
+        table.done.tainted.discard(table.key(row))
+        table.done.put(table.key(row), Version(row), table.look.fingerprints.unique(row))
+
+    def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
+        check_updatable(table.relation)
+        key = self._key(table, old)
+        finding = _with(finding, ERROR, key=key)
+        if table.key(key) in table.done.tainted:
+            return _with(finding, DEPENDENT)
+        found = self._find(table, key)
+        if found is None:
+            finding, stopped = self._missing(table, finding)
+            return finding if stopped is None else self._ruled(table, finding, stopped, key, key)
+        finding, verdict = self._differing(table, finding, found)
+        if verdict is not Verdict.APPLY:
+            return self._ruled(table, _with(finding, ERROR, local=found.row), verdict, key, key)
+        table.gone(table.key(key), found)
+        return _with(finding, WOULD_APPLY, local=found.row)
+
+    def _truncate(self, table: Table, finding: Finding) -> Finding:
+        rows = any(version.row is not None for version in table.done.versions.values())
+        nothing = not rows and (table.done.emptied or table.look.empty())
+        table.done = Done(emptied=True)
+        return _with(finding, IDENTICAL if nothing else WOULD_APPLY)
+
+    def _key(self, table: Table, values: Tuple) -> Row:
+        relation = table.relation
+        sent = {relation.columns[i].name: _text(values, i) for i in relation.lookup}
+        for i in relation.lookup:
+            if values.values[i] is not None:
+                equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
+            if schema_fault.exceeds(values, i, relation.columns[i]):
+                raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
+        return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
+
+    def _find(self, table: Table, key: Row) -> Version | None:
+        known = table.done.versions.get(table.key(key))
+        if known is not None:
+            return known if known.row is not None else None
+        found = None if table.done.emptied else table.look.find(key)
+        if found is None or found.place in table.done.superseded:
+            return None
+        return Version(found.values, found.place, found.xid)
+
+    def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
+        """Rows that have a unique key of this one, which is itself none of them."""
+        own = found.place if found is not None else None
+        there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.look.taken(row)
+        existing = [
+            Existing(index.name, one.values, _differences(row, one.values), one.place, one.xid)
+            for index, one in there
+            if one.place != own and one.place not in table.done.superseded
+        ]
+        own_key = None if key is None else table.key(key)
+        for name, values in table.look.fingerprints.unique(row):
+            other = table.done.taken.get((name, values))
+            version = None if other is None or other == own_key else table.done.versions[other]
+            if version is not None and version.row is not None:
+                existing.append(Existing(name, version.row, _differences(row, version.row)))
+        return existing
+
+
+def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
+    """The rows in the way go; of an INSERT the one that has its key becomes the new one, and keeps what only it has."""
+    kept: Row = {}
+    for one in existing:
+        if became and table.relation.by_identity and table.key(one.row) == table.key(row):
+            kept = one.row
+        table.gone(table.key(one.row), Version(one.row, one.place))
+    return {**kept, **row}
+
+
+def _with(finding: Finding, outcome: str, **fields: object) -> Finding:
+    values: dict[str, object] = {name: getattr(finding, name) for name in Finding.__slots__}
+    return Finding(**{**values, "outcome": outcome, **fields})  # type: ignore[arg-type]
+
+
+def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
+    """Values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
+    wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != _UNCHANGED]
+    return {relation.columns[i].name: _text(values, i) for i in wanted}
+
+
+def _text(values: Tuple, position: int) -> str | None:
+    raw = values.values[position]
+    return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _subset(row: Row, columns: Sequence[str]) -> Row:
+    return {name: row.get(name) for name in columns}
+
+
+def _differences(new: Mapping[str, str | None], present: Mapping[str, str | None]) -> tuple[str, ...]:
+    return tuple(name for name, value in new.items() if name in present and present[name] != value)

@@ -1,0 +1,216 @@
+"""What the publisher will send, read without moving anything: of a subscription that runs, is disabled, or is stuck.
+
+A temporary copy of the subscription's slot is streamed, which ends with the connection; the slot itself is never
+touched. Streaming of transactions in progress is off, so whole transactions come one after the other, in the order of
+their ends and message by message: memory does not grow with them. A two-phase slot's copy is asked for two_phase, so a
+prepared transaction is found under its prepare_lsn, as apply meets it. Mirrors pg_logical_slot_peek_binary_changes
+(logicalfuncs.c), which needs a slot that nobody streams, and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pgsub.apply.stream.receiver import now
+from pgsub.apply.stream.transactions import Kind
+from pgsub.common.subscription import Subscription
+from pgsub.protocol import envelope
+from pgsub.protocol.decoder import Decoder
+from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.lsn import MAX_LSN
+from pgsub.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Message,
+    Prepare,
+    RollbackPrepared,
+)
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.target.ledger.subscription import Identity
+
+#: Seconds between requests to tell a position, and between answers that keep the walsender patient.
+_ASK, _ANSWER = 0.2, 5.0
+
+
+@dataclass(slots=True)
+class Header:
+    """Which transaction: all that can be said of one before its changes.
+
+    :ivar begin_lsn: of its first published change.
+    :ivar end_lsn: 0 until its end was read.
+    :ivar size: bytes of its messages read so far.
+    """
+
+    xid: int
+    kind: Kind
+    begin_lsn: int
+    finish_lsn: int
+    end_lsn: int = 0
+    commit_ts: int = 0
+    size: int = 0
+    gid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One message of a transaction: a relation, a type, a row, a TRUNCATE."""
+
+    header: Header
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A transaction is complete, or a prepared one was decided."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """No transaction ends before this position but those already read."""
+
+    position: int
+
+
+Step = Header | Change | Ended | Reached
+
+
+class Reading:
+    """The stream of a slot's copy.
+
+    :param start: where to begin; a transaction that is covered by it is not sent.
+    :ivar flush_lsn: where the publisher's WAL ended when the reading began; reading goes no further.
+    """
+
+    def __init__(self, sender: walsender.WalSender, start: int, flush_lsn: int) -> None:
+        self._sender = sender
+        self._start = start
+        self.flush_lsn = flush_lsn
+
+    def steps(self) -> Iterator[Step]:
+        """Everything up to :attr:`flush_lsn`: a header, its changes, its end; then the next. May be left at any time.
+
+        :raises PgsubError: the connection is lost, or the publisher cannot decode.
+        """
+        decoder, header, position = Decoder(), None, self._start
+        for lsn, payload in self._messages():
+            if payload is None:
+                position = max(position, lsn)
+                if header is None:
+                    yield Reached(position)
+                    if position >= self.flush_lsn:
+                        return
+                continue
+            message = decoder.decode(payload)
+            opened = _opened(message, lsn)
+            if opened is not None:
+                header = opened
+                yield header
+                if header.kind in (Kind.COMMIT, Kind.PREPARE):
+                    continue
+            if header is None:
+                continue  # a message of no transaction
+            header.size += len(payload)
+            if _ends(message, header):
+                yield Ended(header)
+                header = None
+            else:
+                yield Change(header, message)
+
+    def _messages(self) -> Iterator[tuple[int, bytes | None]]:
+        """LSN and message; without one it is a position that the publisher has sent everything before."""
+        answer = ask = time.monotonic() + _ASK
+        received = self._start
+        while True:
+            frames = self._sender.receive()
+            for frame in frames:
+                parsed = envelope.parse(frame)
+                received = max(received, parsed.wal_end)
+                if isinstance(parsed, Keepalive):
+                    yield parsed.wal_end, None
+                else:
+                    yield parsed.start, parsed.payload
+            clock = time.monotonic()
+            if (not frames and clock >= ask) or clock >= answer:
+                # confirmed as well, for a publisher that shuts down waits for that; the copy of the slot ends with us
+                self._sender.send(envelope.standby_status(received, received, received, now(), not frames))
+                ask, answer = clock + _ASK, clock + _ANSWER
+            if not frames:
+                self._sender.wait(_ASK)
+
+
+def _opened(message: Message, lsn: int) -> Header | None:
+    match message:
+        case Begin(final_lsn, commit_ts, xid):
+            return Header(xid, Kind.COMMIT, lsn, final_lsn, commit_ts=commit_ts)
+        case BeginPrepare():
+            return Header(
+                message.xid, Kind.PREPARE, lsn, message.prepare_lsn, commit_ts=message.prepare_ts, gid=message.gid
+            )
+        case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid, gid):
+            return Header(xid, Kind.COMMIT_PREPARED, commit_lsn, commit_lsn, end_lsn, commit_ts, gid=gid)
+        case RollbackPrepared():
+            end = message.rollback_end_lsn  # as the assembler has it: any LSN inside the record covers alike
+            return Header(
+                message.xid, Kind.ROLLBACK_PREPARED, end - 1, end - 1, end, message.rollback_ts, gid=message.gid
+            )
+    return None
+
+
+def _ends(message: Message, header: Header) -> bool:
+    match message:
+        case Commit() | Prepare():
+            header.end_lsn = message.end_lsn
+            return True
+        case CommitPrepared() | RollbackPrepared():
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def reading(
+    sub: Subscription, known: Identity, start: int, *, two_phase: bool, must_use_password: bool = False
+) -> Iterator[Reading]:
+    """Read what the subscription's slot has from a position on.
+
+    :param known: what the ledger knows of the publisher.
+    :param start: apply's ``remote_lsn``; the slot's own position where that lies behind.
+    :param two_phase: the subscription's slot sends prepared transactions as such.
+    :raises PgsubError: unreachable, another system, slot lost, or no slot free on the publisher for a moment.
+    """
+    assert sub.slot_name is not None
+    with contextlib.closing(
+        publisher.connect(
+            sub.connection, application_name=sub.name, replication=True, must_use_password=must_use_password
+        )
+    ) as replication:
+        expected = PublisherIdentity(
+            known.system_identifier or "", known.publisher_dbname or "", known.publisher_dboid or 0,
+            known.timeline or 0, 0, 0,
+        )  # fmt: skip
+        actual = identity.verify_publisher(replication, expected, remote_lsn=start)
+        state = slots.slot_state(replication, sub.slot_name)
+        identity.check_slot(state, MAX_LSN, sub.slot_name, expected.dbname)
+        assert state is not None
+        copy = f"pgsub_{sub.subid}_preview_{replication.info.backend_pid}"
+        slots.copy_slot(replication, sub.slot_name, copy, temporary=True)
+        options = walsender.start_options(
+            replication.info.server_version,
+            sub.publications,
+            binary=False,
+            streaming="off",
+            origin=sub.origin,
+            two_phase=two_phase,
+        )
+        start = max(start, state.confirmed_flush_lsn or 0)
+        sender = walsender.WalSender(replication)
+        sender.start(copy, start, options)
+        yield Reading(sender, start, actual.flush_lsn)

@@ -1,0 +1,171 @@
+"""What stands in the way of one change: looked for inside its transaction, recorded, locked, and cleared away.
+
+Mirrors FindConflictTuple (execReplication.c) for changes that a rule wants made in spite of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import pq
+
+from pgsub.apply.conflicts import conflict
+from pgsub.apply.conflicts import text as conflicts_text
+from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import describe
+from pgsub.target.session import roles
+from pgsub.target.sql import statements
+from pgsub.target.sql.conflict_search import Hit, Search, TableSearch
+from pgsub.target.sql.pipeline import StatementFailed
+from pgsub.target.sql.statements import Statement
+
+#: Shapes of rows whose statements are remembered.
+SHAPES = 200
+
+_UNIQUE = "23505"
+_BINARY, _UNCHANGED = b"bu"
+
+
+class Moved(Exception):
+    """A row in the way was changed by others between the look and the lock."""
+
+
+class Obstacles:
+    """Those of one target session.
+
+    :param connection: in the transaction of the change, out of the pipeline.
+    """
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._searches: dict[tuple[str, str], TableSearch] = {}
+        self._changes: dict[tuple[int, bytes, bytes | None, bool], tuple[RelationMap, Statement]] = {}
+
+    def begin(self) -> None:
+        """A target transaction was opened: tables may have other indexes now."""
+        self._searches.clear()
+        self._changes.clear()
+
+    def search(self, place: Place, where: tuple[str, str]) -> Search | None:
+        """What is in the way of the row in a table, of a partitioned one in a partition.
+
+        :param where: schema and name of it.
+        :return: None where it is gone, or none of the relation's.
+        :raises StatementFailed: a value cannot be read, or the role may not look.
+        """
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        known = self._searches.get(where)
+        if known is None:
+            table = describe(self._connection, *where)
+            if table is None or (relation.target.relkind == "p" and not table.partition):
+                return None
+            known = self._searches[where] = TableSearch(self._connection, table)
+        inserts = place.message_type == "INSERT"
+        change = self._resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
+        tuples = [new if source == "n" or old is None else old for source, _ in change.takes]
+        values = [row.values[i] for row, (_, i) in zip(tuples, change.takes, strict=True)]
+        formats = [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(tuples, change.takes, strict=True)]
+        sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != _UNCHANGED]
+        with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
+            return known.search(change, values, formats, sent=sent, inserts=inserts)
+
+    def _resulting(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
+        """The same object for the same shape, by which :class:`TableSearch` knows it."""
+        shape = id(relation), kinds, old_kinds, inserts
+        known = self._changes.get(shape)
+        if known is None:
+            if len(self._changes) >= SHAPES:
+                self.begin()
+            made = statements.resulting(relation, kinds, old_kinds, inserts=inserts)
+            known = self._changes[shape] = relation, made  # holding the relation keeps its id unique
+        return known[1]
+
+    def cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:
+        """Remove what is in the way; True where a row of it became the one that was to be inserted.
+
+        :param where: the table that was looked at.
+        :raises Moved: somebody else was faster.
+        :raises StatementFailed: the target refuses.
+        """
+        relation, table = place.relation, self._searches[where].table
+        assert relation is not None
+        same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
+        became = None
+        with _placed(place), roles.acting(self._connection, relation.target.acts_as):
+            for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
+                if not self._connection.execute(statements.locked(table), (ctid, str(hit.xid))).rowcount:
+                    raise Moved
+                if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
+                    became = ctid
+                else:
+                    self._connection.execute(statements.deleted_at(table), (ctid,))
+            if became is not None:
+                self._become(place, table.oid, became)
+        return became is not None
+
+    def _become(self, place: Place, table: int, ctid: str) -> None:
+        assert place.relation is not None and place.new is not None
+        statement, new = statements.became(place.relation, place.new.kinds), place.new
+        if not statement.takes:
+            return  # its key is all that there is
+        values: list[bytes | None] = [new.values[i] for _, i in statement.takes]
+        formats = [int(new.kinds[i] == _BINARY) for _, i in statement.takes]
+        values += [str(table).encode(), ctid.encode()]
+        text = statement.text.as_bytes(self._connection)
+        result = self._connection.pgconn.exec_params(text, values, statement.types, [*formats, 0, 0])
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise StatementFailed(place, psycopg.errors.error_from_result(result), statement)
+
+
+def indexed(failure: StatementFailed, found: Search) -> bool:
+    """Whether the server's conflicts are of the index that a statement failed by; all others are faults."""
+    return failure.error.sqlstate != _UNIQUE or failure.error.diag.constraint_name in found.indexes
+
+
+@contextlib.contextmanager
+def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
+    """Errors of statements that are not the pipeline's, with the change that they are about."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise  # the connection was lost
+        raise StatementFailed(place, error, statement) from None
+
+
+def _same_key(relation: RelationMap, hit: Hit, found: Search) -> bool:
+    """Whether a row in the way has the key of the remote one, and so can become it."""
+    if not relation.by_identity or hit.row is None or found.remote is None:
+        return False
+    names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}
+    return all(hit.row.get(name) == found.remote.get(name) for name in names)
+
+
+def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> ConflictRecord:
+    """As :func:`pgsub.apply.conflicts.report` records the conflict that stops apply."""
+    relation, new = place.relation, place.new
+    assert relation is not None and new is not None
+    searched = place.old or new
+    updates = place.message_type == "UPDATE" and not found.moved
+    record = conflict.begun(place, kind, *where)
+    record.detail = conflicts_text.unique(
+        relation.target.server_version,
+        found.hits,
+        found.remote or conflicts_text.remote_row(relation, new),
+        conflicts_text.identity(relation, searched) if updates else None,
+    )
+    record.key, record.remote_tuple = (
+        conflicts_text.identity_key(relation, searched),
+        conflicts_text.sent_row(relation, new),
+    )
+    if place.message_type == "UPDATE":
+        record.replica_identity = conflict.searched_by(relation, searched)
+    record.index_name = ", ".join(hit.index for hit in found.hits)
+    record.local_conflicts = conflicts_text.local_conflicts(found.hits)
+    record.identical = any(hit.identical for hit in found.hits)
+    return record

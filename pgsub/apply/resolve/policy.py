@@ -1,0 +1,79 @@
+"""Who wins a conflict that has a rule. Pure, but for the tie."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from pgsub.common import conflict_rules as rules
+from pgsub.target.ledger import subscription
+from pgsub.target.sql.conflict_search import Hit
+
+
+class Verdict(enum.Enum):
+    """What becomes of the remote change. The value is what a conflict's record says of it."""
+
+    STOP = "stopped"
+    APPLY = "applied"
+    KEEP = "kept"
+    SKIP = "skipped"
+
+
+_FIXED = {
+    rules.ERROR: Verdict.STOP,
+    rules.SKIP: Verdict.SKIP,
+    rules.APPLY_REMOTE: Verdict.APPLY,
+    rules.KEEP_LOCAL: Verdict.KEEP,
+}
+
+
+def decide(resolution: str, remote_at: int, local: Sequence[Hit], subid: int, tie: Callable[[], Verdict]) -> Verdict:
+    """What a rule says.
+
+    With last_update_wins the remote change must be newer than every row in its way. A row without a time was written
+    before anybody tracked it, or by this very transaction, and one that the subscription wrote itself came in order
+    on the same stream: both are older.
+
+    :param remote_at: commit time of the remote transaction, microseconds since 2000.
+    :param local: the rows in the way.
+    :param subid: of the subscription.
+    :param tie: asked where the newest is as old as the remote change to the microsecond.
+    """
+    if resolution != rules.LAST_UPDATE_WINS:
+        return _FIXED[resolution]
+    newest = max((hit.at for hit in local if hit.at is not None and not own(hit, subid)), default=None)
+    if newest is None or newest < remote_at:
+        return Verdict.APPLY
+    return tie() if newest == remote_at else Verdict.KEEP
+
+
+def own(hit: Hit, subid: int) -> bool:
+    """Whether the subscription wrote a row itself, as far as the target tells."""
+    name = f"pgsub_{subid}"
+    return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
+
+
+def tie(connection: psycopg.Connection, subid: int) -> Verdict:
+    """Asks both databases' names for :func:`tied`.
+
+    :param connection: of the target.
+    """
+    known = subscription.identity(connection, subid)
+    row = connection.execute(
+        "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
+    ).fetchone()
+    assert row is not None
+    return tied((known.system_identifier or "0", known.publisher_dbname or ""), (row[0], row[1]))
+
+
+def tied(remote: tuple[str, str], local: tuple[str, str]) -> Verdict:
+    """Two changes of one microsecond: that of the database with the greater name in the world wins, on both sides.
+
+    :param remote: system identifier and name of the publisher's database, ``local`` of the target's.
+    """
+    if remote == local:
+        return Verdict.STOP  # copies of one cluster: neither side could tell which of them it is
+    first, second = ((int(system), name) for system, name in (remote, local))
+    return Verdict.APPLY if first > second else Verdict.KEEP

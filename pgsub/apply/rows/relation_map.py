@@ -1,0 +1,261 @@
+"""Which target table a remote relation's rows go to, remembered for the connection. Mirrors relation.c's hash.
+
+As in logicalrep_rel_open a remote name is looked up on the target each time it is met anew; the table that bears it
+there, by its oid, has the state that decides. So a table that was renamed on both sides stays the table it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+import psycopg
+
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import conflict_rules, pasted
+from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.messages import Relation, TypeName
+from pgsub.target.catalog import ddl_hints, ddl_watch
+from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
+from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
+from pgsub.target.ledger.skip import Flood
+from pgsub.target.session import roles
+from pgsub.target.sql.statements import Statement
+
+Name = tuple[str, str]
+#: Seconds that DDL on the target may go unnoticed.
+LOOK_SECONDS = 1.0
+NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
+
+
+class RelationCache:
+    """Remote relations as the stream described them, and their maps to target tables.
+
+    :param connection: a target session; used only between statements of the pipeline.
+    :param sub: the subscription whose changes are applied there.
+    :param replica: whether session_replication_role = replica is in effect there.
+    :param tracked: whether it can be seen there who wrote a row: what this subscription writes carries its origins, and
+        the target tracks those of commits.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection, sub: Subscription, *, replica: bool, tracked: bool = False
+    ) -> None:
+        self._connection = connection
+        self._sub = sub
+        self._replica = replica
+        self._tracked = tracked
+        self._remote: dict[int, Relation] = {}
+        self._maps: dict[int, RelationMap] = {}
+        self._oids: dict[Name, int] = {}
+        self._types: dict[int, TypeName] = {}
+        self._prints: dict[int, ddl_watch.Print] = {}  #: of the tables mapped, from before they were read
+        self._looked_at = 0.0
+        self._floods: tuple[Flood, ...] = ()
+        self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
+
+    @property
+    def replica(self) -> bool:
+        """Whether session_replication_role = replica is in effect."""
+        return self._replica
+
+    @property
+    def subid(self) -> int:
+        """The subscription."""
+        return self._sub.subid
+
+    @property
+    def subname(self) -> str:
+        """Its name."""
+        return self._sub.name
+
+    @property
+    def resolves(self) -> bool:
+        """Whether there is any rule for conflicts."""
+        return bool(self._sub.on_conflict or self._floods)
+
+    @property
+    def floods(self) -> tuple[Flood, ...]:
+        """Rules that end by themselves; they go before the subscription's."""
+        return self._floods
+
+    @floods.setter
+    def floods(self, rules: tuple[Flood, ...]) -> None:
+        if {one.place for one in rules} != {one.place for one in self._floods}:
+            self._maps.clear()
+        self._floods = rules
+
+    def lasting_rule(self, schema: str, name: str, kind: str) -> str | None:
+        """What the subscription's own rules say of a type of conflict on a table."""
+        rules = dict(conflict_rules.of_table(self._sub.on_conflict, schema, name))
+        return rules.get(kind)
+
+    def learn(self, relation: Relation) -> None:
+        """A Relation message: forget the old map and what was prepared for it."""
+        self._oids.pop(local_name(relation), None)
+        if self._remote.get(relation.relid) == relation:
+            return
+        self._remote[relation.relid] = relation
+        self._forget(relation.relid)
+
+    def learn_from(self, transaction: RemoteTransaction) -> None:
+        """Its changes are done: what it says of relations holds for what follows."""
+        for relation in transaction.leaves:
+            self.learn(relation)
+
+    def learn_type(self, name: TypeName) -> None:
+        """A Type message: what the publisher calls a type of its own; only hints need it."""
+        self._types[name.oid] = name
+
+    def _forget(self, relid: int) -> None:
+        self._maps.pop(relid, None)
+        for key in [k for k in self.statements if k[0] == relid]:
+            del self.statements[key]
+
+    def remote(self, relid: int) -> Relation:
+        """:raises ProtocolViolation: no Relation message came for it."""
+        try:
+            return self._remote[relid]
+        except KeyError:
+            raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}") from None
+
+    def described(self, relid: int) -> Relation | None:
+        """What the stream said of it so far."""
+        return self._remote.get(relid)
+
+    def oid(self, relid: int) -> int | None:
+        """Oid of the target table, if it was looked up before: looking up needs the session."""
+        known = self._maps.get(relid)
+        return known.target.oid if known is not None else self._oids.get(local_name(self.remote(relid)))
+
+    def find(self, relid: int) -> int:
+        """Look up the oid of the target table, subscribed or not.
+
+        :raises SchemaFault: there is no table of that name.
+        """
+        remote = self.remote(relid)
+        name = local_name(remote)
+        if not self.oids([name]):
+            raise self._missing(remote)
+        return self._oids[name]
+
+    def _missing(self, remote: Relation) -> SchemaFault:
+        schema, name = local_name(remote)
+        now = renamed(self._connection, self._sub.subid, schema, name)
+        if now is not None:
+            statements = [pasted.statement(one) for one in ddl_hints.rename(now, (schema, name))]
+            return missing(
+                schema,
+                name,
+                f'The subscribed table of that name is "{now[0]}.{now[1]}" now. Give it back the name until apply has'
+                f" passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+            )
+        types = ddl_hints.column_types(self._connection, remote.columns, self._types)
+        table = ddl_hints.create_table(remote, schema, types)
+        return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {self._sub.name}"))
+
+    def oids(self, names: Collection[Name]) -> set[int]:
+        """Oids of the target tables that bear these names, looked up where they are not known yet."""
+        for name in names:
+            if name[0] == LEDGER:
+                self._oids[name] = NEVER
+        wanted = [name for name in names if name not in self._oids]
+        if wanted:
+            self._oids.update(find_oids(self._connection, wanted))
+        return {self._oids[name] for name in names if name in self._oids}
+
+    def look_again(self) -> None:
+        """Forget which table bears which name: something changed in the subscription or on the target."""
+        self._oids.clear()
+
+    def notice_ddl(self) -> None:
+        """Forget the maps of tables that were altered on the target; asked there once in a while, at a batch's begin.
+
+        An INSERT that a new trigger sees must not be part of a set, for one. Nobody tells a client of that.
+        """
+        now = time.monotonic()
+        if not self._maps or now < self._looked_at + LOOK_SECONDS:
+            return
+        self._looked_at = now
+        oids = {one.target.oid for one in self._maps.values()}
+        found = ddl_watch.prints(self._connection, oids)
+        for relid, one in list(self._maps.items()):
+            oid = one.target.oid
+            if found.get(oid) is None or found[oid] != self._prints.get(oid):
+                self._oids.pop(local_name(one.remote), None)
+                self._forget(relid)
+
+    def partitions(self, target: TargetRelation) -> list[tuple[int, str]]:
+        """See :func:`pgsub.target.catalog.relation.partitions`; what is made of it must be forgotten after any DDL."""
+        return partitions(self._connection, target.oid)
+
+    def known(self, relid: int) -> RelationMap | None:
+        """The map, if it was made before: making one needs the session."""
+        return self._maps.get(relid)
+
+    def make(self, relid: int, target_oid: int) -> RelationMap:
+        """Look the target table up and pair the columns.
+
+        :param target_oid: what the subscription recorded: a table dropped and made again is another table.
+        :raises SchemaFault: missing, replaced, or unfit.
+        :raises PermissionMissing: nobody may make its changes: see roles.py.
+        """
+        remote = self.remote(relid)
+        schema, name = local_name(remote)
+        self._prints.update(ddl_watch.prints(self._connection, [target_oid]))
+        target = describe(self._connection, schema, name, replica=self._replica)
+        if target is None:
+            raise self._missing(remote)
+        if target.oid != target_oid:
+            raise self._replaced(schema, name, target_oid, target.oid)
+        target = replace(roles.decided(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
+        types = ddl_hints.column_types(self._connection, remote.columns, self._types)
+        lasting = self._sub.on_conflict
+        self._check_rules(conflict_rules.of_table(lasting, schema, name))
+        ending = [f"{one.table}:{one.conflict}={conflict_rules.SKIP}" for one in self._floods]
+        rules = conflict_rules.of_table((*lasting, *ending), schema, name)
+        made = self._maps[relid] = replace(map_relation(remote, target, types), rules=rules)
+        return made
+
+    def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:
+        """What was there when the rules were given may be gone: without it they would not hold, and nobody know."""
+        asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
+        if asking and not self._tracked:
+            raise ApplyError(
+                f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
+                detail="The target does not tell any more who wrote a row last.",
+                hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
+                f"pgsub alter {self._sub.name} --on-conflict {asking[0].partition('=')[0]}=default",
+                sqlstate="55000",
+            )
+
+    def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
+        """The table of that name is not the one that the subscription knows by it."""
+        now = name_of(self._connection, known)
+        what, where = "was dropped and created again", ""
+        if now is not None:
+            what, where = "is another table than the one subscribed", f' which is "{now[0]}.{now[1]}" now,'
+        return SchemaFault(
+            f'logical replication target relation "{schema}.{name}" {what}',
+            detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
+            hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {self._sub.name}",
+        )
+
+    def snapshot(self) -> dict[int, Relation]:
+        """Remote relations as of now: a batch that is replayed starts from these."""
+        return dict(self._remote)
+
+    def restore(self, snapshot: dict[int, Relation]) -> None:
+        """Back to a snapshot, with everything about the target looked up anew (any error may come from its DDL)."""
+        self._remote = dict(snapshot)
+        self._maps.clear()
+        self._prints.clear()
+        self._oids.clear()
+        self.statements.clear()
+
+
+def local_name(relation: Relation) -> Name:
+    """Schema and name by which its table is found on the target; the protocol leaves out pg_catalog."""
+    return relation.namespace or "pg_catalog", relation.name

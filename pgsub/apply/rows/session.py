@@ -1,0 +1,84 @@
+"""The connections of one worker, and what belongs to each: the publisher's stream, and sessions on the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.stream.assembler import Assembler
+from pgsub.apply.stream.receiver import Timing
+from pgsub.apply.stream.synchronous_standby import StandbyNames
+from pgsub.common.subscription import Subscription
+from pgsub.publisher.walsender import WalSender
+from pgsub.target.ledger import owner
+from pgsub.target.ledger.progress import Progress
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+from pgsub.target.session.connect import SessionName
+
+
+@dataclass(slots=True)
+class TargetSession:
+    """A writing session under the worker's claim."""
+
+    connection: psycopg.Connection
+    progress: Progress
+    relations: RelationCache
+
+
+@dataclass(slots=True)
+class Streams:
+    """Both ends of one worker: restarted together, never one alone."""
+
+    session: TargetSession
+    walsender: WalSender
+    assembler: Assembler
+    open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
+    standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
+    timing: Timing
+    appliers: int = 0  #: transactions that may be applied while they arrive
+    set_based: bool = True  #: changes may be executed as sets
+    pending: bool = False  #: two_phase waits for every table to be r
+
+    @property
+    def connection(self) -> psycopg.Connection:
+        """Of the worker's own target session."""
+        return self.session.connection
+
+    @property
+    def progress(self) -> Progress:
+        """Of the worker's own target session."""
+        return self.session.progress
+
+    @property
+    def relations(self) -> RelationCache:
+        """Of the worker's own target session."""
+        return self.session.relations
+
+
+def target_session(
+    sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
+) -> TargetSession:
+    """A session that makes changes of the subscription as apply does: its settings, its replication origin.
+
+    :param claim: what its commits of progress are checked against.
+    :param must: see :func:`pgsub.target.session.origins.attach`.
+    :raises TargetUnavailable: no origin is free.
+    """
+    connection = target.connect(sub.target, name, synchronous_commit=synchronous_commit, bulk=True)
+    try:
+        # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
+        # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
+        connection.execute("SET enable_seqscan = off")
+        owner.check(connection)
+        progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
+        tracked = progress.tagged and target.tracks_commits(connection)
+        relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)
+        return TargetSession(connection, progress, relations)
+    except BaseException:
+        connection.close()
+        raise

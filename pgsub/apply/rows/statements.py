@@ -1,0 +1,152 @@
+"""Which statement a change of a single row needs, made once for rows of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgsub.apply.conflicts import conflict
+from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.common.errors import PgsubError, ProtocolViolation
+from pgsub.protocol.messages import Tuple
+from pgsub.target.catalog.mapping import RelationMap, check_updatable
+from pgsub.target.sql import statements
+from pgsub.target.sql.statements import Statement
+
+#: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
+STATEMENTS = 5000
+
+_UNCHANGED, _BINARY = b"ub"
+#: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
+#: NULL.
+_SETS = bytes.maketrans(b"ntb", b"vvv")
+_FINDS = bytes.maketrans(b"nutb", b"nnvv")
+
+
+class RowStatements:
+    """Those of one target session.
+
+    All of them raise ProtocolViolation for a row that is not as wide as its relation, and a located PgsubError where
+    the target cannot be changed so.
+
+    :param relations: remembers the statements, and forgets those of a relation that changes.
+    """
+
+    def __init__(self, relations: RelationCache) -> None:
+        self._relations = relations
+
+    def insert(self, place: Place) -> Statement:
+        """Inserts ``place.new``."""
+        relation, new = place.relation, place.new
+        assert relation is not None and new is not None
+        _check_width(relation, new)
+        return self._known(place, b"I" + _reads(relation, new), b"", lambda: statements.insert(relation, new.kinds))
+
+    def update(self, place: Place, *, leaves: bool = False) -> Statement:
+        """Updates the row that ``place.old`` or the key of ``place.new`` finds.
+
+        :param leaves: it leaves its partition.
+        """
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        if leaves:
+            return self._updating(place, b"R", statements.reroute)
+        _check_width(relation, new)
+        if old is not None:
+            _check_width(relation, old)
+        moves = _moves(relation, new, old)
+        return self._updating(place, b"M", statements.move) if moves else self._updating(place, b"U", statements.update)
+
+    def leaves(self, place: Place) -> Statement:
+        """Reads whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        _check_width(relation, new)
+        if old is not None:
+            _check_width(relation, old)
+
+        def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+            return statements.leaves(relation, kinds, old_kinds, self._relations.partitions(relation.target))
+
+        return self._updating(place, b"P", build)
+
+    def _updating(
+        self, place: Place, kind: bytes, build: Callable[[RelationMap, bytes, bytes | None], Statement]
+    ) -> Statement:
+        relation, new, old = place.relation, place.new, place.old
+        assert relation is not None and new is not None
+        return self._known(
+            place,
+            kind + new.kinds.translate(_SETS) + _reads(relation, new),
+            (b"n" if old is None else b"o") + _finds(relation, old or new),
+            lambda: _checked(relation, build(relation, new.kinds, None if old is None else old.kinds)),
+        )
+
+    def delete(self, place: Place) -> Statement:
+        """Deletes the row that ``place.old`` finds."""
+        relation, old = place.relation, place.old
+        assert relation is not None and old is not None
+        _check_width(relation, old)
+        return self._known(
+            place, b"D", _finds(relation, old), lambda: _checked(relation, statements.delete(relation, old.kinds))
+        )
+
+    def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
+        """Reads who wrote the row that is about to be changed, if somebody else did.
+
+        :param lock: nobody changes it from then on.
+        """
+        relation, searched, old = place.relation, place.old or place.new, place.old is not None
+        assert relation is not None and searched is not None
+        return self._known(
+            place,
+            (b"L" if lock else b"W") + (b"o" if old else b"n"),
+            _finds(relation, searched),
+            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old, lock=lock)),
+        )
+
+    def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:
+        assert place.relation is not None
+        remembered, key = self._relations.statements, (place.relation.remote.relid, shape, old_shape)
+        known = remembered.get(key)
+        if known is None:
+            if len(remembered) >= STATEMENTS:
+                remembered.clear()
+            try:
+                known = remembered[key] = build()
+            except PgsubError as error:
+                conflict.located(error, self._relations.subid, place)
+                raise
+        return known
+
+
+def _checked(relation: RelationMap, statement: Statement) -> Statement:
+    check_updatable(relation)
+    return statement
+
+
+def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
+    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    for i in relation.always:
+        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
+            continue
+        if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
+            return True
+    return False
+
+
+def _finds(relation: RelationMap, row: Tuple) -> bytes:
+    return bytes([row.kinds[i] for i in relation.lookup]).translate(_FINDS) + _reads(relation, row)
+
+
+def _reads(relation: RelationMap, row: Tuple) -> bytes:
+    """Whether values come as text, of columns where that makes another statement."""
+    return bytes([row.kinds[i] == _BINARY for i in sorted(relation.read)])
+
+
+def _check_width(relation: RelationMap, row: Tuple) -> None:
+    if len(row.kinds) != len(relation.columns):
+        raise ProtocolViolation(
+            f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
+            f" but its relation message had {len(relation.columns)}"
+        )

@@ -1,0 +1,331 @@
+"""Single rows into target tables: a statement a row, many to a round trip; runs of inserts go as COPY.
+
+Mirrors apply_handle_insert/update/delete_internal (worker.c) and the single-row operations of execReplication.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgsub.apply.conflicts import conflict
+from pgsub.apply.conflicts.conflict import OtherOrigin, Place, Record
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.set_fallback import Deviation
+from pgsub.apply.rows.statements import RowStatements
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.columnar_copy import Stream
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.messages import Insert
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.session import roles
+from pgsub.target.sql import copy_from, statements
+from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
+from pgsub.target.sql.statements import Statement
+
+#: Inserts in a row from which COPY pays for its two extra round trips.
+COPY_FROM = 50
+#: Rows and bytes of one COPY: bounds memory.
+COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
+
+
+@dataclass(slots=True)
+class _Inserts:
+    """Rows of one relation that wait to be inserted together."""
+
+    first: tuple[RemoteTransaction, RelationMap] | None = None  #: what the first is of
+    payloads: list[bytes] = field(default_factory=list)  #: INSERT messages, undecoded
+    size: int = 0  #: in bytes
+
+
+class RowWriter:
+    """Writes rows through one target session, in the order given.
+
+    :param connection: autocommit; the caller opens and ends transactions.
+    :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
+    :ivar changes: rows applied, for statistics.
+    :ivar records: rows that were not there, and messages, each with the depth of savepoints it was met at.
+    :ivar resolving: conflicts are dealt with one by one, by whoever sends the changes.
+    :ivar missed: then, that the row of the last change was not there.
+    """
+
+    def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
+        self._connection = connection
+        self._pipeline = Pipeline(connection)
+        self._statements = RowStatements(relations)
+        self._inserts = _Inserts()
+        self.copies = True
+        self.changes = 0
+        self.records: list[tuple[int, Record]] = []
+        self.depth = 0
+        self.resolving = self.missed = False
+        self._unresolved: Deviation | None = None  #: what a rule is to be asked about
+        self._role: str | None = None  #: that the session acts as, None: its own
+        self._becoming: dict[str | None, Statement] = {}
+
+    def begin(self) -> None:
+        """A new target transaction: nothing of an earlier one is waiting."""
+        self._inserts = _Inserts()
+        self.records, self.depth, self._role = [], 0, None
+        self._unresolved = None
+
+    def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
+        """Insert the row of a message, perhaps together with those of the messages that follow.
+
+        :param payload: an INSERT message; malformed ones are refused when they are written.
+        """
+        if not self.copies:
+            self._insert(transaction, relation, [payload])
+            return
+        first = self._inserts.first
+        if first is not None and (first[1] is not relation or first[0].in_stream != transaction.in_stream):
+            self.flush()
+        waiting = self._inserts
+        waiting.first = waiting.first or (transaction, relation)
+        waiting.payloads.append(payload)
+        waiting.size += len(payload)
+        if len(waiting.payloads) >= COPY_ROWS or waiting.size >= COPY_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the inserts that wait: whatever comes next may depend on them."""
+        if self._inserts.first is None:
+            return
+        (transaction, relation), payloads = self._inserts.first, self._inserts.payloads
+        self._inserts = _Inserts()
+        # COPY without a column list means all columns of the target, not none
+        if len(payloads) < COPY_FROM or not relation.columns or not self._copied(transaction, relation, payloads):
+            self._insert(transaction, relation, payloads)
+
+    def _insert(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            message = decode_change(payload, transaction.in_stream)
+            assert isinstance(message, Insert)
+            self.insert_row(Place(transaction, "INSERT", relation, message.new))
+
+    def insert_row(self, place: Place) -> None:
+        """Insert ``place.new``, by a statement of its own."""
+        self._send(self._statements.insert(place), place, None)
+        self.changes += 1
+
+    def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
+        """COPY the rows; False where they do not fit into one stream."""
+        groups, _ = columnar.decode(payloads, transaction.in_stream)
+        rows = groups[0].new
+        if len(groups) != 1 or rows is None or len(rows.kinds) != len(relation.columns):
+            return False  # and which message is to blame is found where each is decoded by itself
+        form = columnar_copy.formats(rows)
+        if form == "mixed":
+            return False
+        place = Place(transaction, "INSERT", relation)
+        self._become(relation.target.acts_as, place)
+        self._pipeline.sync()
+        binary = form == "binary"
+        self._copy(place, relation, columnar_copy.copy_stream(groups[0], binary=binary), binary=binary)
+        self.changes += len(payloads)
+        return True
+
+    def update(self, place: Place) -> None:
+        """Update the row that ``place.old`` or the key of ``place.new`` finds."""
+        self.flush()
+        self._change(self._statements.update(place, leaves=self._leaves_partition(place)), place)
+
+    def _leaves_partition(self, place: Place) -> bool:
+        """Whether the row goes to another partition, where triggers see the difference (apply_handle_tuple_routing)."""
+        assert place.relation is not None
+        if place.relation.target.relkind != "p" or not place.relation.target.fires:
+            return False
+        self.sync()
+        found: list[bool] = []
+        self._send(self._statements.leaves(place), place, None, lambda row: found.append(row[0] == "t"))
+        self.sync()
+        return bool(found) and found[0]
+
+    def delete(self, place: Place) -> None:
+        """Delete the row that ``place.old`` finds."""
+        self.flush()
+        self._change(self._statements.delete(place), place)
+
+    def _change(self, statement: Statement, place: Place) -> None:
+        self._look_who_wrote(place)
+        self._send(statement, place, self._if_missing(place))
+        self.changes += 1
+
+    def _if_missing(self, place: Place) -> RowCount:
+        depth = self.depth
+
+        def on_count(count: int) -> None:
+            if count:
+                return
+            if self.resolving:
+                self.missed = True
+            elif not self._leaves(place, "missing"):
+                self.records.append((depth, conflict.missing_row(place)))
+
+        return on_count
+
+    def _leaves(self, place: Place, what: str) -> bool:
+        """Whether a conflict, missing or origin_differs, is for a rule to decide."""
+        relation, kind = place.relation, f"{place.message_type.lower()}_{what}"
+        assert relation is not None
+        if relation.rule(kind) is None:
+            return False
+        self._unresolved = self._unresolved or Deviation(relation, kind)
+        return True
+
+    def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
+        """Empty the tables together, as the session's own role (apply_handle_truncate switches to no owner)."""
+        text = statements.truncate(targets, restart_identity=restart_identity)
+        self.sync()
+        try:
+            self._connection.execute(text)  # not prepared: what is prepared stays with the session
+        except psycopg.Error as error:
+            raise StatementFailed(place, error, None) from None
+        self.changes += 1
+
+    def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
+        """A statement that is no change of a row, in its order among them, as the session's own role.
+
+        :param values: parameters as text.
+        """
+        self.flush()
+        self._become(None)
+        self._pipeline.send(statement, values, [0] * len(values), None, on_count)
+
+    def setting(self, statement: Statement) -> None:
+        """A statement that any role may run, in its order among the others."""
+        self.flush()
+        self._pipeline.send(statement, (), (), None)
+
+    def set_statement(
+        self, relation: RelationMap, statement: Statement, values: Sequence[bytearray], on_count: RowCount
+    ) -> None:
+        """A statement for many rows of a relation, which is its tag, in its order among the others.
+
+        :param values: parameters in binary form.
+        """
+        self.flush()
+        self._become(relation.target.acts_as)
+        self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
+
+    def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
+        """COPY rows into a relation, after everything else was run.
+
+        :param stream: all columns of the remote relation.
+        :raises StatementFailed: the COPY, or something before it.
+        """
+        self.flush()
+        self._become(relation.target.acts_as)
+        self._pipeline.sync()
+        self._copy(relation, relation, stream, binary=binary)
+
+    def _copy(self, tag: object, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
+        statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
+        try:
+            copy_from.run(self._connection, statement, stream)
+        except psycopg.Error as error:
+            raise StatementFailed(tag, error, None) from None
+
+    def sync(self) -> None:
+        """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
+
+        :raises StatementFailed: the first that failed.
+        :raises Deviation: a conflict is for a rule to decide; the target transaction is not aborted.
+        """
+        self.flush()
+        self._become(None)
+        self._pipeline.sync()
+        unresolved, self._unresolved = self._unresolved, None
+        if unresolved is not None:
+            raise unresolved
+
+    def leave(self) -> None:
+        """Out of the pipeline, whatever it says: the session is about to roll back."""
+        self._inserts = _Inserts()
+        self._pipeline.sync()
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """What fails in here is rolled back to its beginning, and the target transaction goes on.
+
+        :raises StatementFailed: the first that failed; it and everything in here is undone.
+        :raises Deviation: the same, for a conflict that is for a rule to decide.
+        """
+        self.sync()
+        records, changes, outer = len(self.records), self.changes, self._pipeline.undo
+        self._connection.execute("SAVEPOINT pgsub_undo")
+        self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
+        try:
+            yield
+            self.sync()
+        except BaseException:
+            with contextlib.suppress(StatementFailed):
+                self.leave()
+            self._role, self.changes, self._unresolved = None, changes, None
+            del self.records[records:]
+            self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
+            self._connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
+            raise
+        finally:
+            self._pipeline.undo = outer
+        self._connection.execute("RELEASE SAVEPOINT pgsub_undo")
+
+    def forget(self) -> None:
+        """Prepare every statement anew."""
+        self._pipeline.reset()
+
+    def _become(self, role: str | None, place: Place | None = None) -> None:
+        """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
+        if role == self._role:
+            return
+        statement = self._becoming.get(role)
+        if statement is None:
+            statement = self._becoming[role] = Statement(roles.become(role), (), ())
+        self._pipeline.send(statement, (), (), place)
+        self._role = role
+
+    def _look_who_wrote(self, place: Place) -> None:
+        """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
+        assert place.relation is not None
+        if not place.relation.target.origins_of or self.resolving:
+            return
+        depth = self.depth
+
+        def on_row(row: list[str | None]) -> None:
+            if not self._leaves(place, "origin_differs"):
+                self.records.append((depth, conflict.other_origin(place, row)))
+
+        self._ask_who_wrote(place, on_row, lock=False)
+
+    def written_by_others(self, place: Place, *, lock: bool) -> OtherOrigin | None:
+        """The row that is about to be changed, if somebody else wrote it last.
+
+        :param lock: nobody changes it from now on.
+        """
+        found: list[OtherOrigin] = []
+        self._ask_who_wrote(place, lambda row: found.append(conflict.other_origin(place, row)), lock=lock)
+        self.sync()
+        return found[0] if found else None
+
+    def _ask_who_wrote(self, place: Place, on_row: FirstRow, *, lock: bool) -> None:
+        self._send(self._statements.written_elsewhere(place, lock=lock), place, None, on_row)
+
+    def _send(
+        self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
+    ) -> None:
+        new, old = place.new, place.old
+        values: list[bytes | None] = []
+        formats: list[int] = []
+        for source, position in statement.takes:
+            row = new if source == "n" else old
+            assert row is not None
+            values.append(row.values[position])
+            formats.append(row.kinds[position] == 0x62)
+        if place.relation is not None:
+            self._become(place.relation.target.acts_as, place)
+        self._pipeline.send(statement, values, formats, place, on_count, on_row)

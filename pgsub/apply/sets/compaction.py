@@ -1,0 +1,251 @@
+"""Folds row messages by the target's key into a change set.
+
+Each key gets one effect: a precondition from the first of its changes, checked where the set is executed, and what all
+of them come to. What the fold cannot express gives a reason instead, and is executed row by row.
+``tests/models/change_set_model.py`` shows which mistake each rule prevents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pgsub.apply.sets.change_set import ChangeSet, Updates
+from pgsub.apply.sets.columns import RowMessages, rows_at, taken
+from pgsub.apply.sets.keys import Keys
+from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.columnar import PAD, Changes, Flags, Offsets, Rows
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql.statements import unassigned
+
+#: Sets of columns left alone (unchanged TOAST) that the updates of one set may have: each is a statement.
+MASKS = 16
+
+_INSERT, _UPDATE, _DELETE = b"IUD"
+_UNCHANGED, _TEXT, _BINARY = b"utb"
+
+
+def fold(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
+    """Fold row messages of one relation.
+
+    :param relation: of all of them; :func:`~pgsub.apply.sets.eligibility.reason` has nothing against it, unless all
+        messages are INSERTs.
+    :param groups: the messages as decoded; ``positions`` give their order.
+    :return: the set, or why the messages have to be executed one by one.
+    """
+    if not relation.columns:
+        return "it has no columns"
+    if any(_width(rows) != len(relation.columns) for g in groups for rows in (g.old, g.new) if rows is not None):
+        return "a row has another number of columns than its relation"
+    if all(group.kind == "I" for group in groups):
+        return _inserted(relation, groups)
+    messages = RowMessages(relation, groups)
+    if not messages.keeps_keys():
+        return "an update changes a key"
+    keys = Keys(messages.buffer, messages.keys)
+    if keys.reason is not None:
+        return keys.reason
+    return _Fold(relation, messages, keys).result()
+
+
+def _width(rows: Rows) -> int:
+    return len(rows.kinds)
+
+
+def _inserted(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
+    if len(groups) != 1:
+        return "its inserts came in several groups"
+    (group,) = groups
+    assert group.new is not None
+    if columnar_copy.formats(group.new) == "mixed":
+        return _MIXED
+    count = len(group.positions)
+    return ChangeSet(relation, group.buffer, count, count, inserts=group)
+
+
+_MIXED = "values come in text and in binary form"
+
+
+class _Fold:
+    """Messages sorted by key, then by arrival; everything called ``at`` or ``first`` counts in that order."""
+
+    def __init__(self, relation: RelationMap, messages: RowMessages, keys: Keys) -> None:
+        self._relation = relation
+        self._messages = messages
+        self._new = messages.new
+        self._keys = keys
+        self._order, self._same = keys.grouped(messages.positions)
+        self._operations = messages.operations[self._order]
+        begins = np.concatenate([[True], ~self._same])
+        self._first: Offsets = np.flatnonzero(begins)
+        self._last: Offsets = np.append(self._first[1:], len(self._order)) - 1
+        #: where the row begins that a message belongs to: at its key's first message, or at the newest insert
+        at = np.arange(len(self._order))
+        self._row: Offsets = np.maximum.accumulate(np.where(begins | (self._operations == _INSERT), at, 0))
+
+    def result(self) -> ChangeSet | str:
+        if self._keys.collided:
+            return "two keys have one hash"
+        first, last = self._operations[self._first], self._operations[self._last]
+        deletes = self._operations == _DELETE
+        if (self._same & ((self._operations[1:] == _INSERT) != deletes[:-1])).any():
+            return "the changes of a key do not follow from each other"
+        died: Flags = np.logical_or.reduceat(deletes, self._first)
+        new = first == _INSERT
+        inserts = self._inserts((last != _DELETE) & (new | died))
+        if isinstance(inserts, str):
+            return inserts
+        updates = self._updates((first == _UPDATE) & ~died)
+        if isinstance(updates, str):
+            return updates
+        absent, deleted = self._found(new & (last == _DELETE)), self._found(~new & died)
+        reason = self._unfit_keys(absent is not None or deleted is not None or bool(updates))
+        if reason is not None:
+            return reason
+        return ChangeSet(
+            self._relation,
+            self._messages.buffer,
+            len(self._order),
+            len(self._first),
+            absent,
+            deleted,
+            updates,
+            inserts,
+        )
+
+    def _found(self, chosen: Flags) -> Rows | None:
+        """Keys of these effects."""
+        if not chosen.any():
+            return None
+        return rows_at(self._messages.keys, self._order[self._first[self._by_locality(np.flatnonzero(chosen))]])
+
+    def _by_locality(self, effects: Offsets) -> Offsets:
+        """In the order of the key where that was had for nothing, else in the order of arrival."""
+        if self._keys.ordered:
+            return effects
+        return effects[np.argsort(self._messages.positions[self._order[self._first[effects]]], kind="stable")]
+
+    def _unfit_keys(self, needed: bool) -> str | None:
+        if not needed:
+            return None
+        return _unfit(self._relation, self._relation.lookup, self._messages.keys)
+
+    def _sources(self, column: int, at: Offsets) -> Offsets:
+        """The message that has a row's newest value of a column; where none has one, one that has it unchanged.
+
+        :param at: each row's last message.
+        """
+        kinds = self._new.kinds[column]
+        if not (kinds == _UNCHANGED).any():
+            return self._order[at]
+        sent = np.zeros(len(self._order), np.bool_)
+        has_row = self._operations != _DELETE
+        sent[has_row] = kinds[self._order[has_row]] != _UNCHANGED
+        newest = np.maximum.accumulate(np.where(sent, np.arange(len(sent)), -1))[at]
+        return self._order[np.where(newest >= self._row[at], newest, at)]
+
+    def _updates(self, chosen: Flags) -> tuple[Updates, ...] | str:
+        if not chosen.any():
+            return ()
+        relation = self._relation
+        if not set(relation.always) <= set(relation.lookup):
+            return "an update may change a GENERATED ALWAYS identity column"
+        if unassigned(relation.target) is None:
+            return "an update has nothing to set"
+        settable = [i for i in range(len(relation.columns)) if i not in relation.lookup]
+        effects = self._by_locality(np.flatnonzero(chosen))
+        found = rows_at(self._messages.keys, self._order[self._first[effects]])
+        rows = self._merged(self._last[effects])
+        reason = _unfit(relation, settable, taken(rows, settable))
+        if reason is not None:
+            return reason
+        masks, group = _masks(rows.kinds[settable] == _UNCHANGED)
+        if len(masks) > MASKS:
+            return f"its updates leave more than {MASKS} different sets of columns alone"
+        made = []
+        for number, mask in enumerate(masks):
+            some = np.flatnonzero(group == number)
+            columns = tuple(i for i, alone in zip(settable, mask.tolist(), strict=True) if not alone)
+            made.append(Updates(columns, rows_at(found, some), rows_at(rows, some)))
+        return tuple(made)
+
+    def _merged(self, at: Offsets) -> Rows:
+        """Rows of newest values.
+
+        :param at: each row's last message.
+        """
+        new = self._new
+        if not (new.kinds == _UNCHANGED).any():
+            return rows_at(new, self._order[at])
+        sources = [self._sources(column, at) for column in range(len(new.kinds))]
+        parts = [
+            [array[column][source] for column, source in enumerate(sources)]
+            for array in (new.kinds, new.offsets, new.lengths)
+        ]
+        return Rows(*map(np.stack, parts))
+
+    def _inserts(self, chosen: Flags) -> Changes | str | None:
+        if not chosen.any():
+            return None
+        at = self._last[chosen]
+        at = at[np.argsort(self._messages.positions[self._order[self._row[at]]], kind="stable")]
+        rows = self._merged(at)
+        if columnar_copy.formats(rows) == "mixed":
+            return _MIXED
+        source = self._order[at]
+        # a message's row begins with N and the number of columns, and ends with the message
+        has_value = (self._new.kinds[0][source] == _TEXT) | (self._new.kinds[0][source] == _BINARY)
+        starts = self._new.offsets[0][source] - np.where(has_value, 5, 1) - 3
+        ends = self._messages.ends[source]
+        whole = ((self._new.offsets[:, source] == rows.offsets) & (self._new.kinds[:, source] == rows.kinds)).all()
+        if not whole:
+            return self._assembled(rows)
+        buffer, places = columnar_copy.gathered(self._messages.buffer, starts, ends - starts)
+        moved = Rows(rows.kinds, rows.offsets + (places[:-1] - starts), rows.lengths)
+        relid = self._relation.remote.relid
+        return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, None, moved)
+
+    def _assembled(self, rows: Rows) -> Changes:
+        """Messages for rows whose values came in several."""
+        buffer = self._messages.buffer
+        head = b"I" + self._relation.remote.relid.to_bytes(4) + b"N" + len(rows.kinds).to_bytes(2)
+        payloads = []
+        for kinds, offsets, lengths in zip(
+            rows.kinds.T.tolist(), rows.offsets.T.tolist(), rows.lengths.T.tolist(), strict=True
+        ):
+            parts = [head]
+            for kind, offset, length in zip(kinds, offsets, lengths, strict=True):
+                begin = offset - (5 if kind in (_TEXT, _BINARY) else 1)
+                parts.append(buffer[begin : offset + length])
+            payloads.append(b"".join(parts))
+        ((group,), _) = columnar.decode(payloads, in_stream=False)
+        return group
+
+
+def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
+    """The distinct columns of a table of flags, and which of them each column is."""
+    if (alone == alone[:, :1]).all():
+        return [alone[:, 0]], np.zeros(alone.shape[1], np.int64)
+    packed = np.ascontiguousarray(np.packbits(alone, axis=0).T)
+    _, where, group = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    return [alone[:, at] for at in where.tolist()], group.reshape(-1)
+
+
+def _unfit(relation: RelationMap, columns: Sequence[int], rows: Rows) -> str | None:
+    """Why values of these columns cannot be passed as arrays.
+
+    :param rows: an array row for each of the columns.
+    """
+    for kinds, position in zip(rows.kinds, columns, strict=True):
+        column = relation.columns[position]
+        text, binary = bool((kinds == _TEXT).any()), bool((kinds == _BINARY).any())
+        if text and binary:
+            return _MIXED
+        if not column.fits:
+            return f'the length of values of column "{column.name}" is only checked by its input function'
+        if text and (not column.from_text or position in relation.read):
+            return f'text cannot be cast to the type of column "{column.name}" as its input function reads it'
+        if binary and not column.array_oid:
+            return f'there are no arrays of the type of column "{column.name}"'
+    return None

@@ -1,0 +1,54 @@
+"""Which relations can be changed set by set: where that comes to what the server's own subscriber does row by row."""
+
+from __future__ import annotations
+
+from pgsub.target.catalog.mapping import RelationMap, is_updatable
+
+#: Types of keys whose equality is that of their bytes, in text and in binary form: bool, bytea, int8, int2, int4, text,
+#: oid, varchar, date, timestamp, timestamptz, uuid.
+KEY_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
+
+
+def order_matters(relation: RelationMap) -> str | None:
+    """Why changes of this relation must keep their place among those of all others, None if there is no reason."""
+    if relation.target.fires:
+        return "a trigger fires"
+    if relation.target.rules:
+        return "it has a rule that applies"
+    return None
+
+
+def reason(relation: RelationMap) -> str | None:
+    """Why this relation is changed row by row, None if sets do; for others than sets of mere inserts.
+
+    Inserts need no more than :func:`order_matters` asks for: COPY in their order is what happens row by row too.
+    """
+    target = relation.target
+    found = order_matters(relation)
+    if found is not None:
+        return found
+    if target.relkind == "p":
+        return "it is partitioned"
+    if target.row_security if target.acts_as is None else target.owner_row_security:
+        return "a row security policy applies"
+    if relation.rules and target.several_unique:
+        return "its conflicts have rules, and of a second unique index sets check net effects only"
+    if target.deferrable or target.checked_late:
+        return "it has an exclusion constraint, a deferrable unique one, or a foreign key that is enforced"
+    if not relation.by_identity:
+        return "it has neither a replica identity index nor a primary key"
+    if not is_updatable(relation):
+        return "the publisher does not send the whole key"
+    return _key_reason(relation)
+
+
+def _key_reason(relation: RelationMap) -> str | None:
+    for position in relation.lookup:
+        column = relation.columns[position]
+        if column.type_oid not in KEY_TYPES or relation.remote.columns[position].type_oid != column.type_oid:
+            return f'equality of key column "{column.name}" is not that of its bytes'
+        if position in relation.modified:
+            return f'the modifier of key column "{column.name}" may make one key of two'
+        if not column.deterministic:
+            return f'the collation of key column "{column.name}" is not deterministic'
+    return None if relation.target.key_collated else "the key's index has a collation of its own"

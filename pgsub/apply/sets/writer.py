@@ -1,0 +1,262 @@
+"""Many row messages into target tables, relation by relation as change sets; what cannot be one is left to others.
+
+Changes of different relations do not depend on each other where no trigger and no rule sees them and foreign keys are
+not checked; where they might, the whole piece is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgsub.apply.rows.set_fallback import Deviation as Deviation
+from pgsub.apply.rows.writer import RowWriter
+from pgsub.apply.sets import eligibility
+from pgsub.apply.sets.change_set import ChangeSet, Updates
+from pgsub.apply.sets.compaction import fold
+from pgsub.protocol import columnar, columnar_copy
+from pgsub.protocol.columnar import Changes, Messages, Rows
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql import set_statements
+from pgsub.target.sql.pipeline import StatementFailed
+from pgsub.target.sql.set_statements import Parameter
+from pgsub.target.sql.statements import Statement
+
+#: Changes of one relation from which a set is cheaper than a statement each.
+PAYS_FROM = 50
+#: Seconds for which a relation goes row by row after a set of its changes deviated: where rows are missing now and
+#: then, the rest of the batch is not to be rolled back and replayed each time.
+AVOID_SECONDS = 30.0
+#: Statements that are remembered for a relation: there is one for each set of columns that updates set.
+_STATEMENTS = 100
+
+_BINARY = ord("b")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a piece.
+
+    :ivar left: positions of the messages to execute row by row, in order; they do not depend on what was done.
+    :ivar changes: row messages that were executed as sets.
+    :ivar folded: how many fewer rows that touched.
+    :ivar serial: why relations, by remote relid, were left; without those with only a few changes.
+    """
+
+    left: list[int] = field(default_factory=list)
+    changes: int = 0
+    folded: int = 0
+    serial: dict[int, str] = field(default_factory=dict)
+
+
+class SetWriter:
+    """Executes pieces through one target session, inside the transaction that the caller opened.
+
+    :param rows: the session's writer of single rows: both share its pipeline and role.
+    :param replica: whether session_replication_role = replica is in effect there.
+    """
+
+    def __init__(self, rows: RowWriter, *, replica: bool) -> None:
+        self._rows = rows
+        self._replica = replica
+        self._known: dict[int, _Known] = {}
+        self._avoided: dict[int, float] = {}  #: until when, by oid of the target
+        self._deviation: Deviation | None = None
+
+    def begin(self) -> None:
+        """A new target transaction: nothing of an earlier one is left to check."""
+        self._deviation = None
+
+    def apply(
+        self, messages: Messages | Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
+    ) -> Outcome:
+        """Execute a piece of row messages; whether all went well is known at :meth:`finish`.
+
+        :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
+        :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
+        :param in_stream: messages carry an xid.
+        :raises Deviation: see :meth:`finish`.
+        :raises StatementFailed: the target transaction is aborted.
+        :raises ProtocolViolation: a message is malformed.
+        """
+        groups, others = columnar.decode(messages, in_stream)
+        by_relid: dict[int, list[Changes]] = {}
+        for group in groups:
+            by_relid.setdefault(group.relid, []).append(group)
+        try:
+            mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
+        except KeyError:
+            mapped = None
+        if mapped is None or others:
+            count = sum(len(group.positions) for group in groups) + len(others)
+            return Outcome(list(range(count)))
+        outcome = Outcome()
+        self._execute(self._sets(by_relid, mapped, outcome), outcome)
+        outcome.left.sort()
+        return outcome
+
+    def _sets(
+        self, by_relid: Mapping[int, list[Changes]], mapped: Mapping[int, RelationMap], outcome: Outcome
+    ) -> list[ChangeSet]:
+        together = self._reason_for_all(list(mapped.values()))
+        sets = []
+        for relid, relation in mapped.items():
+            groups = by_relid[relid]
+            made: ChangeSet | str | None = None
+            if sum(len(group.positions) for group in groups) >= PAYS_FROM:
+                made = together or self._made(relation, groups)
+            if isinstance(made, ChangeSet):
+                sets.append(made)
+                continue
+            if made is not None:
+                outcome.serial[relid] = made
+            for group in groups:
+                outcome.left += group.positions.tolist()
+        return sets
+
+    def _reason_for_all(self, relations: Sequence[RelationMap]) -> str | None:
+        """Why all changes must stay in their order, whatever their relations."""
+        if not self._replica:
+            return "session_replication_role is not replica"
+        for relation in relations:
+            reason = eligibility.order_matters(relation)
+            if reason is not None:
+                return f'{reason} at "{relation.target.schema}.{relation.target.name}"'
+        if len({relation.target.oid for relation in relations}) < len(relations):
+            return "two relations of the publisher are one of the target"
+        if any(r.target.relkind == "p" for r in relations) and any(r.target.partition for r in relations):
+            return "a partitioned table changes together with a partition"
+        return None
+
+    def _made(self, relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
+        reason = self._about(relation).reason
+        if self._avoided.get(relation.target.oid, 0.0) > time.monotonic():
+            return "its sets deviated a moment ago"
+        if reason is not None and any(group.kind != "I" for group in groups):
+            return reason
+        return fold(relation, groups)
+
+    def _about(self, relation: RelationMap) -> _Known:
+        known = self._known.get(relation.remote.relid)
+        if known is None or known.relation is not relation:
+            known = self._known[relation.remote.relid] = _Known(relation, eligibility.reason(relation))
+        return known
+
+    def _execute(self, sets: Sequence[ChangeSet], outcome: Outcome) -> None:
+        found = [one for one in sets if one.absent is not None or one.deletes is not None or one.updates]
+        if found:
+            self._rows.setting(_PINNED)
+            for one in found:
+                self._find(one)
+            self._rows.setting(_UNPINNED)
+        inserting = [one for one in sets if one.inserts is not None]
+        if inserting and found:
+            self.finish()
+        for one in inserting:
+            self._insert(one)
+        for one in sets:
+            outcome.changes += one.changes
+            outcome.folded += one.changes - one.effects
+            self._rows.changes += one.changes
+
+    def _find(self, one: ChangeSet) -> None:
+        if one.absent is not None:
+            self._send(one, "present", one.absent, 0)
+        if one.deletes is not None:
+            self._send(one, "delete", one.deletes, one.deletes.kinds.shape[1])
+        for updates in one.updates:
+            self._send(one, "update", updates.keys, updates.keys.kinds.shape[1], updates)
+
+    def _send(self, one: ChangeSet, verb: str, keys: Rows, expected: int, updates: Updates | None = None) -> None:
+        relation = one.relation
+        found = _parameters(relation.lookup, keys, range(len(relation.lookup)))
+        values = () if updates is None else _parameters(updates.columns, updates.rows, updates.columns)
+        statement = self._about(relation).statement(verb, found, values)
+        arrays = [_array(one, parameter, keys, row) for row, parameter in enumerate(found)]
+        if updates is not None:
+            arrays += [_array(one, parameter, updates.rows, parameter.position) for parameter in values]
+
+        def on_count(count: int) -> None:
+            if count != expected and self._deviation is None:
+                self._deviation = Deviation(relation, f"{verb} of {expected} rows found {count}")
+                self._avoid(relation)
+
+        self._rows.set_statement(relation, statement, arrays, on_count)
+
+    def _insert(self, one: ChangeSet) -> None:
+        assert one.inserts is not None and one.inserts.new is not None
+        binary = columnar_copy.formats(one.inserts.new) == "binary"
+        stream = columnar_copy.copy_stream(one.inserts, binary=binary)
+        try:
+            self._rows.copy_set(one.relation, stream, binary=binary)
+        except StatementFailed as failure:
+            self._failed(failure)
+            raise
+
+    def finish(self) -> None:
+        """Wait until everything was run, and see whether the target was as the sets presupposed.
+
+        :raises Deviation: it was not; the target transaction is to be rolled back and replayed row by row.
+        :raises StatementFailed: as :meth:`RowWriter.sync`.
+        """
+        try:
+            self._rows.sync()
+        except StatementFailed as failure:
+            self._failed(failure)
+            raise
+        if self._deviation is not None:
+            raise self._deviation
+
+    def _failed(self, failure: StatementFailed) -> None:
+        """A set met a constraint, perhaps only on its way: two rows may have changed places in a unique index."""
+        if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
+            self._avoid(failure.tag)
+
+    def _avoid(self, relation: RelationMap) -> None:
+        self._avoided[relation.target.oid] = time.monotonic() + AVOID_SECONDS
+
+
+_PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinned=False)
+
+
+class _Known:
+    """What is known of a relation: why it is not changed in sets, if so, and its statements."""
+
+    def __init__(self, relation: RelationMap, reason: str | None) -> None:
+        self.relation = relation
+        self.reason = reason
+        self._statements: dict[tuple[str, tuple[Parameter, ...], tuple[Parameter, ...]], Statement] = {}
+
+    def statement(self, verb: str, keys: tuple[Parameter, ...], values: tuple[Parameter, ...]) -> Statement:
+        """The statement of that verb; the same object each time, which the pipeline prepares once."""
+        shape = verb, keys, values
+        known = self._statements.get(shape)
+        if known is None:
+            if verb == "update":
+                known = set_statements.update(self.relation, keys, values)
+            elif verb == "delete":
+                known = set_statements.delete(self.relation, keys)
+            else:
+                known = set_statements.present(self.relation, keys)
+            if len(self._statements) >= _STATEMENTS:
+                self._statements.clear()
+            self._statements[shape] = known
+        return known
+
+
+def _parameters(positions: Sequence[int], rows: Rows, places: Sequence[int]) -> tuple[Parameter, ...]:
+    """Parameters for columns.
+
+    :param positions: of the remote columns, ``places`` their array rows in ``rows``.
+    """
+    return tuple(
+        Parameter(position, bool((rows.kinds[place] == _BINARY).any()))
+        for position, place in zip(positions, places, strict=True)
+    )
+
+
+def _array(one: ChangeSet, parameter: Parameter, rows: Rows, row: int) -> bytearray:
+    column = one.relation.columns[parameter.position]
+    oid = set_statements.element_type(column, binary=parameter.binary)
+    return columnar_copy.array_parameter(one.buffer, rows, row, oid)

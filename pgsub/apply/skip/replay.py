@@ -1,0 +1,191 @@
+"""Applies dead letters later: all of those that are asked for in one transaction of the target, or none, and once.
+
+That they were is marked in the commit of the data, so a crash leaves both or neither. What apply would report of them
+is an error here: a conflict leaves everything as it was. Mirrors apply_dispatch (worker.c) for changes that no stream
+brings any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.conflicts.conflict import MissingRow, OtherOrigin
+from pgsub.apply.conflicts.report import look_closer
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.session import TargetSession, target_session
+from pgsub.apply.skip.skipped_reader import Revival
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids, said
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.encoder import encode
+from pgsub.protocol.lsn import covered, format_lsn
+from pgsub.protocol.messages import Relation
+from pgsub.target.ledger import skipped_changes
+from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.progress import table_states
+from pgsub.target.ledger.skipped_changes import Kept
+from pgsub.target.ledger.subscription import APPLY, Claim
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be replayed.
+
+    :ivar told: of the ledger's event that tells the launcher, see
+        :meth:`pgsub.catalog.conflicts.ConflictCatalog.conflicts_replayed`.
+    """
+
+    finish_lsn: int
+    kept: Kept
+    told: dict[str, Any]
+
+
+class Tables:
+    """Which tables take changes of the past: :meth:`admits` as of now, for letters of one transaction.
+
+    :param connection: of the target.
+    """
+
+    def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
+        self._states = table_states(connection, subid)
+        self._finish_lsn = finish_lsn
+        #: whether the letter at hand is of a sync worker, whose table's srsublsn covers what it left out
+        self.of_sync = False
+
+    def admits(self, _remote: Relation, oid: int) -> int | str:
+        """The oid of the subscribed table, or why its changes must not be made any more."""
+        state = self._states.get(oid)
+        if state is None or oid == NEVER:
+            return "the table is not subscribed"
+        if state.srsubstate not in "sr":
+            return "the table is being synchronized"
+        copied = state.srsublsn is not None and covered(self._finish_lsn, state.srsublsn)
+        if copied and not self.of_sync:
+            return "the table was copied after that, and has it"
+        return oid
+
+
+def replay(sub: Subscription, order: Order) -> list[OtherOrigin]:
+    """Apply the letters in their order, in one transaction of a session of its own, and mark them.
+
+    The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
+    sent what it writes.
+
+    :return: rows that somebody else wrote last, and that were changed all the same, as apply does.
+    :raises ApplyError: a conflict, a missing row included, or a fault: nothing was changed.
+    :raises StateForbids: somebody was faster, or a table must not be changed.
+    """
+    session = _session(sub)
+    with contextlib.closing(session.connection) as connection:
+        try:
+            with _told(connection):
+                revival = Revival(connection, order.finish_lsn, order.kept)
+                found = _apply(session, sub.subid, order, revival)
+                _finish(session, sub, order, revival.transaction)
+        except psycopg.Error as error:
+            raise target.translate(error, "replay changes on the target") from None
+    return found
+
+
+def _session(sub: Subscription) -> TargetSession:
+    name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
+    # what a rule would do with it is done: now it is applied, or not
+    return target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
+
+
+@contextlib.contextmanager
+def _told(connection: psycopg.Connection) -> Iterator[None]:
+    try:
+        yield
+    except ApplyError as error:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+        look_closer(connection, error)
+        raise
+
+
+def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -> list[OtherOrigin]:
+    """In a transaction that is left open."""
+    connection, ids = session.connection, order.kept.ids
+    connection.execute("BEGIN")
+    if skipped_changes.take(connection, subid, ids) != len(ids):
+        raise StateForbids(
+            "another command has replayed it meanwhile", detail="Nothing was changed by this one.", sqlstate="55000"
+        )
+    failpoints.point("replay.taken")
+    executor = Executor(connection, subid, session.relations, set_based=False)
+    tables = Tables(connection, subid, order.finish_lsn)
+
+    def admits(remote: Relation, oid: int, _finish_lsn: int) -> int:
+        taken = tables.admits(remote, oid)
+        if isinstance(taken, str):
+            raise _refused(remote, taken)
+        return taken
+
+    others: list[OtherOrigin] = []
+    executor.begin()
+    try:
+        with executor.naming_rows():
+            for number, (letter, relations, change) in enumerate(revival.changes(_read(executor, session, subid, ids))):
+                for relation in relations:
+                    session.relations.learn(relation)
+                tables.of_sync = bool(letter.body.get("sync"))
+                executor.change(revival.transaction, encode(change), admits)
+                if number % skipped_changes.CHUNK == 0:
+                    others += _checked(executor.taken(), subid)
+            return others + _checked(executor.finish(), subid)
+    except PgsubError:
+        executor.abandon()
+        raise
+
+
+def _read(executor: Executor, session: TargetSession, subid: int, ids: list[int]) -> Iterator[skipped_changes.Letter]:
+    for start in range(0, len(ids), skipped_changes.CHUNK):
+        executor.wait()
+        yield from skipped_changes.read(session.connection, subid, ids[start : start + skipped_changes.CHUNK])
+
+
+def _refused(remote: Relation, why: str) -> StateForbids:
+    return StateForbids(
+        f'cannot replay changes of relation "{".".join(local_name(remote))}": {why}',
+        detail="Nothing was changed.",
+        sqlstate="55000",
+    )
+
+
+def _checked(records: list[Any], subid: int) -> list[OtherOrigin]:
+    """:raises ApplyError: a row is missing, which apply would only report."""
+    for one in records:
+        if isinstance(one, MissingRow):
+            record = one.record(subid)
+            error = ApplyError(record.message, detail=record.detail, context=record.context)
+            error.conflict, error.record = record.conflict_type, record
+            error.relation, error.finish_lsn, error.xid = one.place.name(), record.finish_lsn, record.remote_xid
+            raise error
+    return [one for one in records if isinstance(one, OtherOrigin)]
+
+
+def _finish(session: TargetSession, sub: Subscription, order: Order, transaction: RemoteTransaction) -> None:
+    """Commit, with what the launcher is to tell."""
+    connection, lsn = session.connection, format_lsn(order.finish_lsn)
+    count = len(order.kept.ids)
+    text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
+    told = {"kind": "log", "level": "LOG", "text": said(text)}
+    bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
+    with connection.cursor() as cursor:
+        rows = [(sub.subid, document(connection, body)) for body in bodies]
+        cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+    if transaction.commit_ts:  # what a copy left out has none
+        session.progress.tag(transaction.finish_lsn, transaction.commit_ts)
+    failpoints.point("replay.before_commit")
+    connection.execute("COMMIT")
+    failpoints.point("replay.committed")

@@ -1,0 +1,129 @@
+"""What apply does of ``subskiplsn``: a transaction is left out, or those of its rows that cannot be applied.
+
+Mirrors maybe_start_skipping_changes, stop_skipping_changes and clear_subscription_skip_lsn (worker.c): a transaction
+matches by its finish LSN, and the first one with changes consumes it whether it matches or not. A sync worker obeys it
+and leaves it to apply to clear it. What is left out is kept in the same commit
+(:mod:`pgsub.apply.commit.skipped_changes`).
+"""
+
+from __future__ import annotations
+
+from pgsub.apply.commit.ledger_commit import Consumed, LedgerCommit
+from pgsub.apply.commit.skipped_changes import DeadLetters, changed
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.skip.partial_skip import Salvage
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.errors import Said, said
+from pgsub.common.plural import counted
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Relation, TypeName
+from pgsub.target.ledger.skip import WHOLE, Skip, cleared
+
+
+class Skipping:
+    """Deals with the transactions that meet a skip, inside the caller's target transaction.
+
+    :param executor: of that session.
+    """
+
+    def __init__(self, session: TargetSession, ending: LedgerCommit, executor: Executor, subid: int) -> None:
+        self._session = session
+        self._ending = ending
+        self._executor = executor
+        self._subid = subid
+
+    def part(self, skip: Skip, batch: Batch) -> Batch:
+        """The first transactions of a batch that :meth:`run` takes at once.
+
+        Up to one with changes, and with it; of a skip that waits for its transaction up to that, or the first behind.
+        """
+        if not self._session.progress.applies:
+            lsns = [one.finish_lsn for one in batch.transactions()]
+            before = next((number for number, lsn in enumerate(lsns) if lsn in skip.lsns), len(lsns))
+            return batch.cut(max(before, 1))[0]
+        for number, transaction in enumerate(batch.transactions()):
+            if (not skip.waits or transaction.finish_lsn >= skip.lsn) and transaction.relids():
+                return batch.cut(number + 1)[0]
+        return batch
+
+    def run(self, skip: Skip, batch: Batch, admits: Filter) -> None:
+        """Apply a :meth:`part`, but for what is to be skipped of its last transaction; record what is to be recorded.
+
+        :raises PgsubError: located; the target transaction is aborted.
+        """
+        last = batch.last
+        clears = self._session.progress.applies and bool(last.relids())
+        if last.finish_lsn not in skip.lsns or not last.relids():
+            self._ending.record(self._executor.run(batch.items, admits))
+            if clears:
+                self._ending.consume(Consumed.by(skip, last.finish_lsn, self._session.relations.subname))
+            return
+        before = batch.cut(len(batch) - 1)[0]
+        self._ending.record(self._executor.run(before.items, admits))
+        of_sync = not self._session.progress.applies
+        left = DeadLetters(self._session.connection, self._subid, last, of_sync=of_sync)
+        if skip.rows == WHOLE:
+            self._whole(last, left, admits)
+        else:
+            Salvage(self._session, self._executor, self._ending, left, admits).run(last)
+        left.write()
+        failpoints.point("apply.skipped")
+        if clears:
+            self._ending.consume(self._consumed(skip, last.finish_lsn, left))
+
+    def _consumed(self, skip: Skip, finish_lsn: int, kept: DeadLetters) -> Consumed:
+        """The transaction was skipped; of several LSNs those before it can be none of a transaction to come."""
+        missed, name = skip.missed_at(finish_lsn), self._session.relations.subname
+        messages = tuple(cleared(lsn, finish_lsn, name) for lsn in missed)
+        left = skip.without([*missed, finish_lsn])
+        return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
+
+    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, Said], ...]:
+        lsn = format_lsn(finish_lsn)
+        what = "whole" if rows == WHOLE else "its conflicting rows"
+        kept = counted(left.count, "change", ("was", "were"))
+        cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
+        return (
+            ("LOG", said(f"logical replication starts skipping transaction at LSN {lsn}")),
+            (
+                "LOG",
+                said(
+                    f"logical replication completed skipping transaction at LSN {lsn}",
+                    detail=f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
+                ),
+            ),
+        )
+
+    def _whole(self, transaction: RemoteTransaction, left: DeadLetters, admits: Filter) -> None:
+        """Nothing is applied, and the target need not even have the tables."""
+        relations = self._session.relations
+        taken: dict[int, bool] = {}
+        for payload in transaction.payloads():
+            message = decode_change(payload, transaction.in_stream)
+            if isinstance(message, Relation):
+                relations.learn(message)
+                taken.pop(message.relid, None)
+            elif isinstance(message, TypeName):
+                relations.learn_type(message)
+            for relid in changed(message):
+                if relid not in taken:
+                    taken[relid] = self._taken(relations.remote(relid), transaction, admits)
+                if taken[relid]:
+                    left.keep(relations.remote(relid), message, {"skipped": WHOLE})
+            if left.full:
+                left.write()
+        relations.learn_from(transaction)
+
+    def _taken(self, remote: Relation, transaction: RemoteTransaction, admits: Filter) -> bool:
+        """Whether apply would have made the changes of a relation; those of one that the target lacks stop it."""
+        oids = self._session.relations.oids([local_name(remote)])
+        if not oids:
+            return self._session.progress.applies
+        [oid] = oids
+        return oid != NEVER and admits(remote, oid, transaction.decided_by) is not None

@@ -1,0 +1,133 @@
+"""Dead letters as the changes that they were: what :mod:`pgsub.apply.commit.skipped_changes` wrote, read back.
+
+A letter names columns, not their place in the publisher's table, and no types: those of the target stand for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.commit.skipped_changes import CUT
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.common.errors import StateForbids
+from pgsub.protocol.encoder import RowMessage
+from pgsub.protocol.messages import Column, Delete, Insert, Relation, Truncate, Tuple, Update
+from pgsub.target.ledger.skipped_changes import Kept, Letter
+
+_TEXT = 25
+_TYPES = """
+SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+class Revival:
+    """Reads letters of one transaction.
+
+    :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
+    :param finish_lsn: of the transaction.
+    :param kept: what of it is read.
+    :ivar transaction: what they were part of.
+    """
+
+    def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: Kept) -> None:
+        self._relations: dict[object, Relation] = {}
+        self._types: dict[tuple[str, str], dict[str, int]] = {}
+        for schema, name, _ in kept.totals:
+            rows = connection.execute(_TYPES, (schema, name)).fetchall()
+            self._types[schema, name] = dict(rows)
+        self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
+
+    def changes(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, list[Relation], RowMessage]]:
+        """Each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
+
+        They were one on the publisher where foreign keys are between those tables; where they were several, it comes
+        to the same.
+        """
+        emptied: list[tuple[Letter, Relation]] = []
+        for letter in letters:
+            self.transaction.commit_ts = letter.body["commit_ts"]
+            self.transaction.kind = Kind(letter.body["kind"])
+            relation = self._relation(letter)
+            if emptied and not _together(emptied[-1][0], letter):
+                yield _truncate(emptied)
+                emptied = []
+            if letter.body["operation"] == "TRUNCATE":
+                emptied.append((letter, relation))
+            else:
+                yield letter, [relation], _row_change(letter, relation)
+        if emptied:
+            yield _truncate(emptied)
+
+    def _relation(self, letter: Letter) -> Relation:
+        """The publisher's table as the letter tells it; one whose columns were others is another."""
+        body = letter.body
+        names: dict[str, None] = dict.fromkeys(body.get("new") or {})
+        names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
+        key = (
+            *(letter.schemaname, letter.relname, tuple(names)),
+            *(tuple(body["identity"]), body["replica_identity"], body.get("sync")),
+        )
+        known = self._relations.get(key)
+        if known is None:
+            table = (letter.schemaname, letter.relname)
+            types, identity = self._types[table], set(body["identity"])
+            # the target's modifiers are not those that the values had
+            columns = tuple(Column(int(n in identity), n, types.get(n, _TEXT), -1) for n in names)
+            known = Relation(len(self._relations) + 1, *table, body["replica_identity"], columns)
+            self._relations[key] = known
+        return known
+
+
+def _together(one: Letter, other: Letter) -> bool:
+    same = one.body.get("restart_identity") == other.body.get("restart_identity")
+    return same and one.body["operation"] == other.body["operation"] == "TRUNCATE"
+
+
+def _truncate(emptied: list[tuple[Letter, Relation]]) -> tuple[Letter, list[Relation], RowMessage]:
+    first = emptied[0][0]
+    relations = list({relation.relid: relation for _, relation in emptied}.values())
+    relids = tuple(relation.relid for relation in relations)
+    return first, relations, Truncate(relids, cascade=False, restart_identity=bool(first.body.get("restart_identity")))
+
+
+def _row_change(letter: Letter, relation: Relation) -> RowMessage:
+    body, old = letter.body, None
+    if "old" in body:
+        old = _tuple(relation, body["old"])
+    match body["operation"]:
+        case "INSERT":
+            return Insert(relation.relid, _tuple(relation, body["new"]))
+        case "UPDATE":
+            return Update(relation.relid, body.get("old_kind", ""), old, _tuple(relation, body["new"]))
+        case "DELETE" if old is not None:
+            return Delete(relation.relid, body["old_kind"], old)
+    raise StateForbids(f"row {letter.id} of pgsub.skipped_change on the target cannot be read")
+
+
+def _tuple(relation: Relation, row: dict[str, Any]) -> Tuple:
+    fields = [_field(row, column.name) for column in relation.columns]
+    return Tuple("".join(kind for kind, _ in fields).encode(), tuple(value for _, value in fields))
+
+
+def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
+    """Kind and value, as :meth:`DeadLetters._value` kept them."""
+    if name not in row:
+        return "u", None
+    value = row[name]
+    if value is None:
+        return "n", None
+    if isinstance(value, str):
+        return "t", value.encode()
+    [(form, digits)] = value.items()
+    if form == CUT:
+        raise StateForbids(
+            f'the value of column "{name}" was too large to be kept',
+            detail=f"It had {digits} bytes, and pgsub.skipped_change keeps no row of so many.",
+            hint="Bring the row by hand, from the publisher.",
+        )
+    return ("b" if form == "binary" else "t"), bytes.fromhex(digits)

@@ -1,0 +1,282 @@
+"""From single messages to whole remote transactions. Mirrors apply_dispatch's bookkeeping in worker.c."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from pgsub.apply.stream.batch import CHANGES, RUN_FROM, Run, Stretches
+from pgsub.apply.stream.spool import Spool, SpooledTransaction
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.common.errors import ProtocolViolation
+from pgsub.protocol import envelope, frames
+from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change
+from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.frames import Frames, Segment
+from pgsub.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    LogicalMessage,
+    Message,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+)
+from pgsub.protocol.reader import INT32
+
+_CHANGES = re.compile(b"[" + CHANGES + b"]+")
+_RELATION, _COMMIT, _BEGIN = b"RCB"
+#: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
+MEMORY_LIMIT = 16 << 20
+
+
+#: What comes out of a stream: whole transactions, and how far the publisher has come without one.
+Received: TypeAlias = RemoteTransaction | Run | Keepalive
+
+
+class StreamWatch(Protocol):
+    """Hears of transactions in progress as their stream blocks come in."""
+
+    def started(self, xid: int, spooled: SpooledTransaction) -> None:
+        """A stream block begins."""
+
+    def grown(self, xid: int, spooled: SpooledTransaction) -> None:
+        """More of the open block came in."""
+
+    def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
+        """A stream block ended: everything of it is in the file."""
+
+    def aborted(self, xid: int, subxid: int) -> None:
+        """A subtransaction was rolled back, or with ``subxid == xid`` all of it."""
+
+
+class Assembler:
+    """Feeds on pgoutput messages in the order of arrival and gives whole transactions.
+
+    :param spool: where unfinished and large ones wait.
+    :param parallel_streaming: streaming = parallel was negotiated.
+    :ivar watch: told of transactions in progress, if anybody wants to know.
+    :ivar emitted: takes messages that are not transactional.
+    """
+
+    def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:
+        self._spool = spool
+        self._decoder = Decoder(parallel_streaming)
+        self._current: RemoteTransaction | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._stream: _Stream | None = None
+        self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
+        self.watch: StreamWatch | None = None
+        self.emitted: Callable[[LogicalMessage], None] | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a plain transaction is half received; a spooled one does not count (it is sent again whole)."""
+        return self._current is not None
+
+    def pause(self) -> None:
+        """Nothing more has come in for now: what is buffered of an open stream block can be read."""
+        if self._stream is not None and self.watch is not None:
+            self.watch.grown(self._stream.xid, self._stream.spooled)
+
+    def take(self, received: Frames) -> Iterator[Received]:
+        """Take what was received; nothing of it is read before what came out so far was dealt with.
+
+        :return: whole transactions as they end, and keepalives that stand outside of one.
+        :raises ProtocolViolation: malformed or out of order.
+        """
+        at, codes = 0, received.codes
+        stretches = Stretches(codes) if codes.count(_COMMIT) >= RUN_FROM else None
+        while at < len(codes):
+            code = codes[at]
+            if self._current is not None or self._stream is not None:
+                changes = _CHANGES.match(codes, at)
+                if changes is not None:
+                    self._change(received.range(at, changes.end()))
+                    at = changes.end()
+                    continue
+            elif code == _BEGIN and stretches is not None:
+                run = self._run(received, at, stretches.end(at))
+                if run is not None:
+                    yield run
+                    at = run.segment.end
+                    continue
+            yield from self._single(received, at, code)
+            at += 1
+
+    def _single(self, received: Frames, at: int, code: int) -> Iterator[Received]:
+        if code in (frames.KEEPALIVE, frames.OTHER):
+            opened = envelope.parse(received[at])  # refuses what is neither
+            if isinstance(opened, Keepalive):
+                if self._current is None:
+                    yield opened
+                return
+        transaction = self._control(self._decoder.decode(received.payload(at)), received.range(at, at + 1))
+        if transaction is not None:
+            yield transaction
+
+    def _run(self, received: Frames, start: int, end: int) -> Run | None:
+        """Many transactions that need no looking at one by one."""
+        if received.codes.count(_COMMIT, start, end) < RUN_FROM:
+            return None
+        run = Run.of(received.range(start, end))
+        if run is None or not self._decoder.passes(int(run.end_lsns[0]), run.end_lsn):
+            return None
+        self._describes(run.segment, 1)
+        return run
+
+    def _change(self, messages: Segment) -> None:
+        stream, current = self._stream, self._current
+        if stream is not None:
+            stream.described.update(self._describes(messages, 5))
+            stream.spooled.append(messages)
+        elif current is not None:
+            self._describes(messages, 1)
+            current.size += messages.size
+            current.received.append(messages)
+            if current.spooled is not None or current.size > MEMORY_LIMIT:
+                self._spill(current)
+
+    def _describes(self, messages: Segment, start: int) -> list[int]:
+        """Remember what it says of relations.
+
+        :param start: of the relation's oid in a message.
+        :return: their oids.
+        """
+        found, codes = [], messages.codes
+        at = codes.find(_RELATION)
+        while at >= 0:
+            payload = messages.frames.payload(messages.start + at)
+            if len(payload) < start + 4:
+                raise ProtocolViolation("insufficient data left in message")
+            found.append(int(INT32.unpack_from(payload, start)[0]))
+            self._described[found[-1]] = (payload, start == 5)
+            at = codes.find(_RELATION, at + 1)
+        if len(self._described) > MAX_RELATIONS:
+            raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
+        return found
+
+    def _spill(self, current: RemoteTransaction) -> None:
+        if current.spooled is None:
+            current.spooled = self._spool.open(current.xid)
+        for messages in current.received:
+            current.spooled.append(messages)
+        current.received = []
+
+    def _control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
+        match message:
+            case Begin():
+                self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
+            case BeginPrepare():
+                self._current = RemoteTransaction(message.xid, message.prepare_lsn, kind=Kind.PREPARE)
+            case Commit():
+                return self._ended(message.end_lsn, message.commit_ts)
+            case Prepare():
+                return self._ended(message.end_lsn, message.prepare_ts)
+            case Origin():
+                if self._current is not None:
+                    self._current.origin = message.name
+            case StreamStart():
+                self._started(message.xid)
+            case StreamStop():
+                self._stopped()
+            case StreamAbort():
+                self._aborted(message, raw)
+            case StreamCommit():
+                return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
+            case StreamPrepare():
+                return self._streamed(
+                    message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
+                )
+            case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid):
+                self._discard(xid)
+                return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED)
+            case RollbackPrepared():
+                # the message has no start of its record, only the end: any LSN inside the record covers alike
+                end = message.rollback_end_lsn
+                self._discard(message.xid)
+                return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
+            case LogicalMessage():  # of no transaction: the decoder lets no other pass here
+                if self.emitted is not None:
+                    self.emitted(message)
+            case _:
+                raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
+        return None
+
+    def _ended(self, end_lsn: int, at: int) -> RemoteTransaction | None:
+        done, self._current = self._current, None
+        if done is not None:
+            done.end_lsn, done.commit_ts = end_lsn, at
+        return done
+
+    def _started(self, xid: int) -> None:
+        known = self._streams.get(xid)
+        if known is None:
+            known = self._streams[xid] = _Stream(xid, self._spool.open(xid))
+        self._stream = known
+        if self.watch is not None:
+            self.watch.started(xid, known.spooled)
+
+    def _stopped(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.spooled.pause()
+            if self.watch is not None:
+                self.watch.stopped(stream.xid, stream.spooled)
+
+    def _aborted(self, message: StreamAbort, raw: Segment) -> None:
+        if message.xid == message.subxid:
+            self._discard(message.xid)
+            return
+        stream = self._streams.get(message.xid)
+        if stream is not None:
+            if self.watch is not None:
+                self.watch.aborted(message.xid, message.subxid)
+            stream.spooled.abort(message.subxid, raw)
+
+    def _discard(self, xid: int) -> None:
+        """A transaction in progress comes to nothing.
+
+        One that was prepared before the stream began is not sent again as prepared, but when it is the largest that a
+        full memory of the publisher holds (ReorderBufferCheckMemoryLimit) its changes are streamed all the same, and
+        nothing but COMMIT PREPARED or ROLLBACK PREPARED ends that.
+        """
+        stream = self._streams.pop(xid, None)
+        if stream is not None:
+            if self.watch is not None:
+                self.watch.aborted(xid, xid)
+            stream.spooled.remove()
+
+    def _streamed(self, xid: int, finish_lsn: int, end_lsn: int, at: int, kind: Kind) -> RemoteTransaction:
+        stream = self._streams.pop(xid, None) or _Stream(xid, self._spool.open(xid))
+        newest = [decode_change(*self._described[relid]) for relid in sorted(stream.described)]
+        return RemoteTransaction(
+            xid,
+            finish_lsn,
+            end_lsn,
+            at,
+            kind,
+            in_stream=True,
+            size=stream.spooled.size,
+            spooled=stream.spooled,
+            leaves=tuple(one for one in newest if isinstance(one, Relation)),
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A transaction in progress."""
+
+    xid: int
+    spooled: SpooledTransaction
+    described: set[int] = field(default_factory=set)  #: relations of which it said something

@@ -1,0 +1,247 @@
+"""Many small transactions one behind the other, without an object for each: what a backlog of them becomes.
+
+As :class:`~pgsub.apply.stream.transactions.RemoteTransaction` is for one; each can be had singly where somebody must
+look at it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.protocol import frames
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
+from pgsub.protocol.messages import Origin
+
+#: From so many transactions on it pays to read their ends together.
+RUN_FROM = 16
+
+#: Changes and what describes them, by their types: part of the transaction that they stand in.
+CHANGES = b"IUDRYTM"
+_BEGIN, _COMMIT, _ORIGIN = b"BCO"
+_BEGIN_SIZE = frames.ENVELOPE + 1 + 8 + 8 + 4
+_COMMIT_SIZE = frames.ENVELOPE + 1 + 1 + 8 + 8 + 8
+_Numbers = NDArray[np.int64]
+
+
+def _breaks() -> NDArray[np.bool_]:
+    """By the types of two messages, 256 times the first plus the second: they do not follow each other in a run.
+
+    There is nothing but plain transactions in it; keepalives may stand between them, and an origin behind BEGIN.
+    """
+    table = np.ones((256, 256), np.bool_)
+    for first, second in (b"B", b"O" + CHANGES + b"C"), (b"O" + CHANGES, CHANGES + b"C"), (b"C\0", b"B\0"):
+        table[np.ix_(list(first), list(second))] = False
+    return table.reshape(-1)
+
+
+_BREAKS = _breaks()
+
+
+class Stretches:
+    """Where whole plain transactions one behind the other end, by the types of received messages.
+
+    :param codes: the types.
+    """
+
+    def __init__(self, codes: bytes) -> None:
+        self._codes = codes
+        types = np.frombuffer(codes, np.uint8)
+        pairs = types[:-1].astype(np.uint16) << 8
+        pairs |= types[1:]
+        self._ends: list[int] = [*(np.flatnonzero(_BREAKS[pairs]) + 1).tolist(), len(codes)]
+
+    def end(self, start: int) -> int:
+        """Behind the last COMMIT of those that begin with a message; ``start`` where not one is whole."""
+        stop = self._ends[bisect.bisect_right(self._ends, start)]
+        return max(self._codes.rfind(_COMMIT, start, stop) + 1, start)
+
+
+class Run:
+    """Whole plain transactions in the order of their commits.
+
+    :param segment: all their messages: BEGIN and COMMIT, and keepalives between them, too.
+    :param begins: numbers of the BEGIN messages in the frames.
+    :param commits: of the COMMIT messages.
+    :ivar finish_lsns: commit LSN of each.
+    """
+
+    in_stream = False
+
+    def __init__(
+        self, segment: Segment, begins: _Numbers, commits: _Numbers, finish_lsns: _Numbers, end_lsns: _Numbers
+    ) -> None:
+        self.segment = segment
+        self.finish_lsns, self.end_lsns = finish_lsns, end_lsns
+        self._begins, self._commits = begins, commits
+        self._single: dict[int, RemoteTransaction] = {}
+        self._starts: list[int] | None = None
+
+    @classmethod
+    def of(cls, segment: Segment) -> Run | None:
+        """Read what :class:`Stretches` found; None where a message is not as it must be, or is not one of them.
+
+        Whoever reads them one by one finds out which.
+        """
+        codes = np.frombuffer(segment.codes, np.uint8)
+        begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
+        if not _alternate(begins, commits, len(codes)):
+            return None
+        edges = segment.frames.places[segment.start : segment.end + 1]
+        sizes = np.diff(edges)
+        if (sizes[begins] != _BEGIN_SIZE).any() or (sizes[commits] != _COMMIT_SIZE).any():
+            return None
+        words = _Words(segment.frames.buffer)
+        ended = edges[commits] + frames.ENVELOPE
+        begun, finish, end = words.at(edges[begins] + frames.ENVELOPE + 1), words.at(ended + 2), words.at(ended + 10)
+        flags = np.frombuffer(segment.frames.buffer, np.uint8)[ended + 1]
+        if flags.any() or (begun != finish).any() or (np.diff(end) <= 0).any() or (finish > end).any() or begun[0] <= 0:
+            return None
+        return cls(segment, begins + segment.start, commits + segment.start, finish, end)
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return self.segment.size
+
+    @property
+    def end_lsn(self) -> int:
+        """Of the last one."""
+        return int(self.end_lsns[-1])
+
+    def cut(self, count: int) -> tuple[Run, Run]:
+        """The first ``count`` and the rest; neither is empty."""
+        found, middle = self.segment.frames, int(self._begins[count])
+        first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
+        rest = found.range(middle, self.segment.end)
+        return (
+            Run(first, self._begins[:count], self._commits[:count], self.finish_lsns[:count], self.end_lsns[:count]),
+            Run(rest, self._begins[count:], self._commits[count:], self.finish_lsns[count:], self.end_lsns[count:]),
+        )
+
+    def segments(self) -> Iterator[Segment]:
+        """Its messages."""
+        yield self.segment
+
+    def transactions(self) -> list[RemoteTransaction]:
+        """Each by itself."""
+        return [self._made(number) for number in range(len(self))]
+
+    def transaction_of(self, frame: int) -> RemoteTransaction:
+        """The one that a message is of.
+
+        :param frame: its number in the frames.
+        """
+        if self._starts is None:
+            self._starts = self._begins.tolist()
+        return self._made(bisect.bisect_left(self._starts, frame) - 1)
+
+    def _made(self, number: int) -> RemoteTransaction:
+        """The same object each time: who asks for one of many must not pay for all."""
+        known = self._single.get(number)
+        if known is None:
+            known = self._single[number] = self.one(number)
+        return known
+
+    def one(self, number: int) -> RemoteTransaction:
+        """One of them by itself."""
+        found, begin, commit = self.segment.frames, int(self._begins[number]), int(self._commits[number])
+        xid = int.from_bytes(found.payload(begin)[17:21])
+        one = RemoteTransaction(xid, int(self.finish_lsns[number]), int(self.end_lsns[number]))
+        one.commit_ts = int.from_bytes(found.payload(commit)[18:26], signed=True)
+        begin += 1
+        if found.codes[begin] == _ORIGIN:
+            message = decode_change(found.payload(begin), False)
+            one.origin = message.name if isinstance(message, Origin) else None
+            begin += 1
+        one.received = [found.range(begin, commit)] if begin < commit else []
+        one.size = sum(segment.size for segment in one.received)
+        return one
+
+
+Item: TypeAlias = RemoteTransaction | Run
+
+
+class Batch:
+    """Whole transactions in the order of their commits, to be applied together."""
+
+    def __init__(self, items: Sequence[Item] = ()) -> None:
+        self.items = list(items)
+        self.count = sum(map(_count, self.items))
+        self.size = sum(item.size for item in self.items)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, item: Item) -> None:
+        """One more, or some."""
+        self.items.append(item)
+        self.count += _count(item)
+        self.size += item.size
+
+    @property
+    def last(self) -> RemoteTransaction:
+        """The one that ends it."""
+        item = self.items[-1]
+        return item.one(len(item) - 1) if isinstance(item, Run) else item
+
+    def transactions(self) -> Iterator[RemoteTransaction]:
+        """Each by itself."""
+        for item in self.items:
+            if isinstance(item, Run):
+                yield from item.transactions()
+            else:
+                yield item
+
+    def cut(self, count: int) -> tuple[Batch, Batch]:
+        """The first ``count`` transactions, and the rest; either may be empty."""
+        first, left = Batch(), count
+        for number, item in enumerate(self.items):
+            size = _count(item)
+            if size <= left:
+                first.add(item)
+                left -= size
+                continue
+            if not left or not isinstance(item, Run):
+                return first, Batch(self.items[number:])
+            head, tail = item.cut(left)
+            first.add(head)
+            return first, Batch([tail, *self.items[number + 1 :]])
+        return first, Batch()
+
+    def release(self) -> None:
+        """They are done."""
+        for item in self.items:
+            if isinstance(item, RemoteTransaction):
+                item.release()
+
+
+def _alternate(begins: _Numbers, commits: _Numbers, size: int) -> bool:
+    """Whether each of some messages but keepalives is of one transaction, from its BEGIN to its COMMIT."""
+    if not len(begins) or len(begins) != len(commits) or begins[0] != 0 or commits[-1] != size - 1:
+        return False
+    return bool((begins < commits).all() and (commits[:-1] < begins[1:]).all())
+
+
+def _count(item: Item) -> int:
+    return len(item) if isinstance(item, Run) else 1
+
+
+class _Words:
+    """Eight bytes at any offset as a number."""
+
+    def __init__(self, buffer: bytes) -> None:
+        self._words = np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))
+
+    def at(self, offsets: _Numbers) -> _Numbers:
+        """Most significant byte first; an LSN beyond 2^63 is negative, and no publisher has one."""
+        return self._words[offsets].astype(np.int64)

@@ -1,0 +1,296 @@
+"""The stream from the publisher in a thread of its own. Mirrors LogicalRepApplyLoop's outer half (worker.c).
+
+Receiving and applying overlap; keepalives are answered while a large batch runs on the target; the thread that owns
+the connection is the only one that sends feedback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgsub.apply.stream.publisher_shutdown import STANDSTILL_SECONDS, Standstill
+from pgsub.common import failpoints
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.common.threads import Owned
+from pgsub.protocol import envelope, frames
+from pgsub.protocol.envelope import Keepalive, XLogData
+from pgsub.protocol.frames import Frames
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher.walsender import WalSender
+
+QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
+#: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
+#: larger pieces cost less.
+HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
+#: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
+#: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
+#: packet of its own, and wakes the reader up; the kernel joins those that wait. Small ones never come to MUCH_BYTES in
+#: that time: large ones are, and to wait for them would only make them slow.
+FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
+#: Status updates in the time in which the publisher wants to hear of us.
+_ANSWERS = 4
+#: Seconds between two of them that say the same: a publisher that shuts down asks again as soon as it is answered. And
+#: after which the write position is told by itself: apply mostly has more to tell before.
+_SOON_SECONDS = 0.1
+EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
+
+
+def now() -> int:
+    """Microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
+    return time.time_ns() // 1000 - EPOCH_2000
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds.
+
+    :ivar status_interval: between unsolicited status updates.
+    :ivar timeout: of silence after which the publisher counts as lost; infinite where it never does.
+    :ivar idle_interval: between writes to the ledger for positions without a transaction that nobody asks for.
+    """
+
+    status_interval: float = 10.0
+    timeout: float = 60.0
+    idle_interval: float = 10.0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        wal_receiver_timeout: float | None = None,
+        status_interval: float | None = None,
+        wal_sender_timeout: float | None = None,
+    ) -> Timing:
+        """From settings of the two servers in seconds, where 0 means never and None that it is not known."""
+        intervals = [float(status_interval or 0), float(wal_sender_timeout or 0) / _ANSWERS]
+        if status_interval is None:
+            intervals.append(cls().status_interval)
+        timeout = cls().timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
+        idle = status_interval or cls().idle_interval
+        return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf, float(idle))
+
+
+class Receiver(Owned):
+    """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
+
+    :param walsender: a started stream.
+    :param position: where it started; the first write position.
+    :param flushed: what the ledger says was reported before; the first flush and apply positions.
+    :param timing: see :class:`Timing`.
+    :param applies: differs where anything was applied since it was called last.
+    """
+
+    def __init__(
+        self, walsender: WalSender, position: int, flushed: int, timing: Timing, applies: Callable[[], object]
+    ) -> None:
+        super().__init__("apply_receiver", "receiver", died=self._wake_taker)
+        self._walsender = walsender
+        self._status_interval = timing.status_interval
+        self._timeout = timing.timeout
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ready = threading.Condition()
+        self._queue: deque[Frames] = deque()
+        self._queued = 0
+        self._error: Exception | None = None
+        self._closing = False
+        self._held = 0  #: bytes that were read and not delivered
+        self._flows = False  #: something came with the last look that more will follow
+        self._floods = False  #: and much of it
+        self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
+        self._due = self._ping = False
+        self._asked = False  #: the publisher wants an answer
+        self._untold_since = 0.0  #: when something was received that it has not been told of, 0.0 for nothing
+        self._applies = applies
+        self._standstill = Standstill(walsender.connection)
+        self.received = position
+        self.applied = self.flushed = flushed
+        self.reported = 0  #: flush position of the last feedback that was sent
+        self.told = 0  #: apply position of the last feedback: latest_end_lsn of pg_stat_subscription
+        self.last_send_ts = 0
+        self.last_receipt_ts = 0
+
+    # what the applying thread calls
+
+    def take(self, timeout: float) -> Frames | None:
+        """Next burst of CopyData messages, None when none came in time.
+
+        :raises PgsubError: the stream ended or broke, after everything received before was taken.
+        """
+        with self._ready:
+            if not self._queue and self._error is None and self.death is None:
+                self._ready.wait(timeout)
+            if self._queue:
+                burst = self._queue.popleft()
+                was_full = self._queued >= QUEUE_BYTES
+                self._queued -= len(burst.buffer)
+                if (was_full and self._queued < QUEUE_BYTES) or (self._held_since and not self._queue):
+                    self._wake()
+                return burst
+            if self._error is not None or self.death is not None:
+                raise self._error or self.death or AssertionError
+            return None
+
+    def idle(self) -> bool:
+        """Whether nothing more is at hand."""
+        return not self._queue and not self._held_since
+
+    def flows(self) -> bool:
+        """Whether more is about to come."""
+        return self._flows
+
+    def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
+        """Set what the next feedback says, and send it soon if that is new."""
+        applied, flushed = max(self.applied, applied or 0), max(self.flushed, flushed or 0)
+        if (applied, flushed) != (self.applied, self.flushed):
+            self.applied, self.flushed = applied, flushed
+            self._due = True
+            self._wake()
+
+    def ping(self) -> None:
+        """Ask the publisher for a keepalive: an idle one finishes hand-overs too."""
+        self._ping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Send what is still to be reported, end the stream, stop the thread."""
+        self._closing = True
+        self._wake()
+        self.join(10)
+        if not self.is_alive():  # a thread that hangs in a dead connection still polls them
+            os.close(self._wake_write)
+            os.close(self._wake_read)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups already
+
+    # the thread
+
+    def work(self) -> None:
+        """Receive until :meth:`close`, then end the stream."""
+        try:
+            self._loop()
+            self._walsender.stop(timeout=3)
+        except Exception as error:
+            with self._ready:
+                self._error = error
+                self._ready.notify_all()
+            # what was received may take its time yet, and the publisher is not to wait for it
+            with contextlib.suppress(Exception):
+                self._walsender.stop(timeout=1)
+            with contextlib.suppress(Exception):
+                self._walsender.connection.close()
+
+    def _wake_taker(self) -> None:
+        with self._ready:
+            self._ready.notify_all()
+
+    def _loop(self) -> None:
+        last_heard = last_status = time.monotonic()
+        pinged, more = False, True  # the start may have left messages in libpq's hands
+        while not self._closing:
+            self.alive()
+            # bytes of a large message count as well: it may take longer to come than the timeout is long
+            if self._flows and not self._floods:
+                time.sleep(FLOW_SECONDS)
+            longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if self._asked or self._untold_since else 1.0
+            due = last_status + self._status_interval - time.monotonic()
+            heard = not more and self._wait(max(0.0, min(longest, due)))
+            full = self._queued >= QUEUE_BYTES
+            burst = None if full or self._holds() else self._walsender.receive()
+            clock, more = time.monotonic(), bool(burst)
+            if burst or heard or full:
+                last_heard, pinged = clock, False
+            if burst:
+                self._deliver(burst)
+            elif clock - last_heard > self._timeout:
+                raise PublisherUnavailable("terminating logical replication worker due to timeout")
+            elif clock - last_heard > self._timeout / 2 and not pinged:
+                pinged = self._ping = True
+            answers = self._asked and clock - last_status >= _SOON_SECONDS
+            late = self._untold_since and clock - self._untold_since >= _SOON_SECONDS
+            if self._due or self._ping or answers or late or clock - last_status >= self._status_interval:
+                self._feedback()
+                last_status = clock
+            if self._standstill.in_vain(clock, (self.received, self.flushed, self._applies()), unread=full):
+                raise self._shut_down()
+        self._feedback()
+
+    def _shut_down(self) -> PublisherUnavailable:
+        received, flushed = format_lsn(self.received), format_lsn(self.flushed)
+        return PublisherUnavailable(
+            "terminating logical replication worker because the publisher is shutting down",
+            detail=f"Nothing has moved for {STANDSTILL_SECONDS:.0f} seconds: WAL was received up to {received} and"
+            f" confirmed up to {flushed}.",
+            hint="The publisher sends it again when it is back. What apply waits for on the target, such as a lock, is"
+            " in pg_stat_activity there.",
+        )
+
+    def _holds(self) -> bool:
+        """Read what is there; whether that is all for now."""
+        before, held = self._held, self._walsender.fill()
+        self._held, self._flows = held, held - before >= FLOW_BYTES
+        self._floods = held - before >= MUCH_BYTES
+        clock = time.monotonic()
+        since = self._held_since or clock
+        if self._queue and 0 < held < HOLD_BYTES and clock - since < HOLD_SECONDS:
+            self._held_since = since
+            return True
+        return False
+
+    def _wait(self, timeout: float) -> bool:
+        """Until something comes or is to be said; whether it came from the publisher.
+
+        What libpq holds already does not make the socket readable.
+        """
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._queued < QUEUE_BYTES:
+            poll.register(self._walsender.fileno, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(timeout * 1000)}
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        return self._walsender.fileno in ready
+
+    def _deliver(self, burst: Frames) -> None:
+        last, before = envelope.parse(burst.head(len(burst) - 1)), self.received
+        if isinstance(last, XLogData):
+            self.received = max(self.received, last.start, last.wal_end)
+        else:
+            self.received = max(self.received, last.wal_end)
+        if self.received > before:
+            self._untold_since = self._untold_since or time.monotonic()
+        self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
+        codes = burst.codes
+        at = codes.find(frames.KEEPALIVE)
+        while at >= 0:
+            keepalive = envelope.parse(burst[at])
+            if isinstance(keepalive, Keepalive) and keepalive.reply_requested:
+                self._asked = True
+                self._standstill.asked(time.monotonic())
+            at = codes.find(frames.KEEPALIVE, at + 1)
+        with self._ready:
+            self._held, self._held_since = 0, 0.0
+            self._queue.append(burst)
+            self._queued += len(burst.buffer)
+            self._ready.notify()
+
+    def _feedback(self) -> None:
+        ping, self._ping, self._due, self._asked, self._untold_since = self._ping, False, False, False, 0.0
+        flushed = self.flushed
+        write = max(self.received, self.applied, flushed)
+        self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
+        self.told = max(self.applied, flushed)
+        if flushed > self.reported:
+            self.reported = flushed
+            failpoints.point("apply.after_feedback")

@@ -1,0 +1,106 @@
+"""A remote transaction, whole: what the rest of this room is given. Mirrors what worker.c keeps of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pgsub.apply.stream.spool import SpooledTransaction
+from pgsub.common.errors import ProtocolViolation
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Segment
+from pgsub.protocol.lsn import MAX_LSN
+from pgsub.protocol.messages import Relation, Truncate
+from pgsub.protocol.reader import INT32
+
+_ROWS = frozenset(b"IUD")
+_DECODED = frozenset(b"RT")
+
+
+class Kind(Enum):
+    """How a remote transaction ended, or what became of one that was prepared."""
+
+    COMMIT = "COMMIT"
+    PREPARE = "PREPARE"
+    COMMIT_PREPARED = "COMMIT PREPARED"
+    ROLLBACK_PREPARED = "ROLLBACK PREPARED"
+
+
+@dataclass(slots=True)
+class RemoteTransaction:
+    """A transaction of the publisher that was committed or prepared, whole; or the end of a prepared one.
+
+    ``finish_lsn`` is its commit_lsn or prepare_lsn (what decides coverage and what skip takes), ``end_lsn`` the
+    progress after it.
+    """
+
+    xid: int
+    finish_lsn: int
+    end_lsn: int = 0
+    commit_ts: int = 0
+    kind: Kind = Kind.COMMIT
+    origin: str | None = None
+    in_stream: bool = False  #: messages carry an xid
+    size: int = 0
+    received: list[Segment] = field(default_factory=list)
+    spooled: SpooledTransaction | None = None
+    #: what the publisher takes for known of the relations that a streamed transaction described: it may have
+    #: described them anew, in other transactions, since
+    leaves: tuple[Relation, ...] = ()
+    _scanned: tuple[set[int], list[Relation]] | None = None
+
+    @property
+    def decided_by(self) -> int:
+        """The LSN that says which side of a table's hand-over it lies on.
+
+        A transaction is only sent as prepared once every table is ready (the slot's two_phase_at lies beyond every
+        srsublsn), and one that was prepared before that is sent late, with its old LSN: neither is covered.
+        """
+        return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN
+
+    def segments(self) -> Iterator[Segment]:
+        """Its messages in order; may be asked for again."""
+        if self.spooled is not None:
+            yield from self.spooled.kept()
+        yield from self.received
+
+    def payloads(self) -> Iterator[bytes]:
+        """The same, one by one."""
+        for segment in self.segments():
+            yield from segment.payloads()
+
+    def relids(self) -> set[int]:
+        """Remote relations it changes."""
+        return self._scan()[0]
+
+    def described(self) -> list[Relation]:
+        """What it says of relations before it changes them."""
+        return self._scan()[1]
+
+    def _scan(self) -> tuple[set[int], list[Relation]]:
+        """Asked again and again while a claim keeps the transaction back, and its file may be long: read once."""
+        if self._scanned is None:
+            found: set[int] = set()
+            described: list[Relation] = []
+            for payload in self.payloads():
+                if payload[0] in _ROWS:
+                    found.add(self._relid(payload))
+                elif payload[0] in _DECODED:
+                    message = decode_change(payload, self.in_stream)
+                    found.update(message.relids if isinstance(message, Truncate) else ())
+                    described += [message] if isinstance(message, Relation) else []
+            self._scanned = found, described
+        return self._scanned
+
+    def _relid(self, payload: bytes) -> int:
+        start = 5 if self.in_stream else 1
+        if len(payload) < start + 4:
+            raise ProtocolViolation("insufficient data left in message")
+        relid: int = INT32.unpack_from(payload, start)[0]
+        return relid
+
+    def release(self) -> None:
+        """It is done: nothing of it is needed again."""
+        if self.spooled is not None:
+            self.spooled.remove()

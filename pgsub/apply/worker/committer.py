@@ -1,0 +1,342 @@
+"""Remote transactions into the target, each whole, in order, together with the ledger.
+
+Everything that carries the promise is here once: the lock before the decision, the compare-and-set with the data.
+Mirrors apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare (worker.c).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from pgsub.apply.commit.ledger_commit import LedgerCommit
+from pgsub.apply.commit.two_phase import TwoPhase
+from pgsub.apply.conflicts.conflict import Record
+from pgsub.apply.conflicts.logical_messages import EmittedMessage
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.parallel.worker import Applier
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.sets.counters import Counters
+from pgsub.apply.sets.writer import Deviation
+from pgsub.apply.skip.skip import Skipping
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.apply.worker.policy import Decider
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import LogicalMessage, Relation
+from pgsub.target.ledger.skip import Skip
+
+_log = logging.getLogger(__name__)
+
+#: invalid_sql_statement_name: psycopg deallocates every prepared statement of the session after a rollback that it
+#: sees, the pipeline's too; they are prepared again.
+_DEALLOCATED = "26000"
+_DEADLOCK = "40P01"
+_TRIES = 5
+#: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
+#: for each, and none can be pruned before the commit.
+ROW_TRANSACTIONS = 200
+#: Transactions that go into one commit where sets change each row once.
+TRANSACTIONS = 1_000_000
+#: Messages that belong to no transaction and wait for a commit.
+_MESSAGES = 1000
+
+
+class Committer:
+    """Applies transactions through the worker's own session, or has what an applier did committed.
+
+    :param role: decides what is taken.
+    :param give_way: ends the appliers where the worker's own session is in a deadlock; False if there are none.
+    :param beat: called now and then while an applier is waited for.
+    :param set_based: whether changes may be executed as sets.
+    :ivar remote_lsn: end LSN of the last committed transaction.
+    :ivar recorded: something waits for the launcher that feedback must not pass.
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        role: Decider,
+        subid: int,
+        *,
+        give_way: Callable[[], bool],
+        beat: Callable[[], None],
+        set_based: bool,
+    ) -> None:
+        self._session = session
+        self._role = role
+        self._subid = subid
+        self._give_way = give_way
+        self._beat = beat
+        self._ending = LedgerCommit(session.connection, session.progress, subid)
+        self._executor = Executor(
+            session.connection,
+            subid,
+            session.relations,
+            self._ending.record,
+            set_based=set_based,
+            holds=role.holds,
+        )
+        self._set_based = set_based
+        self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
+        self._skipping = Skipping(session, self._ending, self._executor, subid)
+        self._two_phase = TwoPhase(session, self._ending, subid)
+        self._emitted: list[EmittedMessage] = []
+        self.remote_lsn = session.progress.remote_lsn
+        self.applied_in_parallel = 0
+
+    @property
+    def recorded(self) -> bool:
+        """See the class."""
+        return self._ending.recorded
+
+    @recorded.setter
+    def recorded(self, value: bool) -> None:
+        self._ending.recorded = value
+
+    @property
+    def changes(self) -> int:
+        """Rows applied, for statistics."""
+        return self._executor.changes + self.applied_in_parallel
+
+    def skim(self, transaction: RemoteTransaction) -> None:
+        """Nothing of it is applied; what it says of relations is learnt."""
+        self._executor.skim(transaction)
+
+    def emitted(self, message: LogicalMessage) -> None:
+        """A message that belongs to no transaction came in."""
+        self._emitted.append(EmittedMessage.of(message, None))
+        if len(self._emitted) >= _MESSAGES:
+            self.record_emitted()
+
+    def record_emitted(self) -> None:
+        """Commit what :meth:`emitted` took: before ledger or feedback pass it, for it is not sent again then."""
+        if not self._emitted:
+            return
+        with self._session.connection.transaction():
+            self._session.progress.lock(self.remote_lsn)
+            self._ending.record(self._emitted)
+        self._emitted = []
+
+    @property
+    def counters(self) -> Counters:
+        """How changes were executed."""
+        return self._executor.counters
+
+    def apply(self, batch: Batch, applier: Applier | None = None) -> int:
+        """Apply the first ones of a batch: as many as the role admits, in one target transaction if all is well.
+
+        :param batch: of kind COMMIT, or a single one of any kind.
+        :param applier: has applied the single one while it arrived.
+        :return: how many are committed; 0 if the role wants to be asked again.
+        :raises PgsubError: located; the session is out of its transaction, or lost.
+        """
+        first = batch.items[0]
+        if isinstance(first, RemoteTransaction):
+            if first.kind is Kind.PREPARE:
+                return self._prepare(first, applier)
+            if first.kind is not Kind.COMMIT:
+                return self._moved(self._two_phase.finish(self.remote_lsn, first))
+            if applier is not None and self._commit_applied(first, applier):
+                return 1
+        batch = batch.cut(self._limit)[0]
+        serial = self.counters.serial
+        done = self._trying(lambda: self._commit(batch))
+        by_rows = done is None or not self._set_based or self.counters.serial > serial
+        self._limit = ROW_TRANSACTIONS if by_rows else min(2 * self._limit, TRANSACTIONS)
+        return self._serially(batch) if done is None else done
+
+    # whole transactions, through the worker's own session
+
+    def _trying(self, apply: Callable[[], int]) -> int | None:
+        """Again after what another try mends; None for a fault whose row is still to be named."""
+        before = self._session.relations.snapshot()
+        for _ in range(_TRIES):
+            try:
+                return apply()
+            except Deviation as deviation:
+                _log.debug("a batch is replayed row by row: %s", deviation)
+                self._back_to(before)
+                self.counters.fallbacks += 1
+                return None
+            except PgsubError as error:
+                if not self._back_to(before):
+                    raise
+                if error.sqlstate == _DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
+                    continue
+                if not _ours(error):
+                    raise
+                self.counters.fallbacks += 1
+                return None
+        return None
+
+    def _back_to(self, relations: dict[int, Relation]) -> bool:
+        """After a rollback: what the batch said of relations was not said. False if the session is lost."""
+        if not self._ending.rolled_back():
+            return False
+        self._session.relations.restore(relations)
+        self._executor.forget()
+        return True
+
+    def _serially(self, batch: Batch) -> int:
+        """Row by row: everything before the transaction with the fault is committed, and the fault is named."""
+        total, size = len(batch), ROW_TRANSACTIONS
+        with self._executor.naming_rows():
+            while len(batch):
+                part = batch.cut(size)[0]
+                before = self._session.relations.snapshot()
+                try:
+                    done = self._commit(part)
+                except PgsubError as error:
+                    size = _good(part, error)
+                    if not self._back_to(before) or not size:
+                        raise
+                    continue
+                batch = batch.cut(done)[1]
+                if not done:
+                    break
+                size = min(2 * size, ROW_TRANSACTIONS)
+                self._beat()
+        return total - len(batch)
+
+    def _commit(self, batch: Batch) -> int:
+        self._session.progress.open(self.remote_lsn)
+        count = self._role.admit(batch)
+        if count == 0:
+            self._session.connection.execute("ROLLBACK")
+            return 0
+        failpoints.point("apply.batch_open")
+        batch = self._run(batch.cut(count)[0])
+        self._moved(self._ending.commit(self.remote_lsn, batch.last))
+        return len(batch)
+
+    def _run(self, batch: Batch) -> Batch:
+        """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
+        skip = self._skips()
+        if skip is None:
+            self._ending.record(self._executor.run(batch.items, self._role.admits))
+            return batch
+        part = self._skipping.part(skip, batch)
+        self._skipping.run(skip, part, self._role.admits)
+        return part
+
+    def _skips(self) -> Skip | None:
+        """What is not to be applied, as the ledger says now; a sync worker leaves the rules for floods alone."""
+        progress = self._session.progress
+        self._session.relations.floods = progress.floods if progress.applies else ()
+        return progress.skip
+
+    def _moved(self, remote_lsn: int) -> int:
+        self.remote_lsn = remote_lsn
+        return 1
+
+    # a transaction that was applied while it arrived
+
+    def _commit_applied(self, transaction: RemoteTransaction, applier: Applier) -> bool:
+        """Commit what the applier holds; False where it is to be replayed from its file."""
+        records = applier.complete(transaction, self._beat)
+        session = applier.session
+        if records is None or session is None:
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            return False
+        ending = LedgerCommit(session.connection, session.progress, self._subid)
+        try:
+            session.progress.lock(self.remote_lsn)
+            changed = session.progress.states_version != applier.version
+            if changed or session.progress.skips:
+                why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
+                _log.debug("transaction %s is replayed: %s", transaction.xid, why)
+                ending.rolled_back()  # its locks would stand in the way
+                return False
+            ending.record(records)
+            self._moved(ending.commit(self.remote_lsn, transaction))
+        except (PgsubError, psycopg.Error) as error:
+            if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ending.rolled_back():
+                raise  # perhaps it is committed: the ledger knows
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)
+            return False
+        self._done_in_parallel(transaction, applier, ending.recorded)
+        return True
+
+    def _done_in_parallel(self, transaction: RemoteTransaction, applier: Applier, recorded: bool) -> None:
+        self.recorded |= recorded
+        self.applied_in_parallel += applier.changes
+        self.counters.add(applier.counters)
+        self._session.relations.learn_from(transaction)
+
+    # prepared transactions
+
+    def _prepare(self, transaction: RemoteTransaction, applier: Applier | None) -> int:
+        def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
+            # what an applier holds is gone after a PREPARE that failed: the next try begins with nothing
+            nonlocal applier
+            once, applier = applier, None
+            return self._applied(transaction, once) or self._open(transaction)
+
+        def attempt() -> int:
+            moved = self._two_phase.prepare(self.remote_lsn, transaction, applied, lambda: self.skim(transaction))
+            return 0 if moved is None else self._moved(moved)
+
+        done = self._trying(attempt)
+        if done is not None:
+            return done
+        with self._executor.naming_rows():
+            try:
+                return attempt()
+            except PgsubError:
+                self._ending.rolled_back()
+                raise
+
+    def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
+        """Its changes in a transaction that never touches the progress row: a prepared one would keep the lock."""
+        progress = self._session.progress
+        progress.read()
+        if progress.remote_lsn != self.remote_lsn:
+            raise StreamsMustRestart("the ledger is not where this worker left it")
+        if not self._role.admit(Batch([transaction])):
+            return None
+        self._session.connection.execute("BEGIN")
+        skip = self._skips()
+        if skip is None:
+            return self._session, self._executor.run([transaction], self._role.admits)
+        self._skipping.run(skip, Batch([transaction]), self._role.admits)
+        return self._session, ()
+
+    def _applied(
+        self, transaction: RemoteTransaction, applier: Applier | None
+    ) -> tuple[TargetSession, Sequence[Record]] | None:
+        if applier is None:
+            return None
+        records, session = applier.complete(transaction, self._beat), applier.session
+        if records is None or session is None:
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            return None
+        self._session.progress.read()
+        if self._session.progress.states_version != applier.version or self._session.progress.skips:
+            LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
+            return None
+        self._done_in_parallel(transaction, applier, recorded=False)
+        return session, records
+
+
+def _ours(error: PgsubError) -> bool:
+    """Whether a change is to blame, and row by row it shows which."""
+    located = error.directive is Directive.STOP and error.context is not None
+    return error.directive is Directive.FAULT or located
+
+
+def _good(batch: Batch, error: PgsubError) -> int:
+    """How many transactions of a batch to try by themselves after a fault; 0: it is known whose it is.
+
+    A deferred constraint fails at the COMMIT of all of them and names the last.
+    """
+    if not _ours(error):
+        return 0
+    lsns = [format_lsn(one.finish_lsn) for one in batch.transactions()]
+    named = error.finish_lsn if isinstance(error, ApplyError) else None
+    good = lsns.index(named) if named in lsns else len(lsns)
+    return good if good < len(lsns) - 1 else len(lsns) // 2

@@ -1,0 +1,192 @@
+"""Kept changes of tables that are released, applied by the apply worker between batches.
+
+They go through a session of their own, for they come with descriptions of relations that the stream has long replaced,
+and in bounded transactions that remove what they apply. A fault is one of the remote transaction it came with, as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+import psycopg
+
+from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.session import Streams, TargetSession
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.apply.worker.committer import Committer
+from pgsub.apply.worker.start import WorkerSpec
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError, StreamsMustRestart
+from pgsub.common.pasted import word
+from pgsub.protocol import kept
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.frames import Frames
+from pgsub.protocol.messages import Relation
+from pgsub.target.catalog.relation import name_of
+from pgsub.target.ledger import held_tables
+from pgsub.target.ledger.held_tables import Stretch
+
+#: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
+STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
+#: Between looks whether the last table can be as any other again.
+PAUSE_SECONDS = 0.2
+
+
+class Releasing:
+    """Of one apply worker."""
+
+    def __init__(self, streams: Streams, spec: WorkerSpec) -> None:
+        self._streams = streams
+        self._spec = spec
+        self._tables: set[int] = set()
+        self._version = -1
+        self._work: tuple[TargetSession, _KeptChanges, Committer] | None = None
+        self._moved = False
+        self._next_look = 0.0
+
+    def tables(self, relids: set[int], version: int) -> None:
+        """The tables that are being released, and the ``states_version`` that says so."""
+        self._tables, self._version = relids, version
+        self._next_look = 0.0
+        if not relids:
+            self.close()
+
+    def close(self) -> None:
+        """End the session."""
+        if self._work is not None:
+            self._work[0].connection.close()
+            self._work = None
+
+    def step(self, remote_lsn: int) -> bool:
+        """Apply kept changes, for a while.
+
+        :param remote_lsn: where the worker has left the ledger.
+        :return: whether the states of the tables are to be read again.
+        :raises PgsubError: located, with the remote transaction that the change came with.
+        """
+        if not self._tables or time.monotonic() < self._next_look:
+            return False
+        if self._work is None:
+            session = self._streams.open_session()
+            role = _KeptChanges(session, self._spec.subscription.subid)
+            self._work = session, role, self._committer(session, role)
+        try:
+            return self._drain(*self._work, remote_lsn)
+        except ApplyError as error:
+            error.hint = error.hint or (
+                "The change was kept while the table was held. Mend what is in its way on the target, or hold the table"
+                f" again, and the others go on:\npgsub alter {self._spec.subscription.name}"
+                f" --hold {word(str(error.relation))}"
+            )
+            raise
+
+    def _committer(self, session: TargetSession, role: _KeptChanges) -> Committer:
+        return Committer(
+            session,
+            role,
+            self._spec.subscription.subid,
+            give_way=lambda: False,
+            beat=lambda: None,
+            set_based=self._streams.set_based,
+        )
+
+    def _drain(self, session: TargetSession, role: _KeptChanges, committer: Committer, remote_lsn: int) -> bool:
+        deadline = time.monotonic() + STEP_SECONDS
+        committer.remote_lsn = remote_lsn
+        while time.monotonic() < deadline:
+            stretches = held_tables.first(session.connection, self._spec.subscription.subid, self._tables, STEP_BYTES)
+            if not stretches:
+                return self._finish(session)
+            batch = role.take(stretches, self._version)
+            while batch:
+                done = committer.apply(batch)
+                if not done:
+                    return True
+                self._moved = True
+                batch = batch.cut(done)[1]
+                failpoints.point("apply.released")
+        return False
+
+    def _finish(self, session: TargetSession) -> bool:
+        self._next_look = time.monotonic() + PAUSE_SECONDS
+        try:
+            ended = held_tables.finish(session.connection, self._spec.claim, self._tables, moved=self._moved)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        self._moved = False
+        return ended
+
+
+class _KeptChanges:
+    """What is applied through the session, and removed from the ledger in the same transaction.
+
+    A :class:`~pgsub.apply.worker.policy.Decider`.
+    """
+
+    def __init__(self, session: TargetSession, subid: int) -> None:
+        self._session = session
+        self._subid = subid
+        self._version = -1
+        self._tables: dict[int, int] = {}  #: by remote relid
+        self._stretches: dict[int, list[Stretch]] = {}  #: by id() of the transactions of a batch
+        self._names: dict[int, tuple[str, str] | None] = {}
+
+    def take(self, stretches: Sequence[Stretch], version: int) -> Batch:
+        """As transactions, each with what is here of it.
+
+        :param version: of the table states, that must hold.
+        """
+        self._version, self._stretches, self._names = version, {}, {}
+        batch, before = Batch(), b""
+        for _, group in groupby(stretches, lambda one: (one.xid, one.finish_lsn)):
+            parts = list(group)
+            payloads: list[bytes] = []
+            for one in parts:
+                described = self._described(one)
+                payloads += [described] if described != before else []
+                payloads += kept.split(one.messages)
+                before = described
+            transaction = RemoteTransaction(parts[0].xid, parts[0].finish_lsn, commit_ts=parts[0].commit_ts)
+            transaction.received = [Frames.around(payloads).range(0, len(payloads))]
+            transaction.size = sum(map(len, payloads))
+            self._stretches[id(transaction)] = parts
+            batch.add(transaction)
+        return batch
+
+    def _described(self, one: Stretch) -> bytes:
+        """The description, with the name that the table bears now: it may have been renamed on both sides since."""
+        relation = decode_change(one.relation, False)
+        assert isinstance(relation, Relation)
+        self._tables[relation.relid] = one.srrelid
+        if one.srrelid not in self._names:
+            self._names[one.srrelid] = name_of(self._session.connection, one.srrelid)
+        schema, name = self._names[one.srrelid] or local_name(relation)
+        return kept.relation(relation._replace(namespace=schema, name=name))
+
+    def admit(self, batch: Batch) -> int:
+        """Remove them, under the lock; what is to be skipped of them by itself."""
+        progress = self._session.progress
+        if progress.states_version != self._version:
+            return 0
+        count = len(batch)
+        if progress.skip is not None:
+            lsns = [one.finish_lsn for one in batch.transactions()]
+            at = lsns.index(progress.skip.lsn) if progress.skip.lsn in lsns else count
+            if at:
+                progress.skip = None  # of the stream, or further back
+            count = at or 1
+        gone = [part for one in batch.cut(count)[0].transactions() for part in self._stretches[id(one)]]
+        if not held_tables.done(self._session.connection, self._subid, gone):
+            raise StreamsMustRestart("kept changes were removed meanwhile")
+        return count
+
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """All of them: they were taken when they were kept."""
+        return self._tables[relation.relid]
+
+    def holds(self) -> bool:
+        """Never."""
+        return False

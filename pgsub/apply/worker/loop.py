@@ -1,0 +1,329 @@
+"""The loop that both kinds of workers run: receive, assemble, apply in batches, report. Mirrors LogicalRepApplyLoop.
+
+What differs between the apply worker and a tablesync worker is asked of a :class:`~pgsub.apply.worker.policy.Role`; how
+transactions get into the target is :mod:`pgsub.apply.worker.committer`'s. Here is what was received and what is
+reported: record before report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import psycopg
+
+from pgsub.apply.parallel.leader import ParallelApply
+from pgsub.apply.parallel.worker import Applier
+from pgsub.apply.rows.session import Streams
+from pgsub.apply.stream.batch import Batch, Run
+from pgsub.apply.stream.receiver import Receiver
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.apply.worker.committer import Committer
+from pgsub.apply.worker.feedback_gate import Unmirrored
+from pgsub.apply.worker.policy import Role
+from pgsub.common import failpoints
+from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.protocol.envelope import Keepalive
+from pgsub.protocol.frames import Frames
+from pgsub.protocol.lsn import covered
+from pgsub.target.ledger.progress import Control
+from pgsub.target.session.connect import translate
+
+#: A batch ends at these, and where nothing more is at hand: so a lone small transaction is applied at once, and under
+#: a backlog a batch takes what came in while the one before was applied.
+BATCH_BYTES, BATCH_SECONDS = 16 << 20, 1.0
+#: From so many transactions on a batch waits for more as long as they follow each other closely, but not for long:
+#: what a commit costs besides its changes is as much as some dozens of them.
+LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
+#: And for longer where the publisher sends what was committed so many microseconds ago: nobody is waiting for these
+#: very transactions then, and larger batches are what lets the delay vanish.
+BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
+#: Seconds between durable reports while transactions keep coming, and between looks at the control row.
+REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
+#: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
+PING_SECONDS = 1.0
+#: At the end of a run the launcher gets this long to record what feedback must not pass.
+MIRROR_SECONDS = 2.0
+
+
+class ApplyLoop:
+    """One run of one worker.
+
+    :param streams: target session with the claim taken, publisher stream started at the ledger's position.
+    :param role: see :class:`Role`.
+    :param pulse: filled in and sent as the loop goes.
+    :param transactional: one target commit per remote transaction.
+    :param until_lsn: end when everything before it is applied, nothing after; 0 for no end.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        role: Role,
+        pulse: Pulse,
+        sender: PulseSender,
+        *,
+        transactional: bool = False,
+        until_lsn: int = 0,
+    ) -> None:
+        self._streams = streams
+        self._role = role
+        self._pulse = pulse
+        self._sender = sender
+        self._transactional = transactional
+        self._until = until_lsn
+        self._progress = streams.progress
+        self._parallel = streams.assembler.watch = ParallelApply(
+            streams.appliers,
+            streams.open_session,
+            pulse.subid,
+            admits=role.admits_early,
+            before_block=self._apply_batch,
+            set_based=streams.set_based,
+        )
+        self._committer = Committer(
+            streams.session,
+            role,
+            pulse.subid,
+            give_way=self._parallel.give_way,
+            beat=self._beat,
+            set_based=streams.set_based,
+        )
+        self._receiver = Receiver(
+            streams.walsender,
+            self._progress.remote_lsn,
+            self._progress.reported_lsn,
+            streams.timing,
+            lambda: (self.position, self._committer.changes, [one.changes for one in self._parallel.busy]),
+        )
+        self._batch = Batch()
+        self._batch_since = 0.0
+        self._told: Keepalive | None = None  #: came after the batch
+        self._done = False
+        self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
+        self._next_report = self._next_idle = self._next_control = self._next_ping = 0.0
+        self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
+        self._committer.recorded = True  # an earlier worker may have left something
+        streams.assembler.emitted = self._committer.emitted
+        self._unmirrored = Unmirrored(self._progress)
+        self.position = self._progress.remote_lsn  #: idle stretches included
+        self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
+
+    @property
+    def remote_lsn(self) -> int:
+        """End LSN of the last committed transaction."""
+        return self._committer.remote_lsn
+
+    def run(self) -> str:
+        """Until asked to stop or the role is done.
+
+        :return: ``stopped``, ``reached`` (until_lsn) or ``done``.
+        :raises PgsubError: located where it can be.
+        """
+        self._receiver.start()
+        try:
+            self._role.attach(self)  # may ask the target, and that may be gone
+            while (outcome := self._between()) is None:
+                frames = self._receiver.take(CLOSE_SECONDS if self._batch else 0.1)
+                self._burst(frames)
+                if self._batch and (self._done or self._full() or self._gathered(frames is None)):
+                    self._apply_batch()
+            self._finish()
+            return outcome
+        except psycopg.Error as error:
+            raise translate(error, "apply changes to the target") from None
+        finally:
+            with contextlib.suppress(Exception):
+                self._parallel.close()
+            with contextlib.suppress(Exception):
+                self._receiver.close()
+
+    # receiving
+
+    def _burst(self, frames: Frames | None) -> None:
+        for received in self._streams.assembler.take(frames) if frames is not None else ():
+            if isinstance(received, Keepalive):
+                self._keepalive(received)
+            elif isinstance(received, Run):
+                self._take_run(received)
+            else:
+                self._take(received)
+            if self._done or self._ending:
+                break
+        else:
+            self._streams.assembler.pause()
+        self._committer.record_emitted()
+
+    def _keepalive(self, keepalive: Keepalive) -> None:
+        """A position without a transaction: it counts once everything before it is applied."""
+        self._told = keepalive
+        self._asked |= keepalive.reply_requested
+        if self._batch or self._ending:
+            return
+        self._told = None
+        if keepalive.wal_end >= self.position:
+            self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
+        self._receiver.progress(applied=self._reportable)
+
+    def _take_run(self, run: Run) -> None:
+        """Many at once, where none of them needs to be looked at."""
+        lsns = run.finish_lsns
+        if covered(int(lsns[0]), self.remote_lsn) or (self._until and not covered(int(lsns[-1]), self._until)):
+            for transaction in run.transactions():
+                if not (self._done or self._ending):
+                    self._take(transaction)
+            return
+        self._add(run)
+
+    def _take(self, transaction: RemoteTransaction) -> None:
+        applier = self._parallel.take(transaction.xid) if transaction.in_stream else None
+        if self._until and not covered(transaction.finish_lsn, self._until):
+            self._done = True
+        elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
+            # sent again after a restart: applied before, but what it says of relations is not said again
+            self._apply_batch()
+            self._committer.skim(transaction)
+            transaction.release()
+        elif applier is not None or transaction.kind is not Kind.COMMIT:
+            self._apply_batch()
+            if not self._ending:
+                self._batch.add(transaction)
+                self._apply_batch(applier)
+        else:
+            self._add(transaction)
+        if applier is not None:
+            applier.release()
+
+    def _add(self, item: RemoteTransaction | Run) -> None:
+        if not self._batch:
+            self._batch_since = time.monotonic()
+        self._batch.add(item)
+        self._told = None  # the transaction says more
+        if self._full():
+            self._apply_batch()
+
+    def _full(self) -> bool:
+        return (
+            self._transactional
+            or self._batch.size >= BATCH_BYTES
+            or time.monotonic() - self._batch_since >= BATCH_SECONDS
+        )
+
+    def _gathered(self, quiet: bool) -> bool:
+        """Whether waiting for more would only delay what is here."""
+        if not self._receiver.idle():
+            return False
+        if len(self._batch) < LONE:
+            return True
+        waited = time.monotonic() - self._batch_since
+        if self._receiver.flows() and self._receiver.last_send_ts - self._batch.last.commit_ts >= BEHIND:
+            return waited >= BEHIND_SECONDS
+        return quiet or waited >= GATHER_SECONDS
+
+    # applying
+
+    def _apply_batch(self, applier: Applier | None = None) -> None:
+        batch, self._batch = self._batch, Batch()
+        if batch:
+            self._committer.record_emitted()  # the ledger will stand behind them
+        while batch:
+            part = batch.cut(1)[0] if self._transactional else batch
+            done = self._committer.apply(part, applier)
+            applier = None  # what it holds counts once
+            applied, batch = batch.cut(done)
+            if done:
+                self._applied(applied)
+            elif self._role.refused() or self._look().stop:
+                batch, self._ending = Batch(), True  # not begun here: whoever is next gets it sent again
+            self._beat()
+        if self._told is not None:
+            self._keepalive(self._told)
+
+    def _applied(self, batch: Batch) -> None:
+        last = batch.last
+        if last.end_lsn >= self.position:
+            self.position, self._position_ts = last.end_lsn, last.commit_ts
+        self._pulse.transactions += len(batch)
+        self._receiver.progress(applied=self._reportable)
+        failpoints.point("apply.after_target_commit")
+        batch.release()
+
+    # between batches
+
+    def _between(self) -> str | None:
+        clock = time.monotonic()
+        control = None
+        if (clock >= self._next_control and self._receiver.idle()) or clock >= self._next_control + 1:
+            control = self._look()
+        self._report_if_due(clock)
+        if self._role.boundary(control):
+            return "done"
+        if (self._done or (self._until and self.position >= self._until)) and not self._role.unfinished():
+            return "reached"
+        if clock >= self._next_ping and self._receiver.idle():
+            self._next_ping = clock + PING_SECONDS
+            self._receiver.ping()
+        self._beat()
+        return "stopped" if self._ending or (control is not None and control.stop) else None
+
+    def _look(self) -> Control:
+        self._next_control = time.monotonic() + CONTROL_SECONDS
+        return self._progress.control()
+
+    @property
+    def _reportable(self) -> int:
+        """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
+        return self._unmirrored.passed if self._committer.recorded else self.position
+
+    def _report_if_due(self, clock: float) -> None:
+        if clock < self._next_report:
+            return
+        if self._committer.recorded:
+            self._next_report = clock + REPORT_SECONDS
+            self._committer.recorded = self._unmirrored.look(self.position)
+            self._receiver.progress(applied=self._reportable)
+        reported, position = self._progress.reported_lsn, self._reportable
+        behind = min(self.remote_lsn, position) > reported
+        if behind or (position > reported and self._wanted(clock)):
+            self._report(position)
+        self._asked = False  # who still waits asks again
+
+    def _wanted(self, clock: float) -> bool:
+        """Whether the ledger is to be written for WAL without a transaction.
+
+        Others follow what the target writes, and two subscriptions may feed each other: not more often than somebody
+        asks for it, or waits.
+        """
+        return self._asked or clock >= self._next_idle or self._streams.standby.waits()
+
+    def _report(self, position: int) -> None:
+        """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
+        clock = time.monotonic()
+        self._next_report, self._next_idle = clock + REPORT_SECONDS, clock + self._streams.timing.idle_interval
+        self._progress.report(position)
+        failpoints.point("apply.after_reported_lsn")
+        self._receiver.progress(flushed=position)
+        self._beat(now=True)
+
+    def _finish(self) -> None:
+        deadline = time.monotonic() + MIRROR_SECONDS
+        while self._committer.recorded:
+            self._committer.recorded = self._unmirrored.look(self.position)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.05 if self._committer.recorded else 0.0)
+        if self._reportable > self._progress.reported_lsn:
+            self._report(self._reportable)
+        self._beat(now=True)
+
+    def _beat(self, *, now: bool = False) -> None:
+        pulse, receiver = self._pulse, self._receiver
+        pulse.received_lsn = receiver.received
+        pulse.last_msg_send_time, pulse.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
+        pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
+        pulse.position, pulse.changes = self.position, self._committer.changes
+        pulse.parallel = len(self._parallel.busy)
+        counters = self._committer.counters
+        pulse.changes_in_sets, pulse.changes_folded = counters.in_sets, counters.folded
+        pulse.serial_relations, pulse.set_fallbacks = counters.serial, counters.fallbacks
+        self._sender.send(pulse, now=now)

@@ -1,0 +1,64 @@
+"""A transaction that the publisher has rolled back must not stop apply.
+
+One that was prepared, and rolled back before a lagging walsender decoded it, is sent all the same; where it exceeds
+logical_decoding_work_mem without the subtransactions behind its first eviction: ReorderBufferCheckAndTruncateAbortedTXN
+(reorderbuffer.c) marks what is there at that time. What is left of it may conflict, and its ROLLBACK PREPARED would
+never be read. The server's own subscriber stops at it for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import psycopg
+
+from pgsub.common.errors import ApplyError, said
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.connect import scalar
+from pgsub.target.ledger import skip
+from pgsub.target.ledger.documents import document
+from pgsub.target.session import connect as target
+from pgsub.target.session.owner import must_use_password
+
+_NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text"
+
+
+def leaves_out(sub: Subscription, error: ApplyError) -> bool:
+    """Have the transaction that stopped apply skipped if the publisher has rolled it back.
+
+    :param error: with the transaction's xid and finish LSN, or without.
+    :return: whether it will be left out; not where an operator has set a skip already.
+    :raises PgsubError: a server cannot be asked.
+    """
+    if not error.xid or error.finish_lsn is None or error.relation is None:  # of a change, not of the end
+        return False
+    with contextlib.closing(target.connect(sub.target, f"pgsub {sub.subid} rolled back 0")) as session:
+        if not _aborted(sub, error.xid, must=must_use_password(session, sub)):
+            return False
+        if skip.pending(session, sub.subid) is not None:
+            return False
+        skip.set_pending(session, sub.subid, skip.of([parse_lsn(error.finish_lsn)]))
+        text = (
+            f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
+        )
+        body = {"kind": "log", "level": "LOG", "text": said(text, detail=f"It had stopped apply: {error.message}")}
+        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, document(session, body)))
+    return True
+
+
+def _aborted(sub: Subscription, xid: int, *, must: bool) -> bool:
+    """Whether the publisher says so: a transaction that was committed never is."""
+    connection = publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+    with contextlib.closing(connection):
+        following = int(str(scalar(connection, _NEXT_XID)))
+        full = following >> 32 << 32 | xid
+        full -= (1 << 32) * (full >= following)
+        if full < 0:
+            return False
+        try:
+            # a constant query: the connection may be of the replication kind
+            return scalar(connection, f"SELECT pg_catalog.pg_xact_status('{full}'::pg_catalog.xid8)") == "aborted"
+        except psycopg.Error:
+            return False

@@ -1,0 +1,274 @@
+"""Starting a worker's two streams together: claim, checks, START_REPLICATION. Mirrors start_apply (worker.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import psycopg
+
+from pgsub.apply.rows.session import Streams, TargetSession, target_session
+from pgsub.apply.stream.assembler import Assembler
+from pgsub.apply.stream.receiver import Timing
+from pgsub.apply.stream.spool import Spool, limit
+from pgsub.apply.stream.synchronous_standby import StandbyNames, named
+from pgsub.common import failpoints
+from pgsub.common.errors import PublisherUnavailable, said
+from pgsub.common.subscription import Subscription, receiver_timeout
+from pgsub.common.worker_heartbeat import PulseAddress
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots, walsender
+from pgsub.publisher.faults import translate
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.target.ledger import subscription as ledger_subscription
+from pgsub.target.ledger import subscription_tables, two_phase
+from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.progress import Progress
+from pgsub.target.ledger.subscription import Claim, Identity
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+from pgsub.target.session.connect import SessionName
+from pgsub.target.session.owner import must_use_password
+
+#: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
+SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"
+_IN_USE = "55006"
+#: Seconds that a slot may still be streamed by somebody.
+BUSY_SECONDS = 3.0
+_RECEIVER = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
+       max(setting::bigint) FILTER (WHERE name = 'wal_receiver_status_interval')::float8
+  FROM pg_catalog.pg_settings WHERE name IN ('wal_receiver_timeout', 'wal_receiver_status_interval')
+"""
+_SENDER = "SELECT setting::bigint / 1000.0 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All a worker task is given; picklable, without a secret.
+
+    :ivar slot_name: the slot to stream; ``application_name`` is shown on the publisher.
+    :ivar spool_dir: where unfinished transactions wait, None for the executor's temporary folder.
+    """
+
+    subscription: Subscription
+    claim: Claim
+    slot_name: str
+    application_name: str
+    pulse: PulseAddress | None = None
+    until_lsn: int = 0
+    spool_dir: str | None = None
+    relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
+    set_based: bool = SET_BASED
+    spool_limit: int = field(default_factory=limit)
+
+    @property
+    def role(self) -> str:
+        """The role in the session's name."""
+        return "apply" if self.claim.worker == ledger_subscription.APPLY else f"sync:{self.claim.worker}"
+
+
+@contextlib.contextmanager
+def streams(spec: WorkerSpec) -> Iterator[Streams]:
+    """Open both ends at the ledger's position, with the claim taken.
+
+    :raises Fenced: a second attempt of the same task.
+    :raises PgsubError: unreachable servers, wrong system, lost slot: see identity.py.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = _open(spec, stack)
+        except psycopg.Error as error:
+            raise target.translate(error, "start a worker on the target") from None
+        yield opened
+
+
+def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
+    sub, claim = spec.subscription, spec.claim
+    spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}", spec.spool_limit)
+    stack.callback(spool.close)
+    own = _session(spec)
+    stack.callback(own.connection.close)
+    own.progress.claim()
+    replication = stack.enter_context(
+        contextlib.closing(
+            publisher.connect(
+                sub.connection,
+                application_name=spec.application_name,
+                replication=True,
+                must_use_password=must_use_password(own.connection, sub),
+            )
+        )
+    )
+    slot = _check(own.connection, replication, spec, own.progress)
+    pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
+    options = walsender.start_options(
+        replication.info.server_version,
+        sub.publications,
+        binary=sub.binary,
+        streaming=sub.streaming,
+        origin=sub.origin,
+        two_phase=prepares,
+        messages=sub.messages and claim.worker == ledger_subscription.APPLY,
+    )
+    parallel = walsender.negotiated(options).parallel_streaming
+    standby = StandbyNames(sub.connection, spec.application_name, named(replication))
+    timing = _timing(own.connection, replication, spec.subscription)
+    sender = walsender.WalSender(replication)
+    sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
+    if claim.worker == ledger_subscription.APPLY and not own.progress.tagged and origins.allowed(own.connection):
+        _say_untagged(own.connection, sub)
+    return Streams(
+        own,
+        sender,
+        Assembler(spool, parallel_streaming=parallel),
+        partial(_further_session, spec, tagged=own.progress.tagged),
+        standby,
+        timing,
+        appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger_subscription.APPLY else 0,
+        pending=pending,
+        set_based=spec.set_based,
+    )
+
+
+def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
+    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    sub, name = spec.subscription, SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
+    return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)
+
+
+def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
+    """For the log: ``status`` shows it as long as it lasts."""
+    text = said(
+        f'no replication origin is free on the target for subscription "{sub.name}"',
+        detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
+        hint=origins.SHORT_HINT,
+    )
+    body = document(session, {"kind": "log", "level": "WARNING", "text": text})
+    session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
+
+
+def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
+    """One more, while the claim stands: a take-over ended those that it found, and this one may have come too late.
+
+    :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
+        local, and send back, what comes from a session without.
+    :raises Fenced: the epoch was raised.
+    :raises TargetUnavailable: no origin is free.
+    """
+    session = _session(spec, must=tagged)
+    try:
+        session.progress.control()
+    except BaseException:
+        session.connection.close()
+        raise
+    return session
+
+
+def _two_phase(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
+) -> tuple[bool, bool, int]:
+    """Whether two_phase is pending, whether the stream asks for it, and from where at least.
+
+    :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
+    """
+    if spec.claim.worker != ledger_subscription.APPLY:
+        return False, False, 0
+    state = two_phase.state(session, spec.claim.subid)
+    if state == two_phase.DISABLED:
+        identity.check_not_two_phase(slot, spec.subscription.name)
+        return False, False, 0
+    slots.check_two_phase(replication)
+    enabled, position = two_phase.enable_if_ready(session, spec.claim)
+    if not enabled:
+        identity.check_not_two_phase(slot, spec.subscription.name, pending=True)
+        return True, False, 0
+    failpoints.point("apply.after_two_phase")
+    return False, True, position
+
+
+def _timing(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> Timing:
+    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them, or by its option.
+
+    The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
+    that takes its time, or behind what apply has not taken yet.
+    """
+    try:
+        row = session.execute(_RECEIVER.encode()).fetchone()
+    except psycopg.Error as error:
+        raise target.translate(error, "read the target's settings") from None
+    try:
+        sender = replication.execute(_SENDER.encode()).fetchone()
+    except psycopg.Error as error:
+        raise translate(error, "read the publisher's settings") from None
+    timeout, interval = row or (None, None)
+    if (own := receiver_timeout(sub.wal_receiver_timeout)) is not None:
+        timeout = own
+    patience = sender[0] if sender else None
+    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
+
+
+def _check(
+    session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
+) -> slots.SlotState | None:
+    known = ledger_subscription.identity(session, spec.subscription.subid)
+    if known.system_identifier is None:
+        known = _adopt_publisher(session, replication, spec)
+    dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
+    expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
+    furthest = max(progress.remote_lsn, progress.reported_lsn)
+    actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, _handed_over(session, spec)))
+    state = _slot(replication, spec.slot_name)
+    if not furthest and spec.claim.worker == ledger_subscription.APPLY and state is not None:
+        _adopt_slot(session, spec, progress, state, expected.dbname)
+    identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
+    if actual.timeline != known.timeline:
+        ledger_subscription.set_timeline(session, spec.subscription.subid, actual.timeline)
+    return state
+
+
+def _handed_over(session: psycopg.Connection, spec: WorkerSpec) -> int:
+    """Apply leaves out what a table's srsublsn covers: a publisher that is not there yet would be read too late."""
+    return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == ledger_subscription.APPLY else 0
+
+
+def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
+    """``create --no-connect`` asked nobody: whoever answers first is the publisher from now on."""
+    who = identity.identify(replication)
+    subscription_tables.adopt_publisher(
+        session,
+        spec.claim,
+        system_identifier=who.system_identifier,
+        dbname=who.dbname,
+        dboid=who.database_oid,
+        timeline=who.timeline,
+    )
+    return ledger_subscription.identity(session, spec.subscription.subid)
+
+
+def _adopt_slot(
+    session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, dbname: str
+) -> None:
+    """A slot that was made by hand after ``create``: nothing was received yet, so its position is where it begins."""
+    position = state.confirmed_flush_lsn or 0
+    identity.check_slot(state, position, spec.slot_name, dbname)
+    subscription_tables.adopt_slot(session, spec.claim, position)
+    progress.read()
+
+
+def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
+    """The slot's state, once nobody streams it: our own killed predecessor's walsender ends within moments."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        state = slots.slot_state(replication, slot_name)
+        if state is None or not state.active:
+            return state
+        if time.monotonic() > deadline:
+            raise PublisherUnavailable(
+                f'replication slot "{slot_name}" is active for PID {state.active_pid}', sqlstate=_IN_USE
+            )
+        time.sleep(0.1)

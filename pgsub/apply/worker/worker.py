@@ -1,0 +1,237 @@
+"""The apply worker: the task of a Spark job that lasts until it is asked to stop. Mirrors ApplyWorkerMain."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.conflicts.report import explained
+from pgsub.apply.rows.change_filter import Filter, Kept
+from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.session import Streams
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.apply.worker import rolled_back
+from pgsub.apply.worker.held_release import Releasing
+from pgsub.apply.worker.loop import ApplyLoop
+from pgsub.apply.worker.policy import Positions
+from pgsub.apply.worker.start import WorkerSpec, streams
+from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart
+from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.protocol.lsn import covered
+from pgsub.protocol.messages import Relation
+from pgsub.target.ledger import held_tables, states
+from pgsub.target.ledger.progress import Control, table_states
+from pgsub.target.ledger.subscription import RelationState
+
+#: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
+CLAIM_PATIENCE = 5.0
+#: Somebody holds the rows of the tables; and how long nothing is asked of them then, for asking holds apply's own row.
+_LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+_PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """How a worker ended: ``stopped``, ``reached`` or ``done``, and where."""
+
+    outcome: str
+    remote_lsn: int
+    position: int
+
+
+def run(spec: WorkerSpec) -> WorkerResult:
+    """Apply the subscription's slot until asked to stop, fenced, or ``until_lsn`` is reached.
+
+    :raises PgsubError: whatever ended it; the launcher decides by its directive.
+    """
+    try:
+        return _run(spec)
+    except ApplyError as error:
+        left_out = False
+        with contextlib.suppress(PgsubError):  # what stopped apply is what is to be told
+            left_out = rolled_back.leaves_out(spec.subscription, error)
+        if left_out:
+            raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
+        raise
+
+
+def _run(spec: WorkerSpec) -> WorkerResult:
+    with streams(spec) as opened, contextlib.closing(ApplyRole(opened, spec)) as role:
+        untagged = not opened.progress.tagged
+        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
+        loop = ApplyLoop(
+            opened,
+            role,
+            pulse,
+            PulseSender(spec.pulse),
+            transactional=spec.subscription.apply_mode == "transactional",
+            until_lsn=spec.until_lsn,
+        )
+        with explained(opened.connection, spec.subscription):
+            outcome = loop.run()
+        return WorkerResult(outcome, loop.remote_lsn, loop.position)
+
+
+class ApplyRole:
+    """Which changes apply takes: should_apply_changes_for_rel with the states that hold under the lock."""
+
+    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+        self._streams = opened
+        self._subid = spec.subscription.subid
+        self._states: dict[int, RelationState] = {}
+        self._names: dict[tuple[str, str], RelationState] = {}  #: by the names that the tables were subscribed by
+        self._version = -1
+        self._claims: list[RelationState] = []
+        self._next_ready = 0.0
+        self._flips = False  #: two_phase is pending and nothing is in its way
+        self._first_done: int | None = None  #: the lowest srsublsn of a table in state s
+        self._refused_since: float | None = None
+        self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
+        self._held: dict[int, bool] = {}  #: and whether they are being released
+        self._keeps: set[int] = set()  #: tables whose changes are kept, as long as the lock is held
+        self._releasing = Releasing(opened, spec)
+
+    def close(self) -> None:
+        """End what it has opened."""
+        self._releasing.close()
+
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.worker.policy.Role`."""
+        self._loop = loop
+        self._take(self._streams.progress.states_version)
+
+    def admit(self, batch: Batch) -> int:
+        """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
+        if self._streams.progress.states_version != self._version:
+            self._take(self._streams.progress.states_version)
+        if self._held:
+            self._look_at_kept()
+        claims = self._claims
+        if not claims:
+            self._refused_since = None
+            return len(batch)
+        described: dict[int, set[tuple[str, str]]] = {}
+        for number, transaction in enumerate(batch.transactions()):
+            for relation in transaction.described():
+                described.setdefault(relation.relid, set()).add(local_name(relation))
+            oids = self._tables(transaction, described)
+            self._waiting_for = [s.srrelid for s in claims if s.srrelid in oids and _beyond(transaction, s)]
+            if self._waiting_for:
+                return number
+        self._refused_since = None
+        return len(batch)
+
+    def _look_at_kept(self) -> None:
+        """As long as something is kept of a table that is being released, newer changes have their place behind it."""
+        connection, progress = self._streams.connection, self._streams.progress
+        released = [relid for relid, releasing in self._held.items() if releasing]
+        self._keeps = self._held.keys() - set(released)
+        if released:
+            self._keeps |= held_tables.waiting(connection, self._subid, released)
+        if progress.skip is not None and not progress.skip.waits and progress.skip.lsn < progress.remote_lsn:
+            progress.skip = None  # one of the kept transactions is meant
+
+    def holds(self) -> bool:
+        """See :class:`~pgsub.apply.worker.policy.Role`."""
+        return bool(self._keeps)
+
+    def unfinished(self) -> bool:
+        """Whether kept changes of a table that is being released can be seen."""
+        released = [relid for relid, releasing in self._held.items() if releasing]
+        return bool(released) and bool(held_tables.waiting(self._streams.connection, self._subid, released))
+
+    def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
+        """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
+        names: set[tuple[str, str]] = set()
+        relations = self._streams.relations
+        for relid in transaction.relids():
+            names |= described.get(relid, set())
+            known = relations.described(relid)
+            if known is not None:
+                names.add(local_name(known))
+        return relations.oids(names)
+
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
+
+        A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
+        """
+        state = self._states.get(oid) or self._names.get(local_name(relation))
+        if state is None or state.srsubstate not in "rs" or oid == NEVER:
+            return None
+        if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
+            return None
+        return Kept(state.srrelid) if state.srrelid in self._keeps else state.srrelid
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Only once every table is ready (pa_can_start): then it takes no LSN to decide. Nor is any held."""
+        states, names = self._states, self._names
+        if self._held or any(state.srsubstate != "r" for state in states.values()):
+            return None
+
+        def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
+            state = states.get(oid) or names.get(local_name(relation))
+            return None if state is None or oid == NEVER else state.srrelid
+
+        return self._version, admits
+
+    def refused(self) -> bool:
+        """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
+
+        Patience is renewed only by a batch that meets no claim: table after table must not hold apply up.
+        """
+        clock = time.monotonic()
+        self._refused_since = self._refused_since or clock
+        if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
+            with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
+                states.unclaim(self._streams.connection, self._subid, self._waiting_for)
+        time.sleep(0.02)
+        return False
+
+    def boundary(self, control: Control | None) -> bool:
+        """Tables whose srsublsn apply has passed become ``r``."""
+        if control is not None and control.states_version != self._version:
+            self._take(control.states_version)
+        if self._flips:
+            return True  # the next start asks for two_phase
+        if self._releasing.step(self._loop.remote_lsn):
+            self._streams.progress.read()
+            self._take(self._streams.progress.states_version)
+        position = self._loop.position
+        if self._first_done is not None and self._first_done <= position:
+            if time.monotonic() < self._next_ready:
+                return False
+            try:
+                states.ready(self._streams.connection, self._subid, position)
+            except _LOCKED:
+                self._next_ready = time.monotonic() + _PAUSE
+                return False
+            self._streams.progress.read()
+            self._take(self._streams.progress.states_version)
+        return False
+
+    def _take(self, version: int) -> None:
+        """Read the states; what is asked of them at every batch is found out once."""
+        self._states = table_states(self._streams.connection, self._subid)
+        self._held = held_tables.held(self._streams.connection, self._subid)
+        self._keeps = set(self._held)
+        self._releasing.tables({relid for relid, releasing in self._held.items() if releasing}, version)
+        self._version = version
+        self._streams.relations.look_again()
+        rows = self._states.values()
+        self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
+        self._names = {(s.schemaname, s.relname): s for s in rows}
+        self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
+        self._first_done = min(
+            (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
+        )
+
+
+def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
+    """Whether a transaction lies behind where a claimed table changes hands."""
+    assert state.handover_lsn is not None
+    return not covered(transaction.decided_by, state.handover_lsn)

@@ -1,0 +1,135 @@
+"""Values of options: durations, LSNs, settings of the form k=v, and conninfos from stdin.
+
+Wrong ones are usage errors that name the option. Mirrors ``src/fe_utils/option_utils.c`` and, for durations, the units
+of ``guc.c``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from pgsub.cli.output import console
+from pgsub.common.errors import StateForbids, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Value = TypeVar("Value")
+
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|min|h|d)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str | float) -> float:
+    """Read ``500ms``, ``30s``, ``5m``, ``2h``.
+
+    :return: seconds.
+    """
+    if isinstance(text, float):
+        return text
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f'"{text}" is not a duration: expected a number and a unit as in 500ms, 30s, 5m or 2h')
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def receiver_timeout(text: str | None) -> str | None:
+    """Refuse what the server would not take as wal_receiver_timeout."""
+    from pgsub.common import subscription
+
+    if text is not None:
+        subscription.receiver_timeout(text)
+    return text
+
+
+def unsupported(message: str, detail: str, hint: str) -> Callable[[Value], Value]:
+    """A callback of an option that only its default is taken of.
+
+    :return: raises :class:`~pgsub.common.errors.StateForbids` for anything else.
+    """
+
+    def refuse(value: Value) -> Value:
+        if value:
+            raise StateForbids(message, detail=detail, hint=hint, sqlstate="0A000")
+        return value
+
+    return refuse
+
+
+def parse_lsn(text: str | int) -> int:
+    """Read ``X/X``."""
+    if isinstance(text, int):
+        return text
+    from pgsub.protocol import lsn
+
+    try:
+        return lsn.parse_lsn(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_seconds(text: str | float) -> float:
+    """Read a number of seconds, or a duration."""
+    if isinstance(text, str) and re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text, re.ASCII):
+        return max(float(text), 0.1)
+    return parse_duration(text)
+
+
+def parse_settings(items: list[str] | None) -> dict[str, str]:
+    """Read repeated ``key=value``.
+
+    :raises UsageError: for an item without a key or without ``=``.
+    """
+    settings = {}
+    for item in items or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f'"{item}" is not a setting: expected key=value')
+        settings[key.strip()] = value
+    return settings
+
+
+def conninfo(value: str | None, option: str) -> str | None:
+    """A connection string as given, or one line of stdin for ``-``.
+
+    :param option: its name, for the error.
+    :raises UsageError: if stdin has no line.
+    """
+    if value != "-":
+        _warn_of_password(value, option)
+        return value
+    line = sys.stdin.readline() if sys.stdin else ""
+    if not line.strip():
+        raise UsageError(f"no connection string on standard input for {option}")
+    return line.strip()
+
+
+def _warn_of_password(value: str | None, option: str) -> None:
+    if value and console.redacted(value) != value and any(value in word for word in sys.argv):
+        console.warning(
+            f"the password in {option} can be read by other users of this machine",
+            "Command lines are visible to everybody while they run, and shells keep them.",
+            f"Use a passfile or a service, or give {option} - and the connection string on standard input.",
+        )
+
+
+def fields(options: type[DataclassInstance], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command was told of a dataclass's fields, by name; a parameter that is none of them is left out."""
+    return {name: value for name, value in told.items() if name in options.__dataclass_fields__}
+
+
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="D", parser=parse_duration, help="Give up after this time: 500ms, 30s, 5m, 2h."),
+]
+Master = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Spark master; the default is local[N] with enough slots.")
+]
+Conf = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")
+]

@@ -1,0 +1,1 @@
+"""Commands about conflicts: ``conflicts``, ``skip-lsn``, ``origin-advance``."""

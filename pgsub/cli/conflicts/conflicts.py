@@ -1,0 +1,252 @@
+"""``pgsub conflicts``: the record of conflicts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import Command, command
+from pgsub.cli.command_tree.values import parse_duration
+from pgsub.cli.conflicts import prune, replay
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import UsageError, field, one_line
+
+if TYPE_CHECKING:
+    from pgsub.catalog.rows import ConflictRow
+    from pgsub.commands.status.conflicts import Conflicts
+
+_LIMIT = 100
+_ACTIONS = ("list", "show", "replay", "prune")
+
+PAGE = Page(
+    summary="Show the conflicts that a subscription has met, and apply what was left out",
+    description="""
+list shows them, the newest first; show prints one of them with the version of the publisher and that of the target
+side by side, and marks the columns that differ. Both read the state store only and ask no server.
+
+What became of a conflict is told by its action: stopped while apply cannot get past it; then applied, or skipped as
+updates and deletes are whose row is missing; kept where a rule left the target as it was; replayed once what was
+skipped has been applied after all. Types are those of the server. A conflict that stops apply is one row, however often
+it is tried again: attempts counts them. identical
+marks what is on the target already just as it was to be written.
+
+replay applies the change of a conflict that pgsub skip-lsn left out and kept in pgsub.skipped_change of the target,
+or with --lsn all that is kept of the transaction finished there, in its order; --table takes only the changes of one
+table. One transaction of the target applies and marks them: whatever happens, once or not at all. They are checked as
+apply checks them, but a row that is missing is an error here too: at any conflict nothing is changed, the conflict is
+told, and the exit code is 6. Changes of a table that was copied again since are refused. The subscription may run
+meanwhile; what is written has its replication origin, so that a peer with origin = none is not sent it. A replayed
+UPDATE overwrites what its row has got since in the columns that were sent: --dry-run shows, without changing
+anything, both versions of every row and what would become of it, and ends with 6 where something would keep it from
+being replayed. replay asks on a terminal; elsewhere --yes is needed. The journal has it.
+
+prune removes changes from pgsub.skipped_change for good: with --replayed those that were replayed, with --older-than
+those that were skipped longer ago, with both those that were replayed and skipped longer ago. The record of their
+conflicts stays. --dry-run shows how many there are; pgsub status -x shows how much all that is kept takes.
+
+The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
+subscription. pgsub-conflicts(7) explains each type, with an example.
+""",
+    examples=(
+        ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),
+        ("Compare both versions of a row.", "pgsub conflicts show sales 7"),
+        ("See what applying the change that was left out would do.", "pgsub conflicts replay sales 7 --dry-run"),
+        ("Apply all that was left out of a transaction.", "pgsub conflicts replay sales --lsn 0/14C0378 --yes"),
+        ("Keep what was replayed for a month only.", "pgsub conflicts prune sales --replayed --older-than 30d --yes"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "conflicts", PAGE, cls=ConflictsCommand)(conflicts)
+
+
+class ConflictsCommand(Command):
+    """Says what is to be typed where only a subscription is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the parser does it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException:
+            action = ctx.params.get("action")
+            if action is None or action in _ACTIONS:
+                raise
+            raise _unknown(action, None) from None
+
+
+def _unknown(action: str, name: str | None) -> UsageError:
+    """No action; what was meant may be to list, or to show one."""
+    words = ["list", name or action]
+    if name is not None and name.isdecimal():
+        words = ["show", action, name]
+    return UsageError(
+        f'"{action}" is nothing that can be done with conflicts: expected list, show, replay or prune',
+        hint=f"Perhaps you meant:\n{shlex.join(['pgsub', 'conflicts', *words])}",
+    )
+
+
+def conflicts(
+    action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    number: Annotated[int | None, typer.Argument(metavar="ID", help="Which conflict, as list tells it.")] = None,
+    conflict_type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With list, or --lsn: only on this table.")
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option("--since", metavar="D", parser=parse_duration, help="With list: met within this time."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="With list: no more than the newest N.")
+    ] = _LIMIT,
+    lsn: Annotated[
+        str | None,
+        typer.Option("--lsn", metavar="LSN", help="With replay: all that is kept of the transaction finished there."),
+    ] = None,
+    replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", metavar="D", parser=parse_duration, help="With prune: only changes skipped longer ago."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With replay or prune: show what it would do, and change nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show conflicts, or apply what was left out."""
+    from pgsub.commands.status import conflicts as record
+
+    if (replayed or older_than is not None) and action != "prune":
+        raise UsageError(f"--replayed and --older-than are for prune, not for {action}")
+    if action == "prune":
+        if (number, conflict_type, table, since, limit, lsn) != (None, None, None, None, _LIMIT, None):
+            raise UsageError("changes to be pruned are chosen by --replayed and --older-than only")
+        prune.prune(name, replayed=replayed, older_than=older_than, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if action == "replay":
+        if (conflict_type, since, limit) != (None, None, _LIMIT):
+            raise UsageError("--type, --since and --limit choose what is listed, not what is replayed")
+        replay.replay(name, number, lsn, table, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if lsn is not None or dry_run or yes:
+        raise UsageError(f"--lsn, --dry-run and --yes are not for {action}")
+    if action == "list":
+        if number is not None:
+            raise UsageError(
+                "pgsub conflicts list takes no ID",
+                hint=f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {number}",
+            )
+        found = record.conflicts(
+            current.state_dir, name, conflict_type=conflict_type, table=table, since=since, limit=limit
+        )
+        _list(found, as_json=as_json)
+    elif action == "show":
+        if number is None:
+            raise UsageError(
+                "pgsub conflicts show needs an ID",
+                hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}",
+            )
+        if (conflict_type, table, since, limit) != (None, None, None, _LIMIT):
+            raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
+        row, kept = record.conflict(current.state_dir, name, number)
+        _show(name, row, kept=kept, as_json=as_json)
+    else:
+        raise _unknown(action, name)
+
+
+def _list(found: Conflicts, *, as_json: bool) -> None:
+    from pgsub.commands.status.conflicts import document
+
+    if as_json:
+        rows = [document(row) for row in found.rows]
+        content = {"subscription": found.name, "conflicts": rows, "more": found.more, "dropped": found.dropped}
+        emit_document("conflicts", content)
+        return
+    columns = ["id", "last_at", "conflict_type", "relation", "key", "action", "attempts", "identical", "finish_lsn"]
+    emit(render.rows(columns, [_line(document(row)) for row in found.rows]))
+    if found.more:
+        console.notice(f"there are more than {len(found.rows)}, which --limit shows")
+    if found.dropped:
+        console.notice(f"{found.dropped} older ones are no longer in the record, which PGSUB_CONFLICT_HISTORY bounds")
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "relation": f"{row['schemaname']}.{row['relname']}"}
+
+
+def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
+    from pgsub.commands.status.conflicts import document
+    from pgsub.common.pasted import word
+
+    if as_json:
+        emit_document("conflicts", {"subscription": name, "conflict": document(row)})
+        return
+    shown = _line(document(row))
+    columns = ["id", "conflict_type", "relation", "key", "action", "attempts", "identical", "remote_xid", "finish_lsn"]
+    columns += ["remote_commit_ts", "at", "last_at", *(["replayed_at"] if row.replayed_at else [])]
+    emit(render.rows(columns, [shown], expanded=True))
+    for local in row.local_conflicts or [{}]:
+        emit("")
+        _versions(row, local)
+    emit("\n" + "\n".join(_told(row)))
+    if kept:
+        emit(console.pasted(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}"))
+
+
+def _versions(row: ConflictRow, local: dict[str, Any]) -> None:
+    """Both versions side by side."""
+    from pgsub.commands.status.conflicts import compare
+
+    if local:
+        emit(_where(local))
+    lines = [
+        {"column": one.column, "remote": _value(one.remote), "local": _value(one.local), "differs": _mark(one.differs)}
+        for one in compare(row, local)
+    ]
+    emit(render.rows(["column", "remote", "local", "differs"], lines))
+
+
+def _where(local: dict[str, Any]) -> str:
+    text = f'unique index "{local["index"]}"'
+    if local["key"]:
+        text += f", key {local['key']}"
+    if local["row"] is None:
+        return console.line(text + ": the row is not there any more, or was the transaction's own")
+    if local["commit_ts"]:
+        by = {None: "locally", "": "by an origin that does not exist any more"}.get(
+            local["origin"], f'by origin "{local["origin"]}"'
+        )
+        text += f": written {by} in transaction {local['xid']} at {local['commit_ts']}"
+    else:
+        text += f": written in transaction {local['xid']}"
+    return console.line(text + (", identical" if local["identical"] else ""))
+
+
+def _value(value: object) -> str:
+    from pgsub.commands.status.conflicts import ABSENT
+
+    return "" if value is ABSENT else "null" if value is None else str(value)
+
+
+def _mark(differs: bool) -> str:
+    return "*" if differs else ""
+
+
+def _told(row: ConflictRow) -> list[str]:
+    """What the log says of it."""
+    fields = [field(name, text) for name, text in (("DETAIL", row.detail), ("CONTEXT", row.context)) if text]
+    return [console.printable(text) for text in (one_line(row.message or ""), *fields)]

@@ -1,0 +1,125 @@
+"""``pgsub origin-advance``: shows what would be lost, asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.progress import size
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import ApplyError, PgsubError, UsageError
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.commands.skip.origin_advance import Survey
+
+PAGE = Page(
+    summary="Let apply go on behind transactions that are never to be applied",
+    description="""
+Moves the position of a disabled subscription to LSN, as pg_replication_origin_advance does in the server's runbook: no
+transaction that finishes before LSN is applied any more, and none of them is kept anywhere. To leave out a single one,
+or only its rows that conflict, see pgsub-skip-lsn(1), which keeps what it leaves out.
+
+A transaction is left out if its finish LSN lies before LSN: to leave it out LSN is its finish LSN plus one, or its end
+LSN. An LSN inside a transaction is told of: that transaction is still applied, whole. An LSN backwards or beyond the
+publisher's WAL is refused, and so is one behind the end of a transaction that is prepared on the target.
+
+--preview changes nothing, and may be asked for while the subscription is enabled. It counts transactions, changes by
+table and bytes that would not be applied. A table that still synchronizes gets what is left out from its sync worker.
+The exit code is 0 if nothing would be lost, else 6.
+
+Asks on a terminal; elsewhere --yes is needed. The old position is in the journal (pgsub status --view pgsub_journal).
+""",
+    examples=(
+        ("See what would not be applied.", "pgsub origin-advance sales 0/14C0379 --preview"),
+        ("Go on behind it.", "pgsub disable sales && pgsub origin-advance sales 0/14C0379 --yes && pgsub enable sales"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "origin-advance", PAGE)(origin_advance)
+
+
+def origin_advance(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    lsn: Annotated[str, typer.Argument(metavar="LSN", help="The new position: a finish LSN plus one, or an end LSN.")],
+    preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
+) -> None:
+    """Show or advance."""
+    to = parse_lsn(lsn)
+    if not preview and not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        words = f"pgsub origin-advance {name} {lsn}"
+        raise UsageError(
+            "advancing a replication origin needs --yes",
+            detail="There is no terminal to ask on.",
+            hint=f"To see what would be lost, and then:\n{words} --preview\n{words} --yes",
+        )
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.skip.origin_advance import AdvanceOptions, document
+    from pgsub.commands.skip.origin_advance import origin_advance as advance
+
+    options = AdvanceOptions(name, current.state_dir, to, preview)
+    found = document(advance(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask))
+    if as_json:
+        emit_document("origin-advance", {"preview": preview, **found})
+    elif preview:
+        _print(found)
+    if preview and found["changes"]:
+        raise typer.Exit(ApplyError.exit_code)
+
+
+def _agreed(found: Survey) -> None:
+    """Nothing is asked."""
+
+
+def _ask(found: Survey) -> None:
+    from pgsub.commands.skip.origin_advance import document
+
+    for line in _sentences(document(found)):
+        console.say(console.line(line))
+    if not typer.confirm("Go on behind it?", default=False, err=True):
+        raise PgsubError("canceled", detail="Nothing was changed.")
+
+
+def _print(found: dict[str, Any]) -> None:
+    if found["tables"]:
+        columns = ["table", "insert", "update", "delete", "truncate"]
+        rows = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
+        emit(render.rows(columns, rows) + "\n")
+    for line in _sentences(found):
+        emit(console.line(line))
+
+
+def _sentences(found: dict[str, Any]) -> list[str]:
+    between = f"Between {found['from']} and {found['to']}"
+    if not found["transactions"]:
+        said = [f"{between} no transaction ends ({size(found['wal_bytes'])} of WAL): nothing is left out."]
+    else:
+        verb, fate = ("lies", "it will not") if found["transactions"] == 1 else ("lie", "none of them will")
+        said = [
+            f"{between} {verb} {counted(found['transactions'], 'transaction')} with"
+            f" {counted(found['changes'], 'change')} ({size(found['bytes'])} of"
+            f" {size(found['wal_bytes'])} of WAL); {fate} be applied."
+        ]
+    if found["last"] is not None:
+        said.append(
+            f"The last of them is transaction {found['last']['xid']}, finished at {found['last']['finish_lsn']}."
+        )
+    if found["synchronizing"]:
+        tables = ", ".join(found["synchronizing"])
+        said.append(f"These tables still synchronize and get their part of it from their sync workers: {tables}.")
+    return said

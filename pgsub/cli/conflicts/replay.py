@@ -1,0 +1,93 @@
+"""``pgsub conflicts replay``: shows what it would do, asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.conflicts.skip_lsn import LISTED, change_rows
+from pgsub.cli.output import console
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.settings import current
+from pgsub.common.errors import ApplyError, PgsubError, UsageError
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.commands.skip.replay import Replay
+
+
+def replay(
+    name: str, number: int | None, lsn: str | None, table: str | None, *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Show or replay.
+
+    :raises UsageError: not one choice, or nobody to ask.
+    """
+    if (number is None) == (lsn is None):
+        raise UsageError(
+            "pgsub conflicts replay needs either an ID or --lsn",
+            hint=f"See what was skipped.\npgsub conflicts list {shlex.quote(name)}",
+        )
+    if table is not None and lsn is None:
+        raise UsageError("--table chooses from a transaction: it needs --lsn")
+    words = ["pgsub", "conflicts", "replay", name, *([] if number is None else [str(number)])]
+    words += ([] if lsn is None else ["--lsn", lsn]) + ([] if table is None else ["--table", table])
+    wanted = 0 if lsn is None else parse_lsn(lsn)
+    if not dry_run and not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise UsageError(
+            "replaying changes needs --yes",
+            detail="There is no terminal to ask on.",
+            hint=f"To see what it would do, and then:\n{shlex.join([*words, '--dry-run'])}"
+            f"\n{shlex.join([*words, '--yes'])}",
+        )
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.skip.replay import ReplayOptions, conflicts_replay, document
+
+    options = ReplayOptions(name, current.state_dir, number, wanted, table, dry_run)
+    done = document(conflicts_replay(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask))
+    if as_json:
+        emit_document("conflicts", {"subscription": done.pop("subscription"), "replay": done})
+    elif dry_run:
+        _print(done)
+    else:
+        console.notice(f"{_changes(done)} replayed")
+    if dry_run and (done["refused"] or done["not_compared"]):
+        raise typer.Exit(ApplyError.exit_code)
+
+
+def _agreed(found: Replay) -> None:
+    """Nothing is asked."""
+
+
+def _ask(found: Replay) -> None:
+    from pgsub.commands.skip.replay import document
+
+    shown = document(found)
+    for one in shown["tables"]:
+        console.say(console.line(f"{one['operation']} {one['schemaname']}.{one['relname']}: {one['changes']}"))
+    console.say(f"{_changes(shown)} will be applied to the target, or none if there is a conflict.")
+    if not typer.confirm("Replay?", default=False, err=True):
+        raise PgsubError("canceled", detail="Nothing was changed.")
+
+
+def _changes(done: dict[str, Any]) -> str:
+    return f"{counted(done['changes'], 'change')} of transaction {done['xid']}, finished at {done['finish_lsn']},"
+
+
+def _print(done: dict[str, Any]) -> None:
+    emit(change_rows(done["rows"]))
+    listed = min(len(done["rows"]), LISTED)
+    if listed < done["changes"]:
+        emit(f"\n{listed} of {counted(done['changes'], 'change')} listed; --json has more.")
+    if done["replayed_before"]:
+        emit(f"\n{counted(done['replayed_before'], 'other', ('was', 'were'))} replayed before.")
+    verdict = "Nothing would be replayed" if done["refused"] else "All of it would be replayed"
+    refused = f"{done['refused']} of {counted(done['changes'], 'change')} cannot be applied"
+    emit(f"\n{verdict}: {refused if done['refused'] else 'no conflict'}.")

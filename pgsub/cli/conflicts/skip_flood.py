@@ -1,0 +1,57 @@
+"""``pgsub skip-lsn --conflict``: a rule for a flood; asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from pgsub.cli.output import console
+from pgsub.cli.output.documents import emit_document
+from pgsub.cli.settings import current
+from pgsub.common.errors import UsageError
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.target.ledger.skip import Flood
+
+
+def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json: bool) -> None:
+    """Set a rule.
+
+    :raises UsageError: nobody to ask.
+    """
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        words = ["pgsub", "skip-lsn", name, "--conflict", conflict, "--table", table, "--limit", str(limit), "--yes"]
+        raise UsageError(
+            "skipping changes needs --yes", detail="There is no terminal to ask on.", hint=f"Then:\n{shlex.join(words)}"
+        )
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.skip.skip_flood import FloodOptions, skip_flood
+    from pgsub.target.ledger.skip import Flood
+
+    options = FloodOptions(name, current.state_dir, Flood(conflict, table, limit))
+    rules = skip_flood(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
+    if as_json:
+        shown = [{"conflict": one.conflict, "table": one.table, "limit": one.limit} for one in rules]
+        emit_document("skip-lsn", {"preview": False, "subscription": name, "rules": shown})
+
+
+def _agreed(name: str, rule: Flood) -> None:
+    """Nothing is asked."""
+
+
+def _ask(name: str, rule: Flood) -> None:
+    from pgsub.commands.skip.skip_lsn import canceled
+
+    console.say(
+        f"Of {console.line(rule.table)} the next {counted(rule.limit, 'change')} with {rule.conflict} will not be"
+        f" applied by subscription {console.line(name)}, but kept in pgsub.skipped_change on the target."
+    )
+    if not typer.confirm("Skip them?", default=False, err=True):
+        raise canceled()

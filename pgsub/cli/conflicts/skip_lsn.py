@@ -1,0 +1,243 @@
+"""``pgsub skip-lsn``: shows what would be lost, asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.conflicts import skip_flood
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import ApplyError, UsageError
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.target.ledger.skip import Skip
+
+LISTED = 40  #: rows that are listed where nothing else is asked for
+
+PAGE = Page(
+    summary="Skip a transaction that apply cannot apply",
+    description="""
+Lets apply leave out the transaction that finishes at LSN, as ALTER SUBSCRIPTION ... SKIP does: with --rows whole all of
+it, with --rows conflicting only the rows that cannot be applied, and what depends on them. What is left out is kept in
+table pgsub.skipped_change of the target, in the commit that passes the transaction.
+
+LSN is the finish LSN that the CONTEXT of an error names; without one it is that of the transaction apply stopped at
+last. One that is no finish LSN of a transaction still to come is refused, and the one that was meant is named. Whatever
+transaction with changes ends next clears it, with a warning if it was another one. Of several LSNs each waits for its
+own transaction: those between them are applied, and only one whose transaction cannot come any more is cleared with
+that warning. What is given replaces what was to be skipped before; with none for LSN nothing is skipped any more.
+
+--conflict, --table and --limit together are a rule for a flood: the next N rows of that table that meet this conflict
+are not applied and kept in pgsub.skipped_change, the rest of their transactions is applied, and then the rule is used
+up and everything as before. That goes for conflicts that stop apply, and for those that do not: of missing rows the
+change is then kept, and the log is told once a commit how many there were instead of a message for each. All of them
+are in the record and counted, and pgsub conflicts replay applies them later. For rules that last see pgsub alter
+--on-conflict.
+
+--preview changes nothing and may be asked for at any time, whether the subscription runs, is disabled, or is stuck. It
+reads the transaction from a temporary copy of the replication slot, compares it with the target row by row, and says
+what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
+changes of rows that an earlier one could not bring; error, rows that fit into no row of the target; missing, changes of
+rows that the target does not have; identical, rows that the target has already; left, changes of tables that are not
+subscribed or come with their copy. Where a rule of --on-conflict, or one for a flood, decides a conflict, the rule is
+told and what it would do: would_apply; kept, rows that the target would go on having otherwise; skipped, changes that
+the rule would put aside. Neither of the last two is lost by skipping. The verdict is safe if nothing would be lost,
+caution if rows would be lost that the target has otherwise, risky if changes would be lost that apply would make. The
+exit code is 0 if nothing would be lost, else 6.
+
+Asks on a terminal; elsewhere --yes is needed.
+""",
+    examples=(
+        ("See what skipping the transaction that apply stopped at would lose.", "pgsub skip-lsn sales --preview"),
+        ("Apply all of it but the rows that conflict.", "pgsub skip-lsn sales --rows conflicting --yes"),
+        (
+            "Put aside the next thousand rows that are not there to be deleted.",
+            "pgsub skip-lsn sales --conflict delete_missing --table public.t --limit 1000 --yes",
+        ),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "skip-lsn", PAGE)(skip_lsn)
+
+
+def skip_lsn(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    lsns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="LSN|none",
+            help="Finish LSN of the transaction, or of several; default: of the recorded error.",
+        ),
+    ] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="whole|conflicting", help="Which rows of the transaction are skipped.")
+    ] = "whole",
+    conflict: Annotated[
+        str | None,
+        typer.Option("--conflict", metavar="TYPE", help="Skip rows that meet this conflict, whatever the transaction."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With --conflict: rows of this table.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="With --conflict: the next N of them.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
+) -> None:
+    """Show or skip."""
+    if (conflict, table, limit) != (None, None, None):
+        if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
+            raise UsageError("a rule for a flood is --conflict, --table and --limit together, without anything else")
+        skip_flood.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
+        return
+    wanted = _wanted(lsns or [])
+    if rows not in ("whole", "conflicting"):
+        raise UsageError(f'"{rows}" is not one of whole, conflicting')
+    if preview and (wanted is None or len(wanted) > 1):
+        raise UsageError("--preview needs a transaction, and looks at one of them")
+    if not preview and wanted is not None and not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise _unasked(name, lsns or [], rows)
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.commands.skip.skip_lsn import SkipOptions
+
+    options = SkipOptions(name, current.state_dir, wanted, rows)
+    if preview:
+        _preview(options, as_json)
+    else:
+        _skip(options, yes, as_json)
+
+
+def _wanted(words: list[str]) -> tuple[int, ...] | None:
+    if [word.lower() for word in words] == ["none"]:
+        return None
+    lsns = tuple(parse_lsn(word) for word in words)
+    if 0 in lsns:
+        raise UsageError(f"invalid WAL location (LSN): {words[lsns.index(0)]}")
+    return lsns
+
+
+def _unasked(name: str, lsns: list[str], rows: str) -> UsageError:
+    mode = [] if rows == "whole" else ["--rows", rows]
+    previews = [["pgsub", "skip-lsn", name, *lsn, *mode, "--preview"] for lsn in ([[one] for one in lsns] or [[]])]
+    words = ["pgsub", "skip-lsn", name, *lsns, *mode, "--yes"]
+    return UsageError(
+        "skipping a transaction needs --yes",
+        detail="There is no terminal to ask on.",
+        hint="To see what would be lost, and then:\n" + "\n".join(map(shlex.join, [*previews, words])),
+    )
+
+
+def _skip(options: Any, yes: bool, as_json: bool) -> None:
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.skip.skip_lsn import skip_lsn as skip_transaction
+    from pgsub.protocol.lsn import format_lsn
+
+    done = skip_transaction(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
+    if as_json:
+        content = {
+            "preview": False,
+            "subscription": done.name,
+            "subskiplsn": format_lsn(done.skip.lsn if done.skip else 0),
+            "lsns": [format_lsn(lsn) for lsn in done.skip.lsns] if done.skip else [],
+            "rows_mode": done.skip.rows if done.skip else None,
+            "previous": format_lsn(done.previous.lsn if done.previous else 0),
+        }
+        emit_document("skip-lsn", content)
+
+
+def _agreed(name: str, skip: Skip) -> None:
+    """Nothing is asked."""
+
+
+def _ask(name: str, skip: Skip) -> None:
+    from pgsub.commands.skip.skip_lsn import canceled
+    from pgsub.protocol.lsn import format_lsn
+
+    what = "Nothing" if skip.rows == "whole" else "Only what can be applied"
+    which = "transactions" if skip.waits else "transaction"
+    finished = " and at ".join(map(format_lsn, skip.lsns))
+    console.say(
+        f"{what} of the {which} finished at {finished} will be applied by subscription"
+        f" {console.line(name)}; the rest goes to pgsub.skipped_change on the target."
+    )
+    if not typer.confirm("Skip it?", default=False, err=True):
+        raise canceled()
+
+
+def _preview(options: Any, as_json: bool) -> None:
+    from pgsub.commands.skip.preview_document import document
+    from pgsub.commands.skip.skip_lsn import show
+
+    found = document(show(options))
+    if as_json:
+        emit_document("skip-lsn", {"preview": True, "subscription": options.name, **found})
+    else:
+        _print(found)
+    if found["lost"] or found["verdict"] != "safe":
+        raise typer.Exit(ApplyError.exit_code)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from pgsub.apply.preview.simulation import OUTCOMES
+
+    one = found["transaction"]
+    emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))
+    shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
+    emit("\n" + change_rows(shown))
+    met = {name for table in found["tables"] for name in OUTCOMES if table[name]}
+    columns = ["table", *(name for name in OUTCOMES if name in met)]
+    totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
+    if totals:
+        emit("\n" + render.rows(columns, totals))
+    listed = min(len(shown), LISTED)
+    if listed < found["changes"]:
+        emit(f"\n{listed} of {counted(found['changes'], 'change')} listed; --json has more.")
+    if found["unexplained"]:
+        stopped = console.line(found["error"]["message"])
+        emit(f"\nApply stopped here for a reason that the rows do not tell: {stopped}")
+    what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
+    changes = counted(found["changes"], "change")
+    emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {changes}.")
+
+
+def change_rows(shown: list[dict[str, Any]]) -> str:
+    """The first changes of a preview, as its document has them."""
+    return render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:LISTED]])
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    local = row["existing"][0]["row"] if row["existing"] else row["local"]
+    why = [row["rule"] or row["conflict"], *(other["index"] for other in row["existing"]), row["reason"]]
+    return {
+        "change": f"{row['number']} {row['operation']}",
+        "table": f"{row['schemaname']}.{row['relname']}",
+        "outcome": row["outcome"],
+        "why": " ".join(filter(None, why)) or None,
+        "remote": _values(row["remote"] or row["key"]),
+        "local": _values(local),
+    }
+
+
+def _values(row: dict[str, str | None] | None) -> str | None:
+    return None if row is None else ", ".join(f"{name}={_short(value)}" for name, value in row.items())
+
+
+def _short(value: str | None) -> str:
+    text = "NULL" if value is None else value
+    return text if len(text) <= 32 else text[:29] + "..."

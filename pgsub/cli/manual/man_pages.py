@@ -1,0 +1,155 @@
+"""Manual pages made from the command tree and the exception classes, in the order of the server's reference pages.
+
+No date and nothing of the machine goes in: the same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgsub import __version__
+from pgsub.cli.app import DESCRIPTION, SUMMARY
+from pgsub.cli.command_tree.tree import Argument, Command, Option, Tree
+from pgsub.cli.pages import Page
+from pgsub.common.errors import exit_code_table
+
+_ENVIRONMENT = (
+    ("PGSUB_STATE_DIR", "The state folder, if --state-dir is not given."),
+    ("XDG_STATE_HOME", "Where the state folder pgsub is found otherwise; the default is ~/.local/state."),
+    ("PGSUB_CONNECTION, PGSUB_TARGET", "Connection strings for pgsub create, if the options are not given."),
+    (
+        "PGHOST, PGPORT, PGDATABASE, PGUSER and other variables of libpq",
+        "Complete the connection string of the target. The publisher is never taken from them.",
+    ),
+    ("PGPASSFILE, PGSERVICEFILE", "Files of libpq with passwords and services, for both servers."),
+    ("JAVA_HOME", "The Java that Spark runs on."),
+    ("NO_COLOR, PG_COLOR, CLICOLOR_FORCE", "Whether standard error gets colours, if --color is not given."),
+    ("CI", "If set, progress is shown as lines and not as bars."),
+    ("PGSUB_RETRY_SECONDS", "Seconds between tries, instead of the target's wal_retrieve_retry_interval."),
+    ("PGSUB_SET_BASED", "off makes pgsub run and pgsub create apply every change by a statement of its own."),
+    ("PGSUB_CONFLICT_HISTORY", "Conflicts that the state store keeps of each subscription; 10000 if it is not set."),
+    ("PGSUB_DEBUG", "If set to 1, as --debug."),
+)
+_FILES = (
+    ("state.db", "The state store in the state folder, an SQLite file with the catalogs and statistics views."),
+    ("launcher.lock, subscription-*.lock", "Locks in the state folder; whoever holds one has written who it is."),
+)
+_SIGNALS = (130, "ended by a second SIGINT"), (143, "ended by a second SIGTERM")
+
+
+def pages(tree: Tree) -> dict[str, str]:
+    """All pages.
+
+    :return: text by file name.
+    """
+    found = {"pgsub.1": _main(tree)}
+    for command in tree.commands:
+        found[f"pgsub-{command.name}.1"] = _command(command)
+    return found
+
+
+def _main(tree: Tree) -> str:
+    page = Page(SUMMARY, DESCRIPTION, tuple(command.page.examples[0] for command in tree.commands[:3]))
+    lines = [*_head("pgsub", page), ".SH SYNOPSIS", r"\fBpgsub\fR [\fIOPTION\fR]... \fICOMMAND\fR [\fIARGUMENT\fR]..."]
+    lines += [".SH DESCRIPTION", *_paragraphs(page), ".SS Commands"]
+    for command in tree.commands:
+        lines += _item(rf"\fBpgsub\-{escaped(command.name)}\fR(1)", command.page.summary + ".")
+    lines += [".SH OPTIONS", "These may stand before the command or behind it.", *_options(tree.options)]
+    return _join(lines, page, [f"pgsub-{command.name}" for command in tree.commands])
+
+
+def _command(command: Command) -> str:
+    name = f"pgsub-{command.name}"
+    own = [option for option in command.options if not option.shared]
+    synopsis = [rf"\fBpgsub {command.name}\fR", *map(_usage, own), *map(_argument_usage, command.arguments)]
+    lines = [*_head(name, command.page), ".SH SYNOPSIS", ".na", ".nh", " ".join(synopsis), ".hy", ".ad"]
+    lines += [".SH DESCRIPTION", *_paragraphs(command.page), ".SH OPTIONS"]
+    for argument in command.arguments:
+        lines += _item(rf"\fI{escaped(argument.metavar)}\fR", argument.help)
+    lines += [*_options(own), ".PP", r"Options that every command has are described in \fBpgsub\fR(1)."]
+    return _join(lines, command.page, ["pgsub"])
+
+
+def _head(name: str, page: Page) -> list[str]:
+    title = f'.TH {escaped(name.upper())} 1 "" "pgsub {__version__}" "pgsub manual"'
+    return [
+        r".\" Generated from the command tree by: python -m pgsub.cli.docs",
+        title,
+        ".SH NAME",
+        rf"{escaped(name)} \- {escaped(_purpose(name, page))}",
+    ]
+
+
+def _purpose(name: str, page: Page) -> str:
+    return page.summary if name == "pgsub" else page.summary[:1].lower() + page.summary[1:]
+
+
+def _join(lines: list[str], page: Page, related: Iterable[str]) -> str:
+    return "\n".join([*lines, *_exit_status(), *_named("ENVIRONMENT", _ENVIRONMENT), *_named("FILES", _FILES)]) + (
+        "\n" + "\n".join([*_examples(page), *_see_also(related)]) + "\n"
+    )
+
+
+def _exit_status() -> list[str]:
+    lines = [".SH EXIT STATUS"]
+    for code, meaning in (*exit_code_table(), *_SIGNALS):
+        lines += _item(rf"\fB{code}\fR", meaning)
+    return lines
+
+
+def _named(section: str, items: Iterable[tuple[str, str]]) -> list[str]:
+    return [f".SH {section}", *(line for name, text in items for line in _item(rf"\fB{escaped(name)}\fR", text))]
+
+
+def _examples(page: Page) -> list[str]:
+    lines = [".SH EXAMPLES"]
+    for purpose, command in page.examples:
+        lines += [".PP", escaped(purpose), ".PP", ".nf", ".RS 4", escaped(command), ".RE", ".fi"]
+    return lines
+
+
+def _see_also(related: Iterable[str]) -> list[str]:
+    return [".SH SEE ALSO", ",\n".join(rf"\fB{escaped(name)}\fR(1)" for name in related)]
+
+
+def _paragraphs(page: Page) -> list[str]:
+    return [line for paragraph in page.paragraphs() for line in (".PP", escaped(paragraph))]
+
+
+def _options(options: Iterable[Option]) -> list[str]:
+    lines = []
+    for option in options:
+        notes = f" The default is {option.default}." if option.default else ""
+        notes += f" May also be given as {option.variable}." if option.variable else ""
+        notes += " Required." if option.required else ""
+        lines += _item(_synopsis(option), option.help + notes)
+    return lines
+
+
+def _synopsis(option: Option) -> str:
+    names = ", ".join(rf"\fB{escaped(name)}\fR" for name in reversed(option.names))
+    names += rf" \fI{escaped(option.metavar)}\fR" if option.metavar else ""
+    return names + (rf", \fB{escaped(option.opposite)}\fR" if option.opposite else "")
+
+
+def _usage(option: Option) -> str:
+    name = option.names[0].replace("--", "--[no-]", 1) if option.opposite else option.names[0]
+    text = rf"\fB{escaped(name)}\fR" + (rf" \fI{escaped(option.metavar)}\fR" if option.metavar else "")
+    text = (text if option.required else f"[{text}]") + "..." * option.repeatable
+    return text.replace(" ", r"\ ")  # an option and its value stay on one line
+
+
+def _argument_usage(argument: Argument) -> str:
+    text = rf"\fI{escaped(argument.metavar)}\fR"
+    return (text if argument.required else f"[{text}]") + "..." * argument.repeatable
+
+
+def _item(term: str, text: str) -> list[str]:
+    return [".TP", term, escaped(text)]
+
+
+def escaped(text: str) -> str:
+    """A text without characters that mean something to the formatter."""
+    shown = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
+    shown = shown.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
+    return r"\&" + shown if shown.startswith(".") else shown

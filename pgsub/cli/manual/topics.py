@@ -1,0 +1,68 @@
+"""Manual pages that are about no command: made from texts in ``docs/``. For ``python -m pgsub.cli.docs`` only.
+
+A text begins with ``name section: summary``. ``# NAME`` begins a section, ``: text`` under a line describes it, and
+what is indented stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pgsub import __version__
+from pgsub.cli.manual.man_pages import escaped
+
+TOPICS = ("conflicts",)
+_FOLDER = Path(__file__).parents[3] / "docs"
+_HEAD = re.compile(r"(\S+) (\d): (.*)")
+_PAGE = re.compile(r"(pgsub[\w-]*)\((\d)\)")
+
+
+def topics() -> dict[str, str]:
+    """The pages, text by file name."""
+    return dict(_page((_FOLDER / f"{name}.txt").read_text(encoding="utf-8")) for name in TOPICS)
+
+
+def _page(text: str) -> tuple[str, str]:
+    first, _, rest = text.partition("\n")
+    head = _HEAD.fullmatch(first)
+    assert head is not None, first
+    name, section, summary = head.groups()
+    lines = [
+        rf".\" Generated from docs/{name.removeprefix('pgsub-')}.txt by: python -m pgsub.cli.docs",
+        f'.TH {escaped(name.upper())} {section} "" "pgsub {__version__}" "pgsub manual"',
+        ".SH NAME",
+        rf"{escaped(name)} \- {escaped(summary)}",
+    ]
+    for block in rest.strip("\n").split("\n\n"):
+        lines += _block(block)
+    return f"{name}.{section}", "\n".join(_verbatim_joined(lines)) + "\n"
+
+
+def _block(block: str) -> Iterator[str]:
+    first, _, rest = block.partition("\n")
+    if block.startswith("# "):
+        yield f".SH {escaped(block[2:])}"
+    elif block.startswith("    "):
+        yield from (".PP", ".nf", ".RS 4")
+        # a line that begins with a control character would be a request
+        yield from (rf"\&{escaped(line[4:])}" for line in block.split("\n"))
+        yield from (".RE", ".fi")
+    elif rest.startswith(": "):
+        yield from (".TP", rf"\fB{escaped(first)}\fR", escaped(rest[2:]))
+    else:
+        yield from (".PP", _PAGE.sub(r"\\fB\1\\fR(\2)", escaped(block).replace(r"\-", "-")).replace("-", r"\-"))
+
+
+def _verbatim_joined(lines: list[str]) -> Iterator[str]:
+    """Blocks of what stays as it is that follow each other are one, with an empty line between them."""
+    end, begin = [".RE", ".fi"], [".PP", ".nf", ".RS 4"]
+    number = 0
+    while number < len(lines):
+        if lines[number : number + 5] == end + begin:
+            yield r"\&"
+            number += 5
+        else:
+            yield lines[number]
+            number += 1

@@ -1,0 +1,1 @@
+"""Commands that serve and watch: ``run``, ``status``, ``wait``, ``demo``, ``version``, ``completion``."""

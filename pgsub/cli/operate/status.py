@@ -1,0 +1,237 @@
+"""``pgsub status``: one look, a sequence of looks, a verdict for monitoring, or a view of the state store."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import Command, command
+from pgsub.cli.command_tree.values import parse_duration, parse_seconds
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.pages import PAGES, Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import UsageError
+
+_EVERY = "2"  #: seconds between looks where --watch has no value
+
+PAGE = Page(
+    summary="Show subscriptions, their tables and workers",
+    description="""
+Reads the state store only, asks no server, and works while others run. On a terminal the result is a table, elsewhere
+it is separated by tabs and complete; --json prints the documents that scripts should rely on.
+
+Of one subscription its tables are shown too, and of those that are being copied how far they are: bytes and rows done
+and estimated in all, chunks, rate over the last seconds, time left.
+
+With two_phase the column prepared counts the transactions that are prepared on the target and wait for the publisher's
+decision; the view pgsub_prepared_pending names them.
+
+Tables that are held are shown with how much is kept of them on the target; a subscription is healthy with them.
+
+A subscription is blocked when apply was restarted twice or more from one position with nothing applied: since when, by
+what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
+limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
+
+The lag is the time since which the publisher has had what the target has not. Where the apply worker is inside a
+statement of the target and gives no sign of life, since when, and which lock it waits for, is shown; after 30 seconds
+--check objects to that, too.
+
+Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because dead
+rows can only be seen from inside the server; confl_update_origin_differs and confl_delete_origin_differs are 0 where
+the target has track_commit_timestamp off or its role may not use replication origins.
+
+With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
+lost, 8 over the threshold of --max-lag, 10 what happens cannot be recorded.
+
+A launcher that cannot write to the state store or to its log goes on with its work. A warning says so, and what is
+shown may be old; in the documents it stands in not_written.
+
+--view prints a table or view of the state store as it is: pg_subscription, pg_subscription_rel,
+pg_replication_origin_status, pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict,
+pgsub_journal and a few more.
+""",
+    examples=(
+        ("Look every five seconds.", "pgsub status sales --watch 5"),
+        ("For monitoring.", "pgsub status --check --max-lag 30s"),
+    ),
+)
+
+
+class StatusCommand(Command):
+    """Gives ``--watch`` a value where it has none: the parser knows no option whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Complete the arguments, then parse them."""
+        following = [*args, ""][1:]
+        completed: list[str] = []
+        for word, after in zip(args, following, strict=True):
+            bare = word == "--watch" and not after[:1].isdigit()
+            completed.append(f"--watch={_EVERY}" if bare else word)
+        return super().parse_args(ctx, completed)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look shows."""
+
+    name: str | None
+    view: str | None
+    as_json: bool
+    expanded: bool
+    one_line: bool = False
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "status", PAGE, cls=StatusCommand)(status)
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None,
+    view: Annotated[
+        str | None, typer.Option("--view", metavar="VIEW", help="Print this table or view of the state store.")
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch", metavar="[SECONDS]", parser=parse_seconds, help="Look again and again, every 2 seconds."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON documents; one in a line with --watch.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Tell the health by the exit code.")] = False,
+    max_lag: Annotated[
+        float | None,
+        typer.Option("--max-lag", metavar="D", parser=parse_duration, help="With --check: the lag that is tolerated."),
+    ] = None,
+    reset_stats: Annotated[
+        bool, typer.Option("--reset-stats", help="Set the counters of pg_stat_subscription_stats to 0 first.")
+    ] = False,
+    runbook: Annotated[
+        bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
+    ] = False,
+    expanded: Annotated[bool, typer.Option("--expanded", "-x", help="One line for each column.")] = False,
+) -> None:
+    """Show the status."""
+    _refuse(
+        watch is not None and (check or reset_stats), "--watch cannot be used together with --check or --reset-stats"
+    )
+    _refuse(view is not None and check, "--view cannot be used together with --check")
+    _refuse(max_lag is not None and not check, "--max-lag needs --check")
+    wrong = runbook and (view is not None or watch is not None or check)
+    _refuse(wrong, "--runbook cannot be used together with --view, --watch or --check")
+    look = Look(name, view, as_json, expanded, one_line=watch is not None)
+    if reset_stats:
+        from pgsub.commands.status.status import reset_stats as reset
+
+        reset(current.state_dir, name)
+    if runbook:
+        _runbook(look)
+    elif watch is not None:
+        _watch(watch, lambda: _show(look))
+    elif check:
+        _check(look, max_lag)
+    else:
+        _show(look)
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise UsageError(message)
+
+
+def _show(look: Look) -> None:
+    from pgsub.commands.status import status as states
+
+    if look.view is not None:
+        columns, rows = states.view(current.state_dir, look.view, look.name)
+        if look.as_json:
+            emit_document("status", {"view": look.view, "rows": rows}, one_line=look.one_line)
+        else:
+            emit(render.rows(columns, rows, expanded=look.expanded))
+        return
+    _print(look, states.status(current.state_dir, look.name))
+
+
+def _print(look: Look, found: list[Any]) -> list[str]:
+    """Show it; what launchers cannot write at this moment is told, and returned."""
+    from pgsub.commands.status.status import troubles
+
+    unwritten = troubles(current.state_dir)
+    if look.as_json:
+        document = {"subscriptions": [one.document() for one in found], "not_written": unwritten}
+        emit_document("status", document, one_line=look.one_line)
+        return unwritten
+    for text in unwritten:
+        console.warning(text, detail="Replication goes on; what is shown may be old.")
+    _print_tables(look, found)
+    return unwritten
+
+
+def _print_tables(look: Look, found: list[Any]) -> None:
+    emit(render.summary(found, expanded=look.expanded))
+    if look.name is not None and not look.expanded:
+        emit("\n" + render.relations(found[0]))
+        if found[0].blocked:
+            emit("\n" + render.blocked(found[0]))
+        elif found[0].next:
+            emit("\n" + render.rows(["next"], [{"next": found[0].next}], expanded=True))
+        if found[0].waits:
+            emit("\n" + render.waits(found[0]))
+        if found[0].held:
+            emit("\n" + render.held(found[0]))
+        if found[0].copies:
+            emit("\n" + render.copies(found[0]))
+
+
+def _runbook(look: Look) -> None:
+    """Numbered steps. What this program cannot do is left out."""
+    from pgsub.commands.status import status as states
+    from pgsub.commands.status.runbook import runbook
+
+    every = states.status(current.state_dir, look.name)
+    _refuse(len(every) != 1, "--runbook needs the name of a subscription")
+    [found] = every
+    name = found.definition.name
+    steps = []
+    for step in runbook(found):
+        commands = [line for line in step.commands if line.split()[1] in PAGES]
+        if commands or not step.commands:
+            steps.append({"text": step.text, "commands": commands, "statements": list(step.statements)})
+    if look.as_json:
+        emit_document("status", {"subscription": name, "runbook": steps})
+        return
+    for number, one in enumerate(steps, 1):
+        text = " ".join(str(one["text"]).split("\n"))  # servers and names choose line breaks, and every line is a step
+        lines = [f"{number}. {text}", *(f"       {line}" for line in [*one["commands"], *one["statements"]])]
+        emit(console.pasted("\n".join(map(console.printable, lines))))
+    if not steps:
+        emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')
+
+
+def _check(look: Look, max_lag: float | None) -> None:
+    from pgsub.commands.status import status as states
+
+    found = states.status(current.state_dir, look.name)
+    findings = states.check(found, max_lag, _print(look, found))
+    for finding in findings:
+        console.warning(finding.message)
+    if findings:
+        raise typer.Exit(findings[0].code)
+
+
+def _watch(seconds: float, show: Callable[[], None]) -> None:
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    try:
+        while True:
+            if terminal:
+                emit("\x1b[H\x1b[2J" + time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+            show()
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return  # asked to stop

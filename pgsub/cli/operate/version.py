@@ -1,0 +1,39 @@
+"""``pgsub version``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.pages import Page
+
+PAGE = Page(
+    summary="Show the versions of pgsub and of what it stands on",
+    description="Also tells the schema version of the state store and the protocol versions that can be spoken.",
+    examples=(("For people.", "pgsub version"), ("For a bug report or a script.", "pgsub version --json")),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "version", PAGE)(version)
+
+
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show the versions."""
+    from pgsub.commands.version import version as versions
+
+    found = asdict(versions())
+    if as_json:
+        emit_document("version", found)
+        return
+    names = {"state_schema": "state schema", "protocol": "protocol versions"}
+    for key, value in found.items():
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else value or "not installed"
+        emit(f"{names.get(key, key)} {text}")

@@ -1,0 +1,82 @@
+"""``pgsub wait``."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import Timeout, parse_lsn
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+
+
+class Awaited(NamedTuple):
+    """The value of ``--for``."""
+
+    condition: str
+    lsn: int | None
+
+
+_WORDS = ("synced", "caught-up", "disabled", "error")
+
+
+def parse_condition(text: str | Awaited) -> Awaited:
+    """Read ``synced``, ``caught-up``, ``lsn=X/X``, ``disabled`` or ``error``."""
+    if isinstance(text, Awaited):
+        return text
+    word, _, position = text.partition("=")
+    if word == "lsn":
+        return Awaited("lsn", parse_lsn(position))
+    if text not in _WORDS:
+        raise typer.BadParameter(f'"{text}" is not a condition: expected {", ".join(_WORDS)} or lsn=X/X')
+    return Awaited(text, None)
+
+
+For = Annotated[
+    Awaited,
+    typer.Option(
+        "--for",
+        metavar="synced|caught-up|lsn=X/X|disabled|error",
+        parser=parse_condition,
+        help="What to wait for.",
+    ),
+]
+
+PAGE = Page(
+    summary="Wait until a subscription has reached a state",
+    description="""
+synced: every table that the subscription has now is ready. caught-up: that, and apply has reached the position the
+publisher has now. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers
+have ended. error: an error has been recorded.
+
+If the subscription fails while something else is awaited, the command ends at once with the code of that error, 6 for
+a conflict. After the timeout it ends with 8 and names what is missing.
+""",
+    examples=(
+        ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),
+        ("Wait until a known position is applied.", "pgsub wait sales --for lsn=16/B374D848 --timeout 30s"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "wait", PAGE)(wait)
+
+
+def wait(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    awaited: For,
+    timeout: Timeout = None,
+) -> None:
+    """Wait."""
+    if awaited.condition == "caught-up":
+        from pgsub.common.conninfo import take_environment
+
+        take_environment()
+    from pgsub.commands.status.wait import WaitOptions
+    from pgsub.commands.status.wait import wait as wait_for
+
+    wait_for(WaitOptions(name, current.state_dir, awaited.condition, awaited.lsn, timeout))

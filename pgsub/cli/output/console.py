@@ -1,0 +1,89 @@
+"""What goes to stderr: errors, warnings and notices in the form and the colours of the server's client programs.
+
+Mirrors ``src/common/logging.c`` and, for the fields of a message, ``pqBuildErrorMessage3`` in ``fe-protocol3.c``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+from pgsub.cli.pages import PAGES
+from pgsub.cli.settings import current
+from pgsub.common.errors import PgsubError, field, one_line
+
+_SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
+#: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_COMMAND = re.compile(r"(?m)(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b(?!.*--(?:help|state-dir)\b)[^&\n]*?(?=$| &&)")
+_SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: values of rows must not steer a terminal, nor turn text around."""
+    return CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
+
+
+def line(text: str) -> str:
+    """One line of output, whatever line breaks and control characters are in the names and values that it holds."""
+    return printable(one_line(text))
+
+
+def pasted(text: str) -> str:
+    """The text with ``--state-dir`` behind each command of it that is to be pasted, where this command was given one.
+
+    Commands stand on lines of their own, behind a colon at the end of a sentence, or behind each other with ``&&``.
+    """
+    folder = current.state_dir_option
+    if folder is None or "pgsub " not in text:
+        return text
+    more = f" --state-dir {shlex.quote(folder)}"
+    return _COMMAND.sub(lambda match: match[0] + (more if match[1] in PAGES else ""), text)
+
+
+def redacted(text: str) -> str:
+    """The text without passwords of conninfos and URIs, for words of the command line that land in an error."""
+    return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
+
+
+def say(text: str) -> None:
+    """Write to stderr in one write; a stderr that is gone is no reason to stop."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+
+
+def error(problem: PgsubError) -> None:
+    """Show what ended the command: ``pgsub: error: …``, then DETAIL, CONTEXT and HINT."""
+    say("\n".join([_first("error", problem.message), *map(_field, problem.lines())]))
+
+
+def warning(message: str, detail: str | None = None, hint: str | None = None) -> None:
+    """Show a warning: ``pgsub: warning: …``, then DETAIL and HINT."""
+    if current.verbosity >= 0:
+        fields = [field(name, text) for name, text in (("DETAIL", detail), ("HINT", hint)) if text]
+        say("\n".join([_first("warning", message), *map(_field, fields)]))
+
+
+def notice(message: str, hint: str | None = None) -> None:
+    """Show ``NOTICE:  …``, then HINT."""
+    if current.verbosity >= 0:
+        fields = [f"NOTICE:  {one_line(message)}", *([field("HINT", hint)] if hint else [])]
+        say("\n".join(map(_field, fields)))
+
+
+def _first(kind: str, message: str) -> str:
+    return f"{_paint('locus', 'pgsub: ')}{_paint(kind, kind + ': ')}{line(message)}"
+
+
+def _field(line: str) -> str:
+    name, colon, text = line.partition(":")
+    return _paint("note", name + colon) + pasted(printable(text))
+
+
+def _paint(kind: str, text: str) -> str:
+    return f"\x1b[{_SGR[kind]}m{text}\x1b[0m" if current.coloured() else text

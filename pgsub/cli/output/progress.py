@@ -1,0 +1,192 @@
+"""How far the synchronization of tables is: bars on a terminal, else a few lines every few seconds.
+
+Mirrors ``progress_report`` in ``src/bin/pg_basebackup/pg_basebackup.c``, which makes the same choice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pgsub.cli.output import console
+from pgsub.cli.settings import current
+from pgsub.commands.reporter import TableProgress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_INTERVAL = 5.0  #: seconds between reports off a terminal
+_WORDS = {
+    "i": "initialize",
+    "d": "data copy",
+    "f": "finished copy",
+    "w": "syncwait",
+    "c": "catchup",
+    "s": "synchronized",
+    "r": "ready",
+}
+_AT_MOST = 8  #: tables that are shown one by one
+
+
+class ProgressView(Protocol):
+    """Draws the present state."""
+
+    def show(self, rows: Sequence[TableProgress]) -> None:
+        """Draw it, or leave it if it is too early."""
+
+    def close(self) -> None:
+        """Draw the last state for good."""
+
+
+def choose() -> ProgressView:
+    """Bars where somebody looks on; NO_COLOR and ``--color`` only take away the colours."""
+    stderr = sys.stderr
+    watched = stderr is not None and stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+    return Bars() if watched else Lines()
+
+
+def size(count: int) -> str:
+    """A size as ``pg_size_pretty`` writes it.
+
+    :param count: bytes.
+    """
+    for unit, limit in (("bytes", 1 << 10), ("kB", 1 << 20), ("MB", 1 << 30), ("GB", 1 << 40)):
+        if count < limit * 10:
+            return f"{count // (limit >> 10)} {unit}"
+    return f"{count >> 40} TB"
+
+
+def duration(seconds: int) -> str:
+    """``42 s``, ``5 min 3 s``, ``2 h 10 min``.
+
+    :param seconds: not negative.
+    """
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def portion(row: TableProgress) -> float | None:
+    """How much of the copy is done, 0 to 1; None where no total is known."""
+    if row.state not in "id":
+        return 1.0
+    for done, total in ((row.bytes_done, row.bytes_total), (row.rows_done, row.rows_total)):
+        if total:
+            # totals are estimates of the catalog; the copy may be larger
+            return min(done / total, 0.99)
+    return None
+
+
+class Lines:
+    """For logs of CI and files: a summary and the tables at work, every few seconds and at the end."""
+
+    def __init__(self) -> None:
+        self._last: Sequence[TableProgress] = ()
+        self._next = 0.0
+        self._said = ""
+
+    def show(self, rows: Sequence[TableProgress]) -> None:
+        """Write a report if the last one is old enough."""
+        self._last = list(rows)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _INTERVAL
+            self._say([summary(rows), *map(line, at_work(rows))])
+
+    def close(self) -> None:
+        """Write the summary of the last state."""
+        if self._last:
+            self._say([summary(self._last)])
+
+    def _say(self, lines: list[str]) -> None:
+        text = "\n".join(lines)
+        if text != self._said:
+            self._said = text
+            console.say(console.printable(text))
+
+
+def summary(rows: Sequence[TableProgress]) -> str:
+    """``synchronized 12 of 40 tables``."""
+    return f"synchronized {sum(row.state in 'sr' for row in rows)} of {len(rows)} tables"
+
+
+def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
+    """The tables worth a line of their own, those that copy first."""
+    order = "dfwci"
+    return sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))[:_AT_MOST]
+
+
+def line(row: TableProgress) -> str:
+    """``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
+    done = portion(row)
+    parts = [_WORDS.get(row.state, row.state)]
+    if row.state == "d":
+        percent = "" if done is None else f"{done:.0%} "
+        parts.append(f"{percent}({', '.join(_amounts(row))})")
+        if row.chunks_total > 1:
+            parts.append(f"{row.chunks_done} of {row.chunks_total} chunks")
+        parts += _speed(row)
+    return f"table {row.schema}.{row.name}: {', '.join(parts)}"
+
+
+def _amounts(row: TableProgress) -> list[str]:
+    amounts = [size(row.bytes_done) + (f" of {size(row.bytes_total)}" if row.bytes_total else "")]
+    if row.rows_done or row.rows_total:
+        amounts.append(f"{row.rows_done}{f' of {row.rows_total}' if row.rows_total else ''} rows")
+    return amounts
+
+
+def _speed(row: TableProgress) -> list[str]:
+    speed = [] if row.bytes_per_second is None else [f"{size(row.bytes_per_second)}/s"]
+    return speed if row.seconds_left is None else [*speed, f"{duration(row.seconds_left)} left"]
+
+
+class Bars:
+    """For people: a bar for the whole and one for each table at work, redrawn in place."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Column
+
+        self._progress: Progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=30)),
+            BarColumn(bar_width=None),  # what the words leave
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
+            console=Console(stderr=True, no_color=not current.coloured(), highlight=False),
+            refresh_per_second=4,
+            expand=True,
+        )
+        self._began = time.monotonic()
+        self._whole = self._progress.add_task("tables", total=None, note="")
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._progress.start()
+
+    def show(self, rows: Sequence[TableProgress]) -> None:
+        """Move the bars."""
+        ready = sum(row.state in "sr" for row in rows)
+        note = f"{ready} of {len(rows)}, {duration(int(time.monotonic() - self._began))}"
+        self._progress.update(self._whole, total=len(rows) or None, completed=ready, note=note)
+        busy = {(row.schema, row.name): row for row in at_work(rows)}
+        for key in [key for key in self._tasks if key not in busy]:
+            self._progress.remove_task(self._tasks.pop(key))
+        for key, row in busy.items():
+            self._draw(key, row)
+
+    def close(self) -> None:
+        """Stop redrawing."""
+        self._progress.stop()
+
+    def _draw(self, key: tuple[str, str], row: TableProgress) -> None:
+        if key not in self._tasks:
+            name = console.line(f"{row.schema}.{row.name}")
+            self._tasks[key] = self._progress.add_task(name, total=None, note="")
+        done = portion(row)
+        busy = [_amounts(row)[0], *_speed(row)]
+        note = ", ".join(busy) if row.state == "d" else _WORDS.get(row.state, row.state)
+        self._progress.update(self._tasks[key], total=None if done is None else 1.0, completed=done or 0.0, note=note)

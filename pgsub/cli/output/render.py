@@ -1,0 +1,196 @@
+"""Results as text: tables in psql's aligned format on a terminal, tab-separated and complete elsewhere.
+
+Mirrors ``src/fe_utils/print.c``: ``print_aligned_text``, ``print_aligned_vertical``, ``print_unaligned_text``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pgsub.cli.output.console import pasted, printable
+from pgsub.cli.output.progress import duration, size
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.commands.status.status import SubscriptionStatus
+
+_ORDER = "idfsr"
+
+
+def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
+    """Subscriptions, one a row."""
+    columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
+    columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors", "last_error"]
+    if any(one.definition.skips for one in found):
+        columns.append("to_be_skipped")
+    if expanded:
+        columns += ["on_conflict", "skipped", "unavailable"]
+    return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
+
+
+def relations(one: SubscriptionStatus) -> str:
+    """The tables of one subscription, one a row."""
+    return rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
+
+
+def copies(one: SubscriptionStatus) -> str:
+    """The tables of one subscription that are being copied, one a row."""
+    columns = ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
+    return rows(columns, [_copy_row(row) for row in one.copies])
+
+
+def held(one: SubscriptionStatus) -> str:
+    """The tables of one subscription whose changes are kept, one a row."""
+    shown = [
+        {
+            "held": f"{row['schemaname']}.{row['relname']}",
+            "since": row["held_at"],
+            "kept_changes": row["kept_changes"],
+            "kept": size(row["kept_bytes"]),
+            "next": "being applied" if row["releasing"] else _release(one, row),
+        }
+        for row in one.held
+    ]
+    return rows(["held", "since", "kept_changes", "kept", "next"], shown)
+
+
+def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
+    return shlex.join(["pgsub", "alter", one.definition.name, "--release", f"{row['schemaname']}.{row['relname']}"])
+
+
+def waits(one: SubscriptionStatus) -> str:
+    """What an apply worker that gives no sign of life waits for."""
+    found = one.waits or {}
+    shown = {"silent_since": found["since"], "waits_for": found["for"] or "a statement on the target"}
+    return rows(["silent_since", "waits_for"], [shown], expanded=True)
+
+
+def blocked(one: SubscriptionStatus) -> str:
+    """What a blocked subscription is blocked by, a line for each fact."""
+    found = one.blocked or {}
+    shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
+    for name in ("waiting", "retained"):
+        shown[name] = None if shown[name] is None else size(shown[name])
+    count = found["waiting_transactions"]
+    if count is not None:
+        least = "at least " if found["waiting_at_least"] else ""
+        behind = f"{least}{counted(count, 'transaction')} behind it"
+        shown["waiting"] = ", ".join(filter(None, (behind, shown["waiting"])))
+    lost = found["slot_lost_in"]
+    shown["slot_lost_in"] = None if lost is None else duration(lost)
+    shown["blocked_since"] = found["since"]
+    columns = ["blocked_since", "restarts", "position", "finish_lsn", "reason", "waiting", "retained"]
+    return rows([*columns, "slot_lost_in", "next"], [shown], expanded=True)
+
+
+def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    done, total = row["bytes_processed"], row["bytes_total"]
+    rate, left = row["bytes_per_second"], row["seconds_left"]
+    return {
+        "table": f"{row['schemaname']}.{row['relname']}",
+        "done": f"{min(done / total, 0.99):.0%}" if total else None,
+        "bytes": size(done) + (f" of {size(total)}" if total else ""),
+        "rows": str(row["tuples_processed"]) + (f" of {row['tuples_total']}" if row["tuples_total"] else ""),
+        "chunks": f"{row['chunks_done']} of {row['chunks_total']}",
+        "rate": None if rate is None else f"{size(rate)}/s",
+        "left": None if left is None else duration(left),
+    }
+
+
+def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
+    """Rows as a table, or one after the other with a line for each column."""
+    texts = [[cell(row.get(column)) for column in columns] for row in content]
+    for line in texts:
+        line[:] = [pasted(text) if column == "next" else text for column, text in zip(columns, line, strict=True)]
+    if expanded:
+        return _vertical(columns, texts)
+    if sys.stdout is not None and sys.stdout.isatty():
+        return _aligned(columns, texts)
+    return "\n".join("\t".join(line) for line in [list(columns), *texts])
+
+
+def cell(value: Any) -> str:
+    """A value as psql shows it: nothing for NULL, t and f; a table has no room for line breaks and tabs."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, (list, dict)):
+        value = json.dumps(value, ensure_ascii=False)
+    return printable(str(value)).replace("\t", "\\t").replace("\n", "\\n")
+
+
+def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
+    apply = next((worker for worker in one.workers if worker["worker_type"] == "apply"), {})
+    counts = Counter(row["srsubstate"] for row in one.relations)
+    stats, slot = one.stats or {}, one.slot or {}
+    return {
+        "subscription": one.definition.name,
+        "state": one.state,
+        "tables": ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state]) or "none",
+        "held": ", ".join(f"{row['schemaname']}.{row['relname']}" for row in one.held) or None,
+        "received_lsn": apply.get("received_lsn"),
+        "applied_lsn": (one.origin or {}).get("remote_lsn"),
+        "lag": None if one.lag is None else f"{one.lag:.1f} s",
+        "slot": slot.get("wal_status") or one.definition.slot_name,
+        "prepared": _prepared(one),
+        "sets": _sets(stats),
+        "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
+        "last_error": one.errors[0].message if one.errors else None,
+        "to_be_skipped": ", ".join(one.definition.skips) or None,
+        "on_conflict": ", ".join(one.definition.on_conflict) or None,
+        "skipped": _skipped(one.skipped),
+        "unavailable": ", ".join(one.definition.unavailable) or None,
+    }
+
+
+def _skipped(kept: Mapping[str, Any] | None) -> str | None:
+    """How much pgsub.skipped_change keeps."""
+    if kept is None:
+        return None
+    changes = counted(kept["waiting_changes"] + kept["replayed_changes"], "change")
+    return f"{changes}, {kept['replayed_changes']} replayed, {size(kept['bytes'])}"
+
+
+def _sets(stats: Mapping[str, Any]) -> str | None:
+    """How much of what was applied went as sets, and what did not although it was tried."""
+    changes, folded = stats.get("changes_in_sets") or 0, stats.get("changes_folded") or 0
+    serial, fallbacks = stats.get("serial_relations") or 0, stats.get("set_fallbacks") or 0
+    if not (changes or serial or fallbacks):
+        return None
+    return f"{changes} changes, {folded} folded; {serial} row by row, {fallbacks} fallbacks"
+
+
+def _prepared(one: SubscriptionStatus) -> str | None:
+    """How many transactions are prepared and not decided; nothing without two_phase, a word while it is not enabled."""
+    return {"d": None, "p": "two_phase is pending"}.get(one.definition.two_phase, str(len(one.prepared)))
+
+
+def _aligned(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(_width, column)) for column in zip(columns, *texts, strict=True)]
+    head = " | ".join(name.center(width) for name, width in zip(columns, widths, strict=True))
+    lines = [" " + head.rstrip(), "-" + "-+-".join("-" * width for width in widths) + "-"]
+    for line in texts:
+        padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+        lines.append(" " + " | ".join(padded).rstrip())
+    count = len(texts)
+    return "\n".join([*lines, f"({counted(count, 'row')})"])
+
+
+def _vertical(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> str:
+    width = max(map(len, columns))
+    blocks = []
+    for number, line in enumerate(texts, 1):
+        blocks.append(f"-[ RECORD {number} ]" + "-" * width)
+        blocks += [f"{name:<{width}} | {text}".rstrip() for name, text in zip(columns, line, strict=True)]
+    return "\n".join(blocks) or "(0 rows)"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)

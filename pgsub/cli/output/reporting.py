@@ -1,0 +1,231 @@
+"""Where a command's words go: stderr of a command, or the log of ``pgsub run`` in the server's form.
+
+Mirrors ``send_message_to_server_log`` in ``utils/error/elog.c``: every record is one write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pgsub.catalog.locks import UNLOGGED, Sign
+from pgsub.cli.output import console
+from pgsub.cli.output.progress import ProgressView, choose
+from pgsub.cli.settings import current
+from pgsub.commands.reporter import TableProgress
+from pgsub.common.errors import PgsubError, Said, StateStoreError, said
+from pgsub.common.threads import Clerk, Unanswered
+
+#: Seconds that a record of the log is waited for.
+PATIENCE = 3.0
+_FIELD = re.compile(r"(DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION|BACKTRACE):  ")
+#: lowest verbosity at which a level is shown; what is not named is always shown
+_NEEDS = {
+    "WARNING": 0,
+    "LOG": 0,
+    "INFO": 0,
+    "NOTICE": 0,
+    "DEBUG1": 1,
+    "DEBUG2": 2,
+    "DEBUG3": 2,
+    "DEBUG4": 2,
+    "DEBUG5": 2,
+}
+
+
+def record(level: str, text: Said, now: datetime | None = None) -> str:
+    """A record of the log as the server writes it with ``log_line_prefix = '%m [%p] '``.
+
+    :param text: message, then its fields; lines that begin none of them are continuations.
+    :return: with a line break at its end.
+    """
+    moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    prefix = f"{moment} UTC [{os.getpid()}] "
+    first, *rest = console.pasted(console.printable(text)).split("\n")
+    lines = [f"{prefix}{level}:  {first}"]
+    # append_with_tabs in elog.c: a tab tells a reader that the line belongs to the one before
+    lines += [prefix + line if _FIELD.match(line) else "\t" + line for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+class LogFile:
+    """A log that is appended to, 0600; a file that was moved away is opened anew.
+
+    What it cannot take goes to stderr: nobody stops because of a log.
+
+    :param trouble: told why the file takes no more, and with None that it does again.
+    """
+
+    def __init__(self, path: Path, trouble: Callable[[str | None], None] = lambda text: None) -> None:
+        self._path = path
+        self._trouble = trouble
+        self._lost = 0  #: records that went to stderr
+        self._cut = False  #: the file ends in the midst of one
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = self._open()
+        except OSError as error:
+            raise PgsubError(f'could not open log file "{path}": {error.strerror}') from None
+
+    def write(self, text: str) -> None:
+        """Append one record in one write."""
+        try:
+            descriptor = self._current()
+            if self._lost:
+                missing = f"{self._lost} records before this could not be written here, only to standard error"
+                self._append(descriptor, record("WARNING", said(missing)))
+                self._lost = 0
+                self._trouble(None)
+            self._append(descriptor, text)
+        except OSError as error:
+            if not self._lost:
+                problem = f'could not write to log file "{self._path}": {error.strerror}'
+                self._trouble(problem)
+                _write_whole(record("WARNING", said(problem, detail="Records go to standard error until it can be.")))
+            self._lost += 1
+            _write_whole(text)
+
+    def _append(self, descriptor: int, text: str) -> None:
+        data = (b"\n" if self._cut else b"") + text.encode("utf-8", "backslashreplace")
+        written = os.write(descriptor, data)
+        self._cut = written < len(data) and (self._cut or written > 0)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _current(self) -> int:
+        """The descriptor of the file that bears the name now."""
+        try:
+            if self._descriptor is not None and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                return self._descriptor
+        except FileNotFoundError:
+            pass
+        before, self._descriptor = self._descriptor, None
+        if before is not None:
+            os.close(before)
+        self._descriptor = self._open()
+        return self._descriptor
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+class ConsoleReporter:
+    """For commands that end: warnings and notices as client programs say them, progress while tables synchronize.
+
+    :param log_from: verbosity at which records of the log are shown too, if their level allows it.
+    """
+
+    def __init__(self, log_from: int = 1) -> None:
+        self._log_from = log_from
+        self._lock = threading.RLock()
+        self._view: ProgressView | None = None
+
+    def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
+        """Show a warning on stderr."""
+        with self._lock:
+            console.warning(message, detail, hint)
+
+    def notice(self, message: str, hint: str | None = None) -> None:
+        """Show a notice on stderr."""
+        with self._lock:
+            console.notice(message, hint)
+
+    def log(self, level: str, text: Said) -> None:
+        """Show a record of the log, warnings and errors always, the rest if asked for."""
+        threshold = _NEEDS.get(level, -1)
+        if level not in ("WARNING", "ERROR", "FATAL", "PANIC"):
+            threshold = max(threshold, self._log_from)
+        if current.verbosity >= threshold:
+            with self._lock:
+                console.say(record(level, text).rstrip("\n"))
+
+    def progress(self, rows: Sequence[TableProgress]) -> None:
+        """Show how far the tables are."""
+        if current.verbosity < 0:
+            return
+        with self._lock:
+            self._view = self._view or choose()
+            self._view.show(rows)
+
+    def done(self) -> None:
+        """Leave the last state standing."""
+        with self._lock:
+            if self._view is not None:
+                self._view.close()
+                self._view = None
+
+
+class LogReporter:
+    """For ``pgsub run``: everything is a record of the log, on stderr or in a file.
+
+    :param state_dir: where ``status`` is told that the log cannot be written; None tells nobody.
+    """
+
+    def __init__(self, path: Path | None = None, state_dir: Path | None = None) -> None:
+        self._sign: Sign | None = None
+        self._state_dir = state_dir
+        self._file = LogFile(path, self._told) if path else None
+        self._clerk = Clerk("log", PATIENCE)
+        self._unheard = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
+
+    def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
+        """Log a warning with its fields."""
+        self.log("WARNING", said(message, detail=detail, hint=hint))
+
+    def notice(self, message: str, hint: str | None = None) -> None:
+        """Log a notice."""
+        self.log("NOTICE", said(message, hint=hint))
+
+    def log(self, level: str, text: Said) -> None:
+        """Log one record in one write."""
+        if current.verbosity < _NEEDS.get(level, -1):
+            return
+        written = record(level, text)
+        try:
+            unheard = self._unheard
+            self._clerk.do(lambda: self._write(written, unheard))
+            self._unheard -= unheard
+        except Unanswered:
+            self._unheard += 1
+
+    def _write(self, written: str, unheard: int) -> None:
+        if unheard:
+            lost = said(f"{unheard} records before this could not be written in time and are lost")
+            written = record("WARNING", lost) + written
+        if self._file is not None:
+            self._file.write(written)
+        else:
+            _write_whole(written)
+
+    def _told(self, trouble: str | None) -> None:
+        """To ``status``, as far as there is a way."""
+        if self._state_dir is None:
+            return
+        with contextlib.suppress(StateStoreError):
+            self._sign = self._sign or Sign(self._state_dir / UNLOGGED)
+            if trouble is None:
+                self._sign.end()
+            else:
+                self._sign.give(trouble)
+
+    def progress(self, rows: Sequence[TableProgress]) -> None:
+        """Not logged: ``pgsub status`` shows it at any time."""
+
+    def done(self) -> None:
+        """Nothing is drawn here."""
+
+
+def _write_whole(text: str) -> None:
+    if sys.stderr is None:  # closed: whatever has its number now is something else
+        return
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return  # nobody reads the log any more; the work goes on

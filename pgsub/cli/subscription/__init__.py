@@ -1,0 +1,1 @@
+"""Commands that define a subscription: ``create``, ``alter``, ``refresh``, ``drop``, ``enable``, ``disable``."""

@@ -1,0 +1,85 @@
+"""``pgsub drop``: asks on a terminal, wants ``--yes`` elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.output import console
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import PgsubError, UsageError
+from pgsub.common.plural import counted
+
+PAGE = Page(
+    summary="Drop a subscription and its replication slot",
+    description="""
+Ends its workers, drops the slots on the publisher, removes its progress from the target and forgets it. The replicated
+tables and their rows stay.
+
+Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not asked for anything:
+whoever takes over the slot must use or drop it, because it keeps WAL. With --keep-target the target is not asked for
+anything: that is for one that is gone for good. Where it is not, its schema pgsub keeps the subscription's rows, and
+transactions that are prepared there keep their locks.
+""",
+    examples=(
+        ("Drop, from a script.", "pgsub drop sales --yes"),
+        ("Drop although the publisher is gone for good.", "pgsub drop sales --keep-slot --yes"),
+        ("Drop although the target is gone for good.", "pgsub drop sales --keep-target --yes"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "drop", PAGE)(drop)
+
+
+def drop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
+    keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
+    keep_target: Annotated[
+        bool, typer.Option("--keep-target", help="Leave the target alone, which is gone for good.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Ask, then drop."""
+    if not yes:
+        _confirm(name, if_exists, keep_slot, keep_target)
+    from pgsub.common.conninfo import take_environment
+
+    take_environment()
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.subscription.drop import DropOptions
+    from pgsub.commands.subscription.drop import drop as drop_subscription
+
+    options = DropOptions(name, current.state_dir, if_exists, keep_slot, keep_target)
+    drop_subscription(options, reporter=ConsoleReporter())
+
+
+def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> None:
+    if sys.stdin is None or not sys.stdin.isatty():
+        given = {"--if-exists": if_exists, "--keep-slot": keep_slot, "--keep-target": keep_target}
+        words = ["pgsub drop", name, *(option for option, on in given.items() if on), "--yes"]
+        raise UsageError(
+            f'dropping subscription "{name}" needs --yes',
+            detail="There is no terminal to ask on.",
+            hint="If you are sure:\n" + " ".join(words),
+        )
+    from pgsub.catalog.store import StateStore
+
+    with StateStore.open(current.state_dir) as store:
+        found = next((one for one in store.subscriptions() if one.name == name), None)
+        kept = sum(row.kept_changes for row in store.held(found.subid)) if found is not None else 0
+    if found is None:
+        return  # the command says so
+    fate = "is kept" if keep_slot or found.slot_name is None else f'"{found.slot_name}" is dropped'
+    console.say(f"This drops subscription {console.line(name)}; its replication slot on the publisher {fate}.")
+    if kept:
+        console.say(f"{counted(kept, 'kept change', ('was', 'were'))} never applied to held tables and would be lost.")
+    if typer.prompt("Type the name of the subscription to go on", err=True) != name:
+        raise PgsubError("canceled", detail="Nothing was dropped.")

@@ -1,0 +1,46 @@
+"""What a dry run prints: the tables and how they would be copied, as a table or as a JSON document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.progress import size
+
+if TYPE_CHECKING:
+    from pgsub.commands.preflight import Preflight, Table
+
+_COLUMNS = ("table", "copy", "chunks", "rows", "size", "target", "reason")
+_MODES = {"none": "no", "atomic": "one transaction", "chunked": "chunks"}
+_EMPTY = {True: "empty", False: "not empty", None: None}
+
+
+def show(command: str, name: str, found: Preflight, document: dict[str, Any] | None) -> None:
+    """Print what the command would do; its warnings have been shown.
+
+    :param command: create or refresh.
+    :param name: of the subscription.
+    :param found: the tables that would be added.
+    :param document: print this as JSON instead.
+    """
+    if document is not None:
+        emit_document(command, {"dry_run": True, "subscription": name, **document})
+        return
+    emit(render.rows(_COLUMNS, [_row(table) for table in found.tables]))
+    copied = [table for table in found.tables if table.mode != "none"]
+    total = size(sum(table.remote.bytes for table in copied))
+    console.notice(f"{len(copied)} of {len(found.tables)} tables, about {total}, would be copied; nothing was changed")
+
+
+def _row(table: Table) -> dict[str, object]:
+    rows = int(table.remote.reltuples) if table.remote.reltuples >= 0 else None
+    return {
+        "table": table.name,
+        "copy": _MODES[table.mode],
+        "chunks": table.chunks or None,
+        "rows": rows,
+        "size": size(table.remote.bytes),
+        "target": _EMPTY[table.empty],
+        "reason": table.reason,
+    }

@@ -1,0 +1,83 @@
+"""``pgsub enable``, ``pgsub disable`` and ``pgsub disable-on-error``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.output.reporting import ConsoleReporter
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import UsageError
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+
+ENABLE = Page(
+    summary="Enable a subscription",
+    description="""
+A running pgsub run starts its workers within a second. Enabling an enabled subscription is a notice, no error.
+""",
+    examples=(
+        ("Resume after the cause of an error is gone.", "pgsub enable sales"),
+        ("And see whether it gets on.", "pgsub enable sales && pgsub wait sales --for caught-up --timeout 1m"),
+    ),
+)
+DISABLE = Page(
+    summary="Disable a subscription",
+    description="""
+A running pgsub run ends its workers within a second; the replication slot stays and keeps WAL on the publisher.
+Disabling a disabled subscription is a notice, no error.
+""",
+    examples=(
+        ("Stop applying.", "pgsub disable sales"),
+        ("And wait until the workers have ended.", "pgsub disable sales && pgsub wait sales --for disabled"),
+    ),
+)
+DISABLE_ON_ERROR = Page(
+    summary="Let an error disable a subscription, or let it be tried again",
+    description="""
+With on, an error of apply or of a table's synchronization disables the subscription, once it is recorded: data and
+schema faults, conflicts and missing privileges do; lost connections, deadlocks, a full disk and a server that shuts
+down never do, those are tried again. With off, everything is tried again every 5 seconds.
+
+Workers that run go on: what is set holds for their next error.
+""",
+    examples=(
+        ("Stop for good at the first conflict.", "pgsub disable-on-error sales on"),
+        ("Try again and again.", "pgsub disable-on-error sales off"),
+    ),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(app, "enable", ENABLE)(enable)
+    command(app, "disable", DISABLE)(disable)
+    command(app, "disable-on-error", DISABLE_ON_ERROR)(disable_on_error)
+
+
+def enable(name: Name) -> None:
+    """Enable."""
+    from pgsub.commands.subscription.enable import enable as enable_subscription
+
+    enable_subscription(current.state_dir, name, reporter=ConsoleReporter())
+
+
+def disable(name: Name) -> None:
+    """Disable."""
+    from pgsub.commands.subscription.disable import disable as disable_subscription
+
+    disable_subscription(current.state_dir, name, reporter=ConsoleReporter())
+
+
+def disable_on_error(
+    name: Name, setting: Annotated[str, typer.Argument(metavar="on|off", help="Whether an error disables it.")]
+) -> None:
+    """Set disable_on_error."""
+    if setting not in ("on", "off"):
+        raise UsageError(f'"{setting}" is not a setting of disable_on_error: expected on or off')
+    from pgsub.commands.subscription.disable_on_error import disable_on_error as set_option
+
+    set_option(current.state_dir, name, on=setting == "on", reporter=ConsoleReporter())

@@ -1,0 +1,275 @@
+"""``pgsub alter``: ALTER SUBSCRIPTION. Mirrors AlterSubscription and RenameSubscription (subscriptioncmds.c).
+
+Servers are asked only about what concerns them. The definition is one write of the state store, which a launcher
+notices at once; where the tables follow, they do so once the workers of the old definition have ended, for those would
+copy new tables by the old publications.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.locks import lock_held, subscription_lock
+from pgsub.catalog.rows import ServerRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands import preflight
+from pgsub.commands.alter import connections, upgraded_publisher
+from pgsub.commands.alter import options as alter_options
+from pgsub.commands.alter import two_phase as alter_two_phase
+from pgsub.commands.alter.connections import Ends
+from pgsub.commands.alter.hold import hold
+from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.refresh import apply, diff
+from pgsub.commands.refresh.diff import Plan
+from pgsub.commands.refresh.refresh import asked, conclude, opened, record
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.serve import Service
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.commands.subscription import definition
+from pgsub.common import conflict_rules, failpoints
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.target.ledger import subscription_tables, two_phase
+
+__all__ = ["AlterOptions", "alter"]
+
+_DUPLICATE = "42710"
+#: How long a launcher may take to end the workers of the old definition.
+LET_GO_SECONDS = 45.0
+#: Within this time a launcher that is just starting its workers has noticed a change.
+NOTICE_SECONDS = 1.0
+#: How long apply may take to get past the creation of a new publication.
+CONFIRM_SECONDS = 30.0
+
+
+def alter(options: AlterOptions, *, reporter: Reporter) -> None:
+    """Change a subscription: everything that was asked for, or nothing.
+
+    :raises SubscriptionNotFound: there is none of that name.
+    :raises StateForbids: the server would refuse it too, or the new target does not know the subscription.
+    :raises WrongSystem: the new connection leads to another publisher.
+    """
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        fields = alter_options.resolve(options, sub)
+        if options.holds:
+            hold(options, store, sub, reporter)
+            return
+        if "name" in fields and any(one.name == fields["name"] for one in store.subscriptions()):
+            raise SubscriptionExists(f'subscription "{fields["name"]}" already exists', sqlstate=_DUPLICATE)
+        asks = options.connection is not None or options.target is not None or options.refreshes
+        asks = asks or options.publisher_upgraded
+        asks = asks or alter_options.asks_two_phase(options, sub)
+        asks = asks or bool(conflict_rules.needing_times(fields.get("on_conflict", ())))
+        _check_tables(options, store, sub, fields, reporter)
+        if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
+            _store(store, sub, fields)
+            return
+        _alter_with_servers(options, store, sub, fields, reporter, deadline)
+
+
+def _check_tables(
+    options: AlterOptions, store: StateStore, sub: Subscription, fields: Mapping[str, Any], reporter: Reporter
+) -> None:
+    """Tables that rules name for the first time should be there; without a refresh so far nobody knows any."""
+    known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
+    rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
+    warnings = preflight.tables_of_rules(rules, known)
+    if options.strict:
+        preflight.enforce(warnings)
+    for warned in warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+
+
+def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:
+    shown = {name: value for name, value in fields.items() if name not in ("connection", "target")}
+    shown |= dict.fromkeys(fields.keys() & {"connection", "target"}, "changed")
+    with store.batch():
+        store.alter(sub.subid, **fields)
+        if fields.get("slot_name", "") is None:
+            store.put_slot(sub.subid, None)
+        store.journal("alter", sub.subid, fields.get("name", sub.name), shown)
+
+
+def _alter_with_servers(
+    options: AlterOptions,
+    store: StateStore,
+    sub: Subscription,
+    fields: dict[str, Any],
+    reporter: Reporter,
+    deadline: float | None,
+) -> None:
+
+    ends = connections.given(options, sub)
+    with contextlib.ExitStack() as stack:
+        reached = replace(sub, target=ends.secret("target", sub.target))
+        connection = ends.secret("publisher", sub.connection)
+        if options.target is not None:
+            connections.share_ledger(sub, reached.target)
+        session = stack.enter_context(opened(reached))
+        stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
+        if options.publisher_upgraded:
+            upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
+        connections.check(options, session, sub, fields, ends, reporter)
+        if options.two_phase is not None and alter_options.asks_two_phase(options, sub):
+            stack.enter_context(alter_two_phase.alone(session, sub, options.state_dir))
+            new = replace(sub, **fields)
+            fields |= alter_two_phase.alter(
+                session, new, connection, options.two_phase, reporter, strict=options.strict
+            )
+        service = wanted = None
+        if options.refreshes:
+            service = stack.enter_context(Service(store, options.state_dir, sub, reporter, shared=True))
+            new = replace(sub, **fields)
+            if options.copy_data is not False:
+                two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
+            with asked(session, new, connection) as source:
+                copies, named = options.copy_data is not False, options.named
+                wanted = diff.plan(session, source, new, copy_data=copies, named=named)
+                unconfirmed = _unconfirmed(source, sub, new)
+            apply.announce(wanted, reporter, strict=options.strict)
+            if unconfirmed:
+                _pass_creation(service, sub, options, unconfirmed, reporter)
+        served = store.server(sub.subid)
+        with _redefined(session, store, sub, fields, ends):
+            if service is None or wanted is None:
+                if ends.params:
+                    _let_go_of_ends(store, options.state_dir, sub, served, reporter)
+                return
+            wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
+            if not service.alone:
+                _let_go(store, options.state_dir, sub, served)
+            _carry_out(session, wanted, deadline, reporter)
+        record(session, wanted, store)
+        apply.tell(wanted, reporter)
+        service.redefined(wanted.sub)
+        session.close()
+        conclude(service, wanted, options, deadline)
+
+
+def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:
+    try:
+        apply.carry_out(session, wanted, deadline)
+    except (psycopg.Error, KeyboardInterrupt):
+        reporter.warning(
+            "the publications are changed, but perhaps not the tables",
+            "The answer of the target is not known.",
+            f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
+        )
+        raise
+
+
+def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subscription) -> int:
+    """Where apply must have been before it may name new publications; 0 where it may at once.
+
+    Before 18 the publisher refuses a publication that did not exist yet at a change that it decodes: for ever, if the
+    slot has not been confirmed past that change.
+    """
+    added = set(after.publications) - set(before.publications)
+    if source.info.server_version >= 180000 or not added or before.slot_name is None:
+        return 0
+    state = slots.slot_state(source, before.slot_name)
+    return state.current_lsn if state and (state.confirmed_flush_lsn or 0) < state.current_lsn else 0
+
+
+def _pass_creation(
+    service: Service, sub: Subscription, options: AlterOptions, position: int, reporter: Reporter
+) -> None:
+    """Let a launcher get there first: its workers confirm where they were when they end for the new definition."""
+    with contextlib.suppress(TimeoutExpired):
+        if not service.alone:
+            wait(WaitOptions(sub.name, options.state_dir, "lsn", lsn=position, timeout=CONFIRM_SECONDS))
+            return
+    reporter.warning(
+        "the publisher may refuse a publication that is newer than changes still to be applied",
+        f"Apply is not known to be past {format_lsn(position)}, and before version 18 such a publication does not exist"
+        " for the publisher at older changes.",
+        f"If workers end with that error, take the publication away, catch up, and add it again:\n"
+        f"pgsub run {sub.name} --until-caught-up",
+    )
+
+
+@contextlib.contextmanager
+def _redefined(
+    session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], ends: Ends
+) -> Iterator[None]:
+    """Write the definition, ledger first; taken back if what follows is refused."""
+
+    present = sub
+    try:
+        for side, params in ends.params.items():
+            if side in ends.files:
+                ci.store_password(params, ends.files[side])
+            name = "connection" if side == "publisher" else "target"
+            fields[name] = definition.public(params, ends.files.get(side, Path()))
+        _follow(session, sub, replace(sub, **fields))
+        failpoints.point("alter.after_ledger")
+        _store(store, sub, fields)
+        present = replace(sub, **fields)
+        failpoints.point("alter.after_definition")
+        yield
+    except PgsubError:  # of others it is not known how far they got: the new definition is right either way
+        with contextlib.suppress(PgsubError, psycopg.Error):  # what failed before is what the user must see
+            store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
+            present = sub
+            _follow(session, replace(sub, **fields), sub)
+        raise
+    finally:
+        _remove_passfiles(store.path.parent, sub.subid, present)
+
+
+def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:
+
+    if (before.name, before.slot_name) != (after.name, after.slot_name):
+        subscription_tables.redefine(session, after.subid, after.name, after.slot_name)
+
+
+def _remove_passfiles(folder: Path, subid: int, sub: Subscription) -> None:
+    """Those that no connection string names any more."""
+    for file in (folder / "passfiles").glob(f"{subid}.*"):
+        if not any(file.name in text for text in (sub.connection, sub.target)):
+            file.unlink(missing_ok=True)
+
+
+def _let_go_of_ends(
+    store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None, reporter: Reporter
+) -> None:
+    """Whoever goes on with the old servers, or takes them away, may do so once the command has returned."""
+    try:
+        _let_go(store, folder, sub, before)
+    except LockHeld:
+        reporter.warning(
+            "workers of the old definition may still be running",
+            f"The launcher has not ended them within {LET_GO_SECONDS:.0f} seconds; it has been told to.",
+            f"See what runs:\npgsub status {sub.name}",
+        )
+
+
+def _let_go(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:
+    """Until the launcher has ended the workers of the old definition, or nobody serves the subscription.
+
+    :param before: who said that he serves it, before the definition changed; each start of workers says it anew.
+    """
+    lock = subscription_lock(folder, sub.subid)
+    began = time.monotonic()
+    while lock.holder() is not None:
+        now, waited = store.server(sub.subid), time.monotonic() - began
+        if now != before and (before is not None or waited > NOTICE_SECONDS):
+            return
+        if now is None and waited > NOTICE_SECONDS:
+            return
+        if waited > LET_GO_SECONDS:
+            raise lock_held(lock, f'subscription "{sub.name}"')
+        time.sleep(0.05)

@@ -1,0 +1,176 @@
+"""The two ends of a subscription that is altered: new connection strings, and whether both may be what they will be."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.commands import preflight
+from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.refresh import apply
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription import definition, passwords
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.publisher.faults import PROMOTE_HINT
+from pgsub.target.ledger import owner, subscription, two_phase
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+
+_WHERE = """
+SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_privilege(d.oid, 'CREATE')
+  FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
+
+
+@dataclass(slots=True)
+class Ends:
+    """New connection strings: with their passwords, for this command, and as they will be stored."""
+
+    params: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def secret(self, side: str, stored: str) -> str:
+        """The connection string to use now; ``stored`` where it does not change."""
+        return ci.join(self.params[side]) if side in self.params else stored
+
+
+def given(options: AlterOptions, sub: Subscription) -> Ends:
+    """What the options say of the ends; passwords get new files."""
+    ends, token = Ends(), secrets.token_hex(4)
+    if options.connection is not None:
+        ends.params["publisher"] = definition.publisher_parameters(options.connection)
+    if options.target is not None:
+        ends.params["target"] = definition.target_parameters(options.target, options.environment)
+    for side, params in ends.params.items():
+        if ci.split_password(params)[1] is not None:
+            # never the file in use: workers of the old definition may read it until they have ended
+            ends.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
+    return ends
+
+
+def share_ledger(sub: Subscription, conninfo: str) -> None:
+    """OWNER TO: the role of a new target gets the use of the ledger, where the present one's may give it.
+
+    A role that could not have made a ledger, for it may not create in the database, gets nothing unasked.
+
+    :param conninfo: of the new target; whatever is wrong with it is said by who uses it.
+    """
+    name = SessionName(sub.subid, "launcher", 0)
+    with (
+        contextlib.suppress(PgsubError, psycopg.Error),
+        contextlib.closing(target.connect(sub.target, name)) as old,
+        contextlib.closing(target.connect(conninfo, name)) as new,
+    ):
+        (*here, _, _), (*there, role, may_create) = (session.execute(_WHERE).fetchone() or () for session in (old, new))
+        if here == there and may_create:
+            owner.give(old, role)
+
+
+def check(
+    options: AlterOptions,
+    session: psycopg.Connection,
+    sub: Subscription,
+    fields: dict[str, Any],
+    ends: Ends,
+    reporter: Reporter,
+) -> None:
+    """Whether both ends may be what they will be; then the slot, which follows ``failover`` at once.
+
+    :param session: on the target as it will be.
+    :param fields: those that change; the ones that depend on the target's role are added.
+    :raises PgsubError: they may not.
+    """
+    if options.target is not None:
+        fields |= _new_target(session, sub, reporter)
+    if options.target is not None or "on_conflict" in fields:
+        preflight.check_conflict_rules(session, replace(sub, **fields).on_conflict)
+    connection = ends.secret("publisher", sub.connection)
+    stored = options.connection is None and passwords.stored(sub, options.state_dir)
+    passwords.check(
+        session,
+        replace(sub, **fields),
+        given=options.settings.get("password_required"),
+        holds_password=stored or "publisher" in ends.files,
+    )
+    if options.connection is not None:
+        _new_publisher(session, replace(sub, **fields), connection, reporter)
+    if "failover" in fields:
+        _alter_slot(connection, sub, fields["failover"])
+
+
+def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
+    """Another way to the same database: the one whose ledger knows the subscription.
+
+    :return: the fields that depend on the role.
+    """
+    warnings = preflight.check_target(session)
+    subscription.identity(session, sub.subid)
+    row = session.execute(
+        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    if sub.dboid and row[1] != sub.dboid:
+        raise StateForbids(
+            "the new target is another database",
+            detail=f"The subscription replicates into the database with OID {sub.dboid}, this one has OID {row[1]}.",
+            hint="A subscription stays with its database. Create another one for another target.",
+        )
+    _check_prepared(session, sub)
+    for warned in warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+    return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
+
+
+def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
+    """What the old role prepared the new one must be able to commit."""
+    others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
+    if others:
+        raise StateForbids(
+            "the new target's role cannot finish the subscription's prepared transactions",
+            detail=f"They were prepared by role {', '.join(others)}; only that role or a superuser may commit them.",
+            hint="Let them be committed or rolled back on the publisher, and let the subscription catch up.",
+            sqlstate="42501",
+        )
+
+
+def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
+    """Another way to the same publisher, or to the standby that took its place."""
+    if subscription.identity(session, sub.subid).system_identifier is None:
+        return  # as in the server: what was never connected is not connected now
+    apply.verify_publisher(session, sub, connection)
+    if sub.slot_name is None:
+        return
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+        state = slots.slot_state(source, sub.slot_name)
+    if state is None or state.wal_status == "lost":
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" {"does not exist" if state is None else "is lost"} on the publisher',
+            "Workers will end with an error until there is one that goes back far enough.",
+        )
+    elif state.synced and state.in_recovery:
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" is still synchronized from the primary',
+            "The new publisher is a standby that has not been promoted.",
+            PROMOTE_HINT,
+        )
+
+
+def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
+    assert sub.slot_name is not None
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+        if replication.info.server_version < slots.FAILOVER_VERSION:
+            raise StateForbids(
+                "the publisher has no failover slots",
+                detail="They came with PostgreSQL 17.",
+                sqlstate="0A000",
+            )
+        slots.alter_slot(replication, sub.slot_name, failover=failover)

@@ -1,0 +1,131 @@
+"""``pgsub alter --hold`` and ``--release``: tables whose changes are kept while the others go on. Not in the server.
+
+Both are a change of what apply decides by, in the ledger: a worker that runs heeds it from its next transaction on, one
+that fails at its next try, and nobody need be running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.refresh.diff import named
+from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError
+from pgsub.common.pasted import word
+from pgsub.common.plural import counted
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.mirror import held_stats
+from pgsub.target.ledger import held_tables, states, subscription, subscription_tables
+from pgsub.target.ledger.subscription import RelationState
+
+_BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+
+def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: Reporter) -> None:
+    """Hold and release the tables that were named, all or none.
+
+    :raises StateForbids: a table is not subscribed, still synchronizes, or is not held.
+    :raises TimeoutExpired: apply was in one transaction all the time; nothing was changed.
+    """
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    with opened(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
+        relations = subscription.relations(session, sub.subid)
+        holds = [named(session, text, relations) for text in dict.fromkeys(options.hold)]
+        releases = [named(session, text, relations) for text in dict.fromkeys(options.release)]
+        before = {one.srrelid: one for one in held_tables.overview(session, sub.subid)}
+        _check(sub, holds, releases, before.keys())
+
+        def change() -> None:
+            held_tables.hold(session, sub.subid, [one.srrelid for one in holds])
+            held_tables.release(session, sub.subid, [one.srrelid for one in releases])
+
+        _decide(session, sub, change, deadline, reporter)
+        rows = held_stats.rows(relations, held_tables.overview(session, sub.subid))
+    with store.batch():
+        store.put_held(sub.subid, rows)
+        for action, tables in (("hold", holds), ("release", releases)):
+            if tables:
+                store.journal(action, sub.subid, sub.name, {"tables": [_name(one) for one in tables]})
+    for one in holds:
+        _tell_held(sub, one, reporter)
+    for one in releases:
+        _tell_released(sub, one, before[one.srrelid], reporter)
+
+
+def _name(one: RelationState) -> str:
+    return f"{one.schemaname}.{one.relname}"
+
+
+def _check(
+    sub: Subscription, holds: Sequence[RelationState], releases: Sequence[RelationState], known: Collection[int]
+) -> None:
+    for one in holds:
+        if one in releases:
+            raise UsageError(f'table "{_name(one)}" cannot be held and released at once')
+        if one.srsubstate not in "rs":
+            raise StateForbids(
+                f'table "{_name(one)}" cannot be held while it is being synchronized',
+                detail=f"Its state is {one.srsubstate}; until it is r, an error of it stops no other table.",
+                hint=f"Wait for it:\npgsub wait {word(sub.name)} --for synced",
+                sqlstate="55000",
+            )
+    for one in releases:
+        if one.srrelid not in known:
+            raise StateForbids(
+                f'table "{_name(one)}" is not held',
+                hint=f"See which tables are:\npgsub status {sub.name} --view pgsub_held_table",
+                sqlstate="55000",
+            )
+
+
+def _decide(
+    session: psycopg.Connection,
+    sub: Subscription,
+    change: Callable[[], None],
+    deadline: float | None,
+    reporter: Reporter,
+) -> None:
+    """Under the lock of apply's row, which it holds while it is in a transaction, however long that is."""
+    told = False
+    while True:
+        with contextlib.suppress(*_BUSY):
+            with states.deciding(session, sub.subid):
+                change()
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutExpired(
+                "timeout while waiting for the end of a transaction that is being applied",
+                detail="Which changes are kept is decided between transactions; nothing was changed.",
+                hint=f"See what apply does, and try again later:\npgsub status {sub.name}",
+            )
+        if not told:
+            reporter.notice("waiting for the end of a transaction that is being applied")
+            told = True
+
+
+def _tell_held(sub: Subscription, one: RelationState, reporter: Reporter) -> None:
+    reporter.warning(
+        f'table "{_name(one)}" is held: transactions that change it and others are not applied as a whole any more',
+        detail="Its changes are kept in schema pgsub of the target, which grows by them, and the other tables go on;"
+        " until it is released the target shows states that the publisher never had.",
+        hint=f"When it is to go on:\npgsub alter {sub.name} --release {word(_name(one))}",
+    )
+    _tell_disabled(sub, reporter)
+
+
+def _tell_released(sub: Subscription, one: RelationState, before: held_tables.Held, reporter: Reporter) -> None:
+    kept = counted(before.changes, "kept change", ("is", "are"))
+    reporter.notice(f'table "{_name(one)}" is released: {kept} applied before any newer one of it')
+    _tell_disabled(sub, reporter)
+
+
+def _tell_disabled(sub: Subscription, reporter: Reporter) -> None:
+    if not sub.enabled:
+        reporter.notice(f"nothing is applied until the subscription is enabled: pgsub enable {sub.name}")

@@ -1,0 +1,218 @@
+"""From the words of ``alter`` to the fields that change. Mirrors AlterSubscription's checks and merge_publications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pgsub.commands.alter import upgraded_publisher
+from pgsub.commands.subscription import definition
+from pgsub.common import conflict_rules
+from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.subscription import Subscription
+
+_DUPLICATE, _UNDEFINED, _STATE = "42710", "42704", "55000"
+
+
+@dataclass(frozen=True, slots=True)
+class AlterOptions:
+    """What the command line says; None, or empty, where an option was not given.
+
+    :ivar settings: options of SET (…), by field of Subscription.
+    """
+
+    name: str
+    state_dir: Path
+    connection: str | None = None
+    target: str | None = None
+    rename_to: str | None = None
+    set_publication: tuple[str, ...] = ()
+    add_publication: tuple[str, ...] = ()
+    drop_publication: tuple[str, ...] = ()
+    refresh: bool | None = None
+    copy_data: bool | None = None
+    slot_name: str | None = None  #: ``none`` for no slot
+    hold: tuple[str, ...] = ()  #: qualified names of tables
+    release: tuple[str, ...] = ()
+    two_phase: bool | None = None
+    publisher_upgraded: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
+    environment: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    wait: bool = True
+    timeout: float | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def publications(self) -> bool:
+        """Whether the list of publications is changed."""
+        return bool(self.set_publication or self.add_publication or self.drop_publication)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Publications that the publisher should have: AlterSubscription checks what is set or added, and no others."""
+        return self.set_publication or self.add_publication
+
+    @property
+    def holds(self) -> bool:
+        """Whether tables are to be held or released."""
+        return bool(self.hold or self.release)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the tables follow: as in the server, unless told not to."""
+        return self.publications and self.refresh is not False
+
+
+def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
+    """The fields that get another value, but for those that a server must be asked about.
+
+    :raises UsageError: words that contradict each other or are no names.
+    :raises StateForbids: in the server's words.
+    """
+    _check_words(options)
+    fields = dict(options.settings)
+    if options.rename_to is not None:
+        definition.check_name(options.rename_to)
+        fields["name"] = options.rename_to
+    if options.slot_name is not None:
+        fields["slot_name"] = _slot_name(options.slot_name, sub)
+    if options.publications:
+        fields["publications"] = _publications(options, sub)
+        if options.refreshes and not sub.enabled:
+            raise StateForbids(
+                "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
+                hint="Add --no-refresh, and refresh when the subscription is enabled.",
+                sqlstate=_STATE,
+            )
+    if options.on_conflict:
+        fields["on_conflict"] = conflict_rules.merged(sub.on_conflict, options.on_conflict)
+    if "password_required" in fields:
+        fields["password_enforced"] = fields["password_required"]
+    changed = {name: value for name, value in fields.items() if getattr(sub, name) != value}
+    if "failover" in changed:
+        _check_failover(options, sub)
+    if asks_two_phase(options, sub):
+        _check_two_phase(options, sub)
+    if options.publisher_upgraded:
+        upgraded_publisher.check_allowed(sub)
+    return changed
+
+
+def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
+    """Whether two_phase is to change, or may be: of a disabled subscription the state store can lag the ledger."""
+    if options.two_phase is None:
+        return False
+    return not sub.enabled or options.two_phase != (sub.two_phase != "d")
+
+
+def _check_words(options: AlterOptions) -> None:
+    lists = {
+        "--set-publication": options.set_publication,
+        "--add-publication": options.add_publication,
+        "--drop-publication": options.drop_publication,
+    }
+    given = [word for word, names in lists.items() if names]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} cannot be used together", hint="Alter the subscription twice.")
+    for names in lists.values():
+        definition.check_publications(names)
+    if not given:
+        for word, value in (("refresh", options.refresh), ("copy-data", options.copy_data)):
+            if value is not None:
+                raise UsageError(
+                    f"--{word if value else f'no-{word}'} needs a change of publications",
+                    hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
+                )
+    single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
+    other = options.settings or options.on_conflict or options.publisher_upgraded
+    nothing = not given and not other and all(value is None for value in single)
+    if options.holds:
+        if not nothing:
+            raise UsageError(
+                "--hold and --release cannot be used together with other changes", hint="Alter the subscription twice."
+            )
+        return
+    if nothing:
+        raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
+
+
+def _slot_name(text: str, sub: Subscription) -> str | None:
+    if text.lower() != "none":
+        return definition.valid_slot_name(text)
+    if sub.enabled:
+        raise StateForbids(
+            "cannot set slot_name = NONE for enabled subscription",
+            hint=f"Disable it first:\npgsub disable {sub.name}",
+            sqlstate=_STATE,
+        )
+    return None
+
+
+def _publications(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
+    """``merge_publications``: the present ones in their order, then the new ones."""
+    if options.set_publication:
+        return options.set_publication
+    present = list(sub.publications)
+    for name in options.add_publication:
+        if name in present:
+            raise _of_publication(f'publication "{name}" is already in subscription "{sub.name}"', sub, _DUPLICATE)
+        present.append(name)
+    for name in options.drop_publication:
+        if name not in present:
+            raise _of_publication(f'publication "{name}" is not in subscription "{sub.name}"', sub, _UNDEFINED)
+        present.remove(name)
+    if not present:
+        raise _of_publication("cannot drop all the publications from a subscription", sub, "22023")
+    return tuple(present)
+
+
+def _of_publication(message: str, sub: Subscription, sqlstate: str) -> StateForbids:
+    listed = ", ".join(f'"{name}"' for name in sub.publications)
+    return StateForbids(message, detail=f"Its publications are {listed}.", sqlstate=sqlstate)
+
+
+def _check_failover(options: AlterOptions, sub: Subscription) -> None:
+    _check_disabled("failover", sub)
+    _check_slot("failover", sub)
+    if options.slot_name is not None:
+        raise StateForbids(
+            "slot_name and failover cannot be altered at the same time",
+            hint="Alter the subscription twice.",
+            sqlstate=_STATE,
+        )
+
+
+def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
+    """The slot becomes two-phase by its next start, and must be asked to be it no more."""
+    _check_disabled("two_phase", sub)
+    if options.two_phase:
+        return
+    if sub.two_phase != "d":
+        _check_slot("two_phase", sub)
+    if options.slot_name is not None:
+        raise StateForbids(
+            '"slot_name" and "two_phase" cannot be altered at the same time',
+            hint="Alter the subscription twice.",
+            sqlstate="42601",
+        )
+
+
+def _check_disabled(option: str, sub: Subscription) -> None:
+    if sub.enabled:
+        raise StateForbids(
+            f'cannot set option "{option}" for enabled subscription',
+            hint=f"Disable it first:\npgsub disable {sub.name}",
+            sqlstate=_STATE,
+        )
+
+
+def _check_slot(option: str, sub: Subscription) -> None:
+    if sub.slot_name is None:
+        raise StateForbids(
+            f'cannot set option "{option}" for a subscription that does not have a slot name', sqlstate=_STATE
+        )

@@ -1,0 +1,115 @@
+"""``pgsub alter --two-phase`` and ``--no-two-phase``: two_phase of a subscription that nobody serves.
+
+Mirrors the two_phase part of AlterSubscription (subscriptioncmds.c, 18). To enable it nothing but the ledger changes:
+the slot becomes two-phase when apply starts. To disable it the slot goes first: ``e`` in the ledger means that the slot
+may be two-phase, so a command that is killed in between leaves what the next one, or the next start, goes on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.locks import subscription_lock
+from pgsub.commands import preflight
+from pgsub.commands.reporter import Reporter
+from pgsub.common import failpoints
+from pgsub.common.errors import StateForbids
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.target.ledger import subscription, two_phase
+from pgsub.target.ledger.subscription import Claim
+
+#: How long the workers of a subscription that was just disabled may take to end.
+LET_GO_SECONDS = 45.0
+
+
+@contextlib.contextmanager
+def alone(
+    session: psycopg.Connection, sub: Subscription, folder: Path, doing: str = 'alter "two_phase"'
+) -> Iterator[Claim]:
+    """Keep the subscription's lock once its workers have ended, and fence any that lives on elsewhere.
+
+    :param doing: completes "cannot …".
+    :return: apply's claim: the epoch that was raised.
+    :raises StateForbids: they do not end, in the server's words.
+    """
+    lock = subscription_lock(folder, sub.subid)
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while not lock.acquire():
+        if time.monotonic() > deadline:
+            raise StateForbids(
+                f"cannot {doing} when logical replication worker is still running",
+                hint="Try again after some time.",
+                sqlstate="55000",
+            )
+        time.sleep(0.05)
+    try:
+        yield subscription.take_over(session, sub.subid, subscription.APPLY)
+    finally:
+        lock.release()
+
+
+def alter(
+    session: psycopg.Connection, sub: Subscription, connection: str, enable: bool, reporter: Reporter, *, strict: bool
+) -> dict[str, Any]:
+    """Change it in the ledger and, to disable it, at the slot.
+
+    :param session: on the target, autocommit.
+    :param connection: the publisher's connection string, a password included.
+    :param strict: whether what would be warned about is refused.
+    :return: the fields of the definition that change.
+    :raises StateForbids: something is prepared, or a server cannot do it.
+    """
+    if enable:
+        _enable(session, sub, connection, reporter, strict=strict)
+    else:
+        _disable(session, sub, connection)
+    return {"two_phase": two_phase.state(session, sub.subid)}
+
+
+def _enable(
+    session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter, *, strict: bool
+) -> None:
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+        warnings = preflight.check_two_phase(session, source)
+    if strict:
+        preflight.enforce(warnings)
+    for warned in warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+    two_phase.ask_for(session, sub.subid)
+
+
+def _disable(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
+    state = two_phase.state(session, sub.subid)
+    if state == two_phase.DISABLED:
+        return
+    with subscription.durable(session):
+        two_phase.check_disable(session, sub.subid)
+    if state == two_phase.ENABLED and sub.slot_name is not None:
+        _alter_slot(sub, connection)
+    failpoints.point("alter.after_slot")
+    two_phase.disable(session, sub.subid)
+
+
+def _alter_slot(sub: Subscription, connection: str) -> None:
+    assert sub.slot_name is not None
+    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+        found = slots.slot_state(replication, sub.slot_name)
+        if found is None or not found.two_phase:
+            return  # enabled in the ledger, and never started since
+        if replication.info.server_version < slots.ALTER_TWO_PHASE_VERSION:
+            raise StateForbids(
+                f'two_phase of replication slot "{sub.slot_name}" cannot be disabled by this publisher',
+                detail=f"It runs PostgreSQL {replication.info.server_version // 10000}; a slot that is two-phase can be"
+                " altered from 18 on.",
+                hint=f"Drop the subscription and create it without --two-phase:\npgsub drop {sub.name}",
+                sqlstate="0A000",
+            )
+        slots.alter_slot(replication, sub.slot_name, two_phase=False)

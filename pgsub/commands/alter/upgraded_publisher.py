@@ -1,0 +1,98 @@
+"""``pgsub alter --publisher-upgraded``: going on after pg_upgrade of the publisher.
+
+pg_upgrade takes logical slots along from 17 on (``create_logical_replication_slots``, pg_upgrade.c), and only when
+they have consumed all WAL. The new cluster has another system identifier, and its WAL begins behind the old one's; the
+server's own subscriber asks for neither and goes on. Here that is said by whoever knows it: a slot that somebody made
+by hand on a restored copy looks the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.alter.two_phase import alone
+from pgsub.commands.reporter import Reporter
+from pgsub.common.errors import StateForbids
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.target.ledger import subscription, subscription_tables, two_phase
+from pgsub.target.session.owner import must_use_password
+
+
+def check_allowed(sub: Subscription) -> None:
+    """:raises StateForbids: the subscription is enabled, or has no slot that could have come along."""
+    if sub.enabled:
+        raise StateForbids(
+            "cannot go over to an upgraded publisher while the subscription is enabled",
+            hint=f"Disable it first:\npgsub disable {sub.name}",
+            sqlstate="55000",
+        )
+    if sub.slot_name is None:
+        raise StateForbids(
+            "cannot go over to an upgraded publisher with a subscription that does not have a slot name",
+            sqlstate="55000",
+        )
+
+
+def adopt(
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    connection: str,
+    folder: Path,
+    reporter: Reporter,
+) -> None:
+    """Record the upgraded publisher and the position of the slot that came along, in one commit under the fence.
+
+    Nothing changes where the publisher is the one that is recorded, so a command that was interrupted can be repeated.
+
+    :param connection: the publisher's connection string, a password included.
+    :param folder: the state folder.
+    :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
+    """
+    known = subscription.identity(session, sub.subid)
+    with alone(session, sub, folder, "go over to an upgraded publisher") as claim:
+        who, state = _look(session, sub, connection)
+        if known.system_identifier in (None, who.system_identifier):
+            reporter.notice("the publisher is the one that the subscription follows")
+            return
+        done = two_phase.behind(session, sub.subid)
+        position = identity.check_upgraded(who, state, known.publisher_dboid or 0, done, sub.slot_name or "")
+        subscription_tables.replace_publisher(session, claim, who.system_identifier, who.timeline, position)
+    store.journal(
+        "publisher-upgraded",
+        sub.subid,
+        sub.name,
+        {"from": known.system_identifier, "to": who.system_identifier, "lsn": format_lsn(position)},
+    )
+    _warn(session, sub, reporter)
+    reporter.notice(f"apply goes on from {format_lsn(position)} of the upgraded publisher")
+
+
+def _look(
+    session: psycopg.Connection, sub: Subscription, connection: str
+) -> tuple[identity.PublisherIdentity, slots.SlotState | None]:
+    must = must_use_password(session, sub)
+    with contextlib.closing(
+        publisher.connect(connection, application_name=sub.name, replication=True, must_use_password=must)
+    ) as replication:
+        return identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")
+
+
+def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:
+    """A copy that had ended goes on from a slot of its own, whose position is one of the old WAL."""
+    for one in subscription.relations(session, sub.subid):
+        if one.srsubstate == "f":
+            reporter.warning(
+                f'table "{one.schemaname}.{one.relname}" was being synchronized and has to be copied again',
+                None,
+                f"Once the subscription is enabled:\npgsub refresh {sub.name}"
+                f" --resync {word(f'{one.schemaname}.{one.relname}')}",
+            )

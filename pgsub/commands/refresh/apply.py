@@ -1,0 +1,209 @@
+"""The set of tables follows the publications: what ``refresh`` and ``alter`` share. Mirrors AlterSubscription_refresh.
+
+What is to be done was decided before (:mod:`pgsub.commands.refresh.diff`); it is done in one transaction of the ledger.
+A killed command leaves the old set or the new one, and never a slot that the ledger does not name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub.commands import preflight
+from pgsub.commands.refresh.diff import Plan
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription import passwords
+from pgsub.common import failpoints
+from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, said
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.publisher.identity import PublisherIdentity
+from pgsub.tablesync import sync_slots
+from pgsub.target.ledger import states, subscription, subscription_tables
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.subscription_tables import Change
+from pgsub.target.session.connect import is_superuser
+from pgsub.target.session.owner import must_use_password
+from pgsub.target.sql import truncate
+
+#: How long apply may hold its row in a transaction, or others a table that is to be emptied.
+PATIENCE_SECONDS = 60.0
+#: Each try for the lock of a table keeps apply waiting for a second.
+TRUNCATE_TRIES = 10
+_PAUSE = 0.5
+
+
+def verify_publisher(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
+    """Whether this is the publisher that the subscription follows: a refresh against another would remove every table.
+
+    :param connection: its connection string.
+    :raises WrongSystem: another system, database or history.
+    """
+    known = subscription.identity(session, sub.subid)
+    must = must_use_password(session, sub)
+    with contextlib.closing(_replication(session, sub, connection, must_use_password=must)) as replication:
+        if known.system_identifier is None:
+            return  # created without a connection: the first worker will note who answers
+        expected = PublisherIdentity(
+            known.system_identifier, known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0, 0, 0
+        )
+        row = session.execute(
+            "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
+            (sub.subid,),
+        ).fetchone()
+        furthest = subscription.lsn_or_none(row[0]) if row else None
+        identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+
+
+def _replication(
+    session: psycopg.Connection, sub: Subscription, connection: str, *, must_use_password: bool
+) -> publisher.Connection:
+    try:
+        return publisher.connect(
+            connection, application_name=sub.name, replication=True, must_use_password=must_use_password
+        )
+    except PublisherUnavailable as error:
+        if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
+            error.detail = f"{passwords.MUST_PROVIDE} {error.detail or ''}".strip()
+        raise
+
+
+def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None) -> None:
+    """Do it: fence, give back the slots, then everything in one transaction; again if a sync worker got in between.
+
+    :param session: autocommit; carries an origin where tables are emptied.
+    :param deadline: of ``time.monotonic()``; None for :data:`PATIENCE_SECONDS`.
+    :raises TimeoutExpired: apply or somebody else held what is needed for too long; nothing was changed.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
+    busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
+    attempt = _Attempt(session, wanted)
+    while True:
+        subscription.identity(session, wanted.sub.subid)
+        try:
+            attempt.make(list(subscription.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
+            return
+        except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:
+                raise attempt.given_up() from None
+        time.sleep(_PAUSE if attempt.refused else 0.02)
+
+
+class _Attempt:
+    """One try after the other to make the change.
+
+    :ivar refused: tries that ended at the lock of a table that is to be emptied.
+    """
+
+    def __init__(self, session: psycopg.Connection, wanted: Plan) -> None:
+        self._session = session
+        self._wanted = wanted
+        self.refused = 0
+        self._slots: set[str] = set()  #: named by the fenced tables
+
+    def make(self, claims: Sequence[Claim]) -> None:
+        """:param claims: of the tables that had, or may have, a sync worker."""
+        session, wanted = self._session, self._wanted
+        subid = wanted.sub.subid
+        failpoints.point("refresh.after_fence")
+        removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
+        self._end_walsenders([claim.worker for claim in claims])
+        subscription_tables.forsake(session, removed)
+        if removed:
+            sync_slots.release(session, wanted.sub, *(claim.worker for claim in removed), claims=removed)
+        failpoints.point("refresh.after_release")
+        change = Change(
+            wanted.add,
+            [rel.srrelid for rel in wanted.drop],
+            wanted.rename,
+            [rel.srrelid for rel in wanted.again],
+            claims,
+        )
+        with states.deciding(session, subid):
+            subscription_tables.change(session, subid, change)
+            self._truncate()
+            failpoints.point("refresh.before_commit")
+        failpoints.point("refresh.after_commit")
+        self._drop_slots([claim for claim in claims if claim not in removed])
+
+    def _end_walsenders(self, relids: Sequence[int]) -> None:
+        """Nobody waits for a worker that was fenced and still streams, or still creates, its slot."""
+        sub = self._wanted.sub
+        names = sync_slots.own_slots(self._session, sub, relids)
+        self._slots.update(names)
+        if names:
+            with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+                slots.end_walsenders(source, names)
+
+    def _drop_slots(self, again: Sequence[Claim]) -> None:
+        """What the tables named: a refused change must find it still, and a fenced worker may have made it late.
+
+        Where this fails the next synchronization of the table does it.
+        """
+        sub, relids = self._wanted.sub, [claim.worker for claim in again]
+        with contextlib.suppress(PgsubError, psycopg.Error):
+            if again:
+                sync_slots.release(self._session, sub, *relids, claims=again)
+            for slot in sorted(self._slots):
+                sync_slots.abandon(self._session, sub, slot, relids)
+
+    def _truncate(self) -> None:
+        try:
+            truncate.truncate(self._session, self._wanted.emptied)
+        except psycopg.errors.LockNotAvailable:
+            self.refused += 1
+            raise
+
+    def given_up(self) -> TimeoutExpired:
+        """What to say when it was tried often enough."""
+        if self.refused:
+            held = truncate.holders(self._session, self._wanted.emptied)
+            tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
+            return TimeoutExpired(
+                f"timeout while waiting to truncate {tables}",
+                detail="\n".join(["Others use the table; nothing was changed.", *held]),
+                hint="Wait until they end, or end them, and try again.",
+            )
+        return TimeoutExpired(
+            "timeout while waiting for the subscription's workers to let its tables be changed",
+            detail="Apply is in a long transaction; nothing was changed.",
+            hint=f"See what it does, and try again later:\npgsub status {self._wanted.sub.name}",
+        )
+
+
+def announce(wanted: Plan, reporter: Reporter, *, strict: bool) -> None:
+    """Warn of what was found, or refuse it.
+
+    :raises PgsubError: with ``strict``, the first warning.
+    """
+    if strict:
+        preflight.enforce(wanted.found.warnings)
+    for warned in wanted.found.warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+
+
+def tell(wanted: Plan, reporter: Reporter) -> None:
+    """What was done: a summary, and each table in the log."""
+    subname = wanted.sub.name
+    for tables, what in (
+        (wanted.add, f'added to subscription "{subname}"'),
+        (wanted.drop, f'removed from subscription "{subname}"'),
+        (wanted.again, "was emptied and will be copied again"),
+    ):
+        for rel in tables:
+            reporter.log("LOG", said(f'table "{rel.schemaname}.{rel.relname}" {what}'))
+    reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
+
+
+def show(wanted: Plan, reporter: Reporter) -> None:
+    """What would be done to tables that are subscribed already (``--dry-run``)."""
+    for rel in wanted.drop:
+        reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
+    for one in wanted.rename:
+        reporter.notice(f'table "{one.schemaname}.{one.relname}" would be known by this name')
+    for emptied in wanted.emptied:
+        reporter.notice(f'table "{emptied.schema}.{emptied.name}" would be emptied and copied again')

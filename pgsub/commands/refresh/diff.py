@@ -1,0 +1,187 @@
+"""What a refresh would do to the set of tables: the publications compared with the ledger, and nothing changed.
+
+Mirrors the first half of AlterSubscription_refresh, and fetch_table_list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from pgsub.commands import preflight
+from pgsub.commands.preflight import Preflight
+from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import publication
+from pgsub.target.ledger import held_tables, subscription, two_phase
+from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscription_tables import Renamed
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+from pgsub.target.sql import truncate
+from pgsub.target.sql.truncate import Emptied
+
+_OIDS = """
+SELECT n.nspname::text, c.relname::text, c.oid::bigint
+  FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[])) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a refresh would do; tables of ``found`` are those of ``add``."""
+
+    sub: Subscription
+    found: Preflight = field(default_factory=Preflight)
+    add: tuple[RelationState, ...] = ()
+    drop: tuple[RelationState, ...] = ()
+    rename: tuple[Renamed, ...] = ()
+    again: tuple[RelationState, ...] = ()
+    emptied: tuple[Emptied, ...] = ()
+
+    @property
+    def unsynchronized(self) -> list[int]:
+        """Oids of the tables that will be copied."""
+        return [r.srrelid for r in (*self.add, *self.again) if r.srsubstate == "i" or r in self.again]
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.add or self.drop or self.rename or self.again)
+
+    def document(self) -> dict[str, Any]:
+        """What ``--dry-run --json`` shows of it."""
+        return {
+            **self.found.document(),
+            "removed": [_name(one) for one in self.drop],
+            "renamed": [_name(one) for one in self.rename],
+            "emptied": [_name(one) for one in self.again],
+        }
+
+    def summary(self) -> str:
+        """``2 tables added, 1 removed``."""
+        counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, "to be copied again": self.again}
+        said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
+        return f"tables: {', '.join(said)}" if said else "no change of tables"
+
+
+def _name(one: RelationState | Renamed) -> dict[str, str]:
+    return {"schemaname": one.schemaname, "relname": one.relname}
+
+
+def plan(
+    session: psycopg.Connection,
+    source: publisher.Connection,
+    sub: Subscription,
+    *,
+    copy_data: bool,
+    resync: Sequence[str] = (),
+    named: Collection[str] | None = None,
+) -> Plan:
+    """Compare the publications with the ledger; nothing is changed.
+
+    :param sub: with the publications that are to hold.
+    :param resync: qualified names of tables to copy again.
+    :param named: publications that the command names; None where it names none and all are looked at.
+    :raises TargetSchemaError: a published table has no place on the target.
+    :raises StateForbids: a table that is to be copied again cannot be.
+    """
+    published = publication.published_tables(source, sub.publications)
+    names = [(t.schema, t.name) for t in published]
+    rows = session.execute(_OIDS.encode(), ([n[0] for n in names], [n[1] for n in names])).fetchall()
+    oids = {(schema, name): oid for schema, name, oid in rows}
+    present = {rel.srrelid: rel for rel in subscription.relations(session, sub.subid)}
+    known = {name for name in names if oids.get(name) in present}
+    found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
+    state = "i" if copy_data else "r"
+    kept = {oids[name]: name for name in known}
+    drop = tuple(rel for oid, rel in present.items() if oid not in kept)
+    _refuse_kept(session, sub, drop)
+    again = _again(session, resync, present, drop)
+    found.two_phase = two_phase.state(session, sub.subid)
+    return Plan(
+        sub,
+        found,
+        tuple(
+            RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes)
+            for t in found.tables
+        ),
+        drop,
+        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != _recorded(present[oid])),
+        again,
+        tuple(_emptied(session, sub, again)),
+    )
+
+
+def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[RelationState]) -> None:
+    """:raises StateForbids: a table would leave the subscription, and changes of it with it that were never made."""
+    kept = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
+    for one in drop:
+        if kept.get(one.srrelid):
+            table = f"{one.schemaname}.{one.relname}"
+            raise StateForbids(
+                f'table "{table}" cannot be removed from the subscription while changes of it are kept',
+                detail=f"It is held, and {kept[one.srrelid]} of its changes are not applied yet.",
+                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {word(table)}\n"
+                f"To give them up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
+                f" AND srrelid = {one.srrelid};",
+                sqlstate="55000",
+            )
+
+
+def _recorded(one: RelationState) -> tuple[str, str]:
+    return one.recorded or (one.schemaname, one.relname)
+
+
+def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[Emptied]:
+    if not again:
+        return []
+    tagged = origins.attach(session, sub) is not None
+    relids = [rel.srrelid for rel in again]
+    return truncate.inspect(session, sub.subid, relids, replica=target.is_replica(session), tagged=tagged)
+
+
+def _again(
+    session: psycopg.Connection,
+    names: Sequence[str],
+    present: dict[int, RelationState],
+    drop: Sequence[RelationState],
+) -> tuple[RelationState, ...]:
+    chosen = {}
+    for name in names:
+        relation = named(session, name, list(present.values()))
+        if relation in drop:
+            raise StateForbids(
+                f'table "{name}" is not published any more',
+                hint="A refresh without --resync removes it from the subscription.",
+            )
+        chosen[relation.srrelid] = relation
+    return tuple(chosen[oid] for oid in sorted(chosen))
+
+
+def named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
+    """The table of that name: as it is written, else as SQL reads it."""
+    matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
+    if not matching:
+        try:
+            row = session.execute("SELECT pg_catalog.parse_ident(%s)", (text,)).fetchone()
+        except psycopg.errors.InvalidParameterValue:
+            row = None
+        parts = list(row[0]) if row else []
+        if len(parts) != 2:
+            raise UsageError(
+                f'"{text}" is not a qualified table name', hint="Name schema and table, as in public.orders."
+            )
+        matching = [r for r in relations if [r.schemaname, r.relname] == parts]
+    if not matching:
+        raise StateForbids(f'table "{text}" is not part of the subscription', sqlstate="42704")
+    if len(matching) > 1:
+        raise UsageError(f'table name "{text}" is ambiguous', hint='Quote its parts, as in public."a.b".')
+    return matching[0]

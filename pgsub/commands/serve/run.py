@@ -1,0 +1,118 @@
+"""``pgsub run``: the launcher in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pgsub.catalog.locks import launcher_lock, lock_held
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.pasted import word
+from pgsub.common.threads import Owned
+
+if TYPE_CHECKING:
+    from pgsub.launcher.launcher import Ended
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says."""
+
+    names: tuple[str, ...]
+    state_dir: Path
+    until_caught_up: bool = False
+    until_lsn: int | None = None
+    timeout: float | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How each subscription's service ended; empty for a run without a bound."""
+
+    ended: tuple[Ended, ...]
+
+
+def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
+    """Serve subscriptions until stopped, or until the bound is reached.
+
+    :raises SubscriptionNotFound: a name is unknown.
+    :raises StateForbids: a bounded run names a disabled subscription.
+    :raises LockHeld: another launcher serves this state store, or a named subscription.
+    :raises TimeoutExpired: the bound was not reached in time.
+    :raises PgsubError: what stopped a bounded run.
+    """
+    # here and not above: others import this module, and need not load Spark for it
+    from pgsub.launcher.launcher import Launcher
+    from pgsub.launcher.runner import Goal
+
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(StateStore.open(options.state_dir, readable=True))
+        store.check()
+        for name in options.names:
+            sub = store.subscription(name)
+            if not sub.enabled and (options.until_caught_up or options.until_lsn):
+                hint = f"Enable it first:\npgsub enable {word(name)}"
+                raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
+        if not options.names and not (options.until_caught_up or options.until_lsn):
+            lock = launcher_lock(options.state_dir)
+            if not lock.acquire():
+                raise lock_held(lock, "this state folder")
+            stack.callback(lock.release)
+        stop = stack.enter_context(stopping_by_signal(reporter))
+        launcher = Launcher(
+            store,
+            options.state_dir,
+            reporter.log,
+            names=options.names,
+            goal=Goal(options.until_caught_up, options.until_lsn or 0),
+            master=options.master,
+            conf=options.conf,
+        )
+        ended = launcher.run(stop, options.timeout)
+    raise_first(ended)
+    return RunResult(tuple(ended))
+
+
+def raise_first(ended: list[Ended]) -> None:
+    """End with the first error that stopped a subscription."""
+    for one in ended:
+        if one.error is not None:
+            raise one.error
+        if one.outcome == "failed":
+            raise PgsubError(f'subscription "{one.name}" could not be served')
+
+
+@contextlib.contextmanager
+def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second ends the process at once.
+
+    Ending at once is safe: what is not committed on the target is rolled back there and sent again.
+    """
+    event = threading.Event()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            os._exit(128 + number)
+        event.set()
+        # a handler may interrupt a write of the same stream: leave it to another thread
+        Owned("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
+
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)

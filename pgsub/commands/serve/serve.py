@@ -1,0 +1,198 @@
+"""The part of ``create`` (and its like) that serves the new subscription, or watches who does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.serve.run import raise_first, stopping_by_signal
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.common.errors import StateForbids
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Owned
+from pgsub.launcher.recorder import Run
+from pgsub.target.ledger import two_phase
+
+PROGRESS_SECONDS = 0.2
+#: A launcher that starts its workers again after a change lets the subscription go for a moment.
+GONE_SECONDS = 2.0
+
+
+class Service:
+    """Holds the subscription's lock from before it is registered until it is served or left to others.
+
+    :param sub: the subscription, which may be still to come.
+    :param shared: whether somebody who serves it already goes on with it; then the work is his.
+    """
+
+    def __init__(
+        self, store: StateStore, folder: Path, sub: Subscription, reporter: Reporter, *, shared: bool = False
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._sub = sub
+        self._reporter = reporter
+        self._shared = shared
+        self._lock: Lock | None = None
+        self._next_progress = 0.0
+
+    def __enter__(self) -> Service:
+        lock = subscription_lock(self._folder, self._sub.subid)
+        if lock.acquire():
+            self._lock = lock
+        elif not self._shared:
+            raise lock_held(lock, f'subscription "{self._sub.name}"')
+        return self
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else serves the subscription, so that nobody else writes of it into the state store."""
+        return self._lock is not None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.release(unlink=self._store.subscription_by_id(self._sub.subid) is None)
+            self._lock = None
+
+    def redefined(self, sub: Subscription) -> None:
+        """The subscription was altered meanwhile."""
+        self._sub = sub
+
+    def leave(self) -> None:
+        """Leave the work to a launcher, and say so where there is none."""
+        if not self._served():
+            self._reporter.notice(
+                f'subscription "{self._sub.name}" is not served by anything from now on',
+                f"To go on:\npgsub run {word(self._sub.name)}",
+            )
+
+    def _served(self) -> bool:
+        """Whether a launcher serves the folder, or one that runs for a while this subscription."""
+        if launcher_lock(self._folder).holder() is not None:
+            return True
+        return not self.alone and subscription_lock(self._folder, self._sub.subid).holder() is not None
+
+    def synchronize(
+        self,
+        *,
+        follow: bool,
+        timeout: float | None,
+        master: str | None,
+        conf: Mapping[str, str],
+        tables: frozenset[int] | None = None,
+    ) -> None:
+        """Until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the publisher's
+        position of that moment; or stay.
+
+        :param tables: see :class:`~pgsub.commands.status.wait.WaitOptions`: all that is awaited where somebody else
+            works.
+        :raises PgsubError: what it cannot get past; the subscription stays.
+        """
+        with stopping_by_signal(self._reporter) as stop:
+            if self._served() or self._lock is None:
+                self.__exit__(None, None, None)
+                self._watch(stop, timeout, tables)
+                return
+            # here and not above: a command that only registers need not load Spark
+            from pgsub.launcher.launcher import Launcher
+            from pgsub.launcher.runner import Goal
+
+            launcher = Launcher(
+                self._store,
+                self._folder,
+                self._reporter.log,
+                names=(self._sub.name,),
+                goal=Goal(caught_up=not follow),
+                master=master,
+                conf=conf,
+                locks={self._sub.subid: self._lock},
+            )
+            self._lock = None  # the launcher's from now on
+            ended = launcher.run(stop, timeout, self._progress)
+        self._last_progress()
+        raise_first(ended)
+        self.leave()
+
+    def _watch(self, stop: threading.Event, timeout: float | None, tables: frozenset[int] | None) -> None:
+        """Somebody else does the work: show progress, end as they would."""
+        done = threading.Event()
+        waiting = Owned("wait", "wait", partial(self._wait, timeout, tables, done), died=done.set)
+        waiting.start()
+        served_at = time.monotonic()
+        while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
+            self._progress()
+            if self._served():
+                served_at = time.monotonic()
+            elif time.monotonic() - served_at > GONE_SECONDS:
+                self._last_progress()
+                raise StateForbids(
+                    f'the launcher that served subscription "{self._sub.name}" has ended',
+                    hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
+                )
+        self._last_progress()
+        if waiting.death is not None:
+            raise waiting.death
+
+    def _wait(self, timeout: float | None, tables: frozenset[int] | None, done: threading.Event) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for condition in ("synced", "two-phase", "caught-up"):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
+        done.set()
+
+    def tell_two_phase(self) -> None:
+        """Say so where two_phase, asked for, is still pending: there was no table to wait for."""
+        sub = self._store.subscription_by_id(self._sub.subid)
+        if sub is not None and sub.two_phase == two_phase.PENDING:
+            self._reporter.notice(
+                f'two_phase stays pending for subscription "{sub.name}": it has no table; it is enabled once there are'
+                " tables, and all of them are synchronized"
+            )
+
+    def _last_progress(self) -> None:
+        self._next_progress = 0.0
+        self._progress()
+        self._reporter.done()
+
+    def _progress(self, run: Run | None = None) -> None:
+        """Show how far the tables are.
+
+        :param run: reads the state store where a launcher of this process has a thread for that.
+        """
+        clock = time.monotonic()
+        if clock < self._next_progress:
+            return
+        self._next_progress = clock + PROGRESS_SECONDS
+        self._reporter.progress(self._rows() if run is None else run(self._rows))
+
+    def _rows(self) -> list[TableProgress]:
+        copies = {row.relid: row for row in self._store.copy_progress(self._sub.subid)}
+        rows = []
+        for relation in self._store.relations(self._sub.subid):
+            copy = copies.get(relation.srrelid)
+            rows.append(
+                TableProgress(
+                    relation.schemaname,
+                    relation.relname,
+                    relation.srsubstate,
+                    copy.bytes_processed if copy else 0,
+                    (copy.bytes_total or None) if copy else None,
+                    copy.tuples_processed if copy else 0,
+                    (copy.tuples_total or None) if copy else None,
+                    copy.chunks_done if copy else 0,
+                    copy.chunks_total if copy else 0,
+                    copy.bytes_per_second if copy else None,
+                    copy.seconds_left if copy else None,
+                )
+            )
+        return rows

@@ -1,0 +1,283 @@
+"""``pgsub origin-advance``: pg_replication_origin_advance of the server's runbook, with a look at what it loses.
+
+The ledger moves first, under an epoch of its own; then the native origin, and the state store. A crash in between
+leaves the old position or the new one, never a part of each: only the ledger decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reading
+from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.stream.transactions import Kind
+from pgsub.catalog.conflicts import SKIPPED
+from pgsub.catalog.store import StateStore
+from pgsub.commands.alter import two_phase as alter_two_phase
+from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.skip import preview
+from pgsub.commands.skip.preview_document import transaction
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY
+from pgsub.protocol.lsn import covered, format_lsn
+from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from pgsub.target.ledger import advance, subscription, subscription_tables, two_phase
+from pgsub.target.ledger.advance import Position
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session import origins
+
+OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceOptions:
+    """What the command line says."""
+
+    name: str
+    state_dir: Path
+    lsn: int
+    preview: bool = False
+
+
+@dataclass(slots=True)
+class Survey:
+    """What lies between the present position and the wanted one.
+
+    :ivar bytes: of what the publisher would send of them.
+    :ivar tables: changes that apply would not make, by table and operation.
+    :ivar first: of the transactions that would not be applied; ``last`` likewise.
+    :ivar following: the first one that would still be applied, if it is there yet.
+    :ivar synchronizing: tables whose sync worker brings them their part of it.
+    """
+
+    name: str
+    old: Position
+    to: int
+    transactions: int = 0
+    prepared: int = 0
+    bytes: int = 0
+    tables: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    first: Header | None = None
+    last: Header | None = None
+    following: Header | None = None
+    synchronizing: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def changes(self) -> int:
+        """Changes in all."""
+        return sum(sum(table.values()) for table in self.tables.values())
+
+    @property
+    def inside(self) -> Header | None:
+        """The transaction that the new position lies in: it is still applied, whole."""
+        following = self.following
+        return following if following is not None and following.begin_lsn < self.to else None
+
+
+#: Asked before anything is changed; raises where the answer is no.
+Confirm = Callable[[Survey], None]
+
+
+def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Confirm) -> Survey:
+    """Move the position behind transactions that are never to be applied; with ``preview`` only look.
+
+    :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
+    """
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        if sub.enabled and not options.preview:
+            raise StateForbids(
+                "cannot advance the replication origin of an enabled subscription",
+                hint=f"Disable it first:\npgsub disable {sub.name}",
+                sqlstate="55000",
+            )
+        with opened(sub) as session:
+            found = survey(session, sub, options.lsn)
+            _explain(found, reporter)
+            if options.preview:
+                return found
+            if found.to == found.old.furthest:
+                _complete(store, sub, found)
+                return found
+            confirm(found)
+            with (
+                subscription_tables.maintenance(session, sub.subid, sub.name),
+                alter_two_phase.alone(session, sub, options.state_dir, "advance the replication origin") as claim,
+            ):
+                _advance(session, store, sub, found, claim)
+        reporter.notice(f"apply goes on from {format_lsn(found.to)} once the subscription is enabled")
+    return found
+
+
+def _advance(session: psycopg.Connection, store: StateStore, sub: Subscription, found: Survey, claim: Claim) -> None:
+    """Both positions are in the journal before anything moves: a crash leaves a row that was begun."""
+    number = store.journal("origin-advance", sub.subid, sub.name, {**_entry(found), "outcome": "begun"})
+    failpoints.point("advance.before_ledger")
+    try:
+        advance.advance(session, claim, found.old, found.to)
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        raise
+    failpoints.point("advance.after_ledger")
+    origins.advance(session, sub.subid, found.to)
+    failpoints.point("advance.after_origin")
+    with store.batch():
+        _record(store, sub, found)
+        store.amend_journal(number, outcome="done")
+
+
+def survey(session: psycopg.Connection, sub: Subscription, to: int) -> Survey:
+    """Read what would not be applied.
+
+    :raises StateForbids: see :func:`origin_advance`.
+    """
+    found = Survey(sub.name, advance.position(session, sub.subid), to)
+    if to < found.old.furthest:
+        raise StateForbids(
+            f"the replication origin cannot be moved backwards to {format_lsn(to)}",
+            detail=f"The subscription is at {format_lsn(found.old.furthest)};"
+            " what came before is applied, and the publisher does not send it again.",
+            sqlstate="22023",
+        )
+    found.synchronizing = tuple(
+        (r.schemaname, r.relname) for r in subscription.relations(session, sub.subid) if r.srsubstate in "idf"
+    )
+    if to > found.old.furthest:
+        prepared = {one.xid: one.gid for one in two_phase.pending(session, sub.subid)}
+        with preview.read_from(session, sub, found.old.remote_lsn) as reading:
+            if to > reading.flush_lsn:
+                raise StateForbids(
+                    f"the replication origin cannot be moved beyond the publisher's WAL to {format_lsn(to)}",
+                    detail=f"The publisher's WAL ends at {format_lsn(reading.flush_lsn)}.",
+                    sqlstate="22023",
+                )
+            _read(reading, found, prepared)
+    return found
+
+
+def _read(reading: Reading, found: Survey, prepared: dict[int, str]) -> None:
+    names: dict[int, tuple[str, str]] = {}
+    for step in reading.steps():
+        match step:
+            case Header():
+                if not covered(step.finish_lsn, found.to):
+                    found.following = step
+                    return
+                _count(step, found, prepared)
+            case Change():
+                _change(step, found, names)
+            case Ended():
+                found.bytes += step.header.size
+
+
+def _count(header: Header, found: Survey, prepared: dict[int, str]) -> None:
+    if header.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):
+        if header.xid in prepared:
+            raise StateForbids(
+                f"the replication origin cannot be moved over the {header.kind.value} of a transaction that is prepared"
+                " on the target",
+                detail=f'"{prepared[header.xid]}" would stay prepared for ever, and hold its locks;'
+                f" the publisher ended it at {format_lsn(header.finish_lsn)}.",
+                hint=f"Let apply get there, or advance to {format_lsn(header.finish_lsn)} first and let it apply that.",
+                sqlstate="55000",
+            )
+        return
+    if header.xid in prepared:
+        return  # sent once more, for the copy of the slot does not know
+    found.transactions += 1
+    found.prepared += header.kind is Kind.PREPARE
+    found.first, found.last = found.first or header, header
+
+
+def _change(change: Change, found: Survey, names: dict[int, tuple[str, str]]) -> None:
+    message = change.message
+    relids: Sequence[int] = ()
+    if isinstance(message, Relation):
+        names[message.relid] = local_name(message)
+    elif isinstance(message, Truncate):
+        relids = message.relids
+    elif isinstance(message, Insert | Update | Delete):
+        relids = (message.relid,)
+    for relid in relids:
+        table = found.tables.setdefault(names.get(relid, ("", str(relid))), dict.fromkeys(OPERATIONS, 0))
+        table[type(message).__name__.lower()] += 1
+
+
+def _explain(found: Survey, reporter: Reporter) -> None:
+    """What is easily mistaken: the LSN of the server's runbook is the finish LSN plus one."""
+    to, inside, last = format_lsn(found.to), found.inside, found.last
+    if found.to == found.old.furthest:
+        reporter.notice(f"the subscription is at {to} already")
+    elif inside is not None:
+        beyond = format_lsn(inside.finish_lsn + 1)
+        reporter.warning(
+            f"{to} lies inside transaction {inside.xid}, which will still be applied, whole",
+            detail=f"It begins at {format_lsn(inside.begin_lsn)} and finishes at {format_lsn(inside.finish_lsn)};"
+            " what finishes at a position or behind it is applied.",
+            hint=f"To leave it out too, give its finish LSN plus one:\npgsub origin-advance {found.name} {beyond}",
+        )
+    if found.prepared:
+        reporter.warning(
+            f"{found.prepared} of the transactions that are left out were prepared",
+            detail="Where one is committed behind the new position, its COMMIT PREPARED finds nothing to commit.",
+        )
+    if inside is None and last is not None and found.to == last.finish_lsn + 1:
+        reporter.notice(f"{to} is the finish LSN of transaction {last.xid} plus one: it is the last that is left out")
+
+
+def _complete(store: StateStore, sub: Subscription, found: Survey) -> None:
+    """The position is there already: by an earlier command that was killed before it could say so, perhaps."""
+    to = format_lsn(found.to)
+    for row in store.journal_rows(sub.subid):
+        if (row.action, row.detail.get("outcome"), row.detail.get("to")) == ("origin-advance", "begun", to):
+            with store.batch():
+                _record(store, sub, found)
+                store.amend_journal(row.id, outcome="done")
+
+
+def _entry(found: Survey) -> dict[str, Any]:
+    return {
+        "from": format_lsn(found.old.furthest),
+        "remote_lsn": format_lsn(found.old.remote_lsn),
+        "to": format_lsn(found.to),
+        "transactions": found.transactions,
+        "changes": found.changes,
+    }
+
+
+def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
+    """What the ledger says, in the state store; again does nothing. Its event says so to the launcher, too."""
+    with store.batch():
+        store.put_origin(sub.subid, found.to, None)
+        for error in store.errors(sub.subid):
+            if error.worker == APPLY and error.finish_lsn and covered(error.finish_lsn, found.to):
+                store.clear_error(sub.subid, APPLY)
+        store.conflicts_passed(sub.subid, APPLY, found.to, SKIPPED)
+
+
+def document(found: Survey) -> dict[str, Any]:
+    """Everything that a survey found."""
+    inside = found.inside
+    return {
+        "subscription": found.name,
+        "from": format_lsn(found.old.furthest),
+        "to": format_lsn(found.to),
+        "transactions": found.transactions,
+        "prepared": found.prepared,
+        "changes": found.changes,
+        "bytes": found.bytes,
+        "wal_bytes": found.to - found.old.furthest,
+        "tables": [{"schemaname": s, "relname": n, **counts} for (s, n), counts in sorted(found.tables.items())],
+        "first": transaction(found.first) if found.first else None,
+        "last": transaction(found.last) if found.last else None,
+        "inside": transaction(inside) if inside else None,
+        "synchronizing": [f"{schema}.{name}" for schema, name in found.synchronizing],
+    }

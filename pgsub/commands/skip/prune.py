@@ -1,0 +1,56 @@
+"""``pgsub conflicts prune``: remove changes that were skipped from the target for good.
+
+The server has nothing to prune: what ALTER SUBSCRIPTION ... SKIP leaves out is lost at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.catalog.rows import SkippedRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.refresh.refresh import opened
+from pgsub.target.ledger import skipped_changes
+from pgsub.target.ledger.skipped_changes import Pruning, Usage
+
+#: Asked before anything is removed; raises where the answer is no.
+Confirm = Callable[[Usage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    """What the command line says.
+
+    :ivar replayed: only changes that were replayed.
+    :ivar older_than: only changes that were skipped longer ago, in seconds; None for any.
+    """
+
+    name: str
+    state_dir: Path
+    replayed: bool = False
+    older_than: float | None = None
+    dry_run: bool = False
+
+
+def prune(options: PruneOptions, *, confirm: Confirm) -> Usage:
+    """Remove skipped changes, a bounded number in each commit; what a kill leaves is removed by another call.
+
+    :return: what was removed, or with ``dry_run`` would be.
+    :raises SubscriptionNotFound: there is none of that name.
+    """
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        with opened(sub) as session:
+            seconds = options.older_than
+            pruning = Pruning(options.replayed, None if seconds is None else skipped_changes.moment(session, seconds))
+            found = skipped_changes.usage(session, sub.subid, pruning)
+            if options.dry_run or not (found.waiting or found.replayed):
+                return found
+            confirm(found)
+            store.journal("prune", sub.subid, sub.name, pruning._asdict() | {"changes": found.waiting + found.replayed})
+            while skipped_changes.prune(session, sub.subid, pruning) == skipped_changes.CHUNK:
+                pass
+            store.put_skipped(sub.subid, SkippedRow(*skipped_changes.usage(session, sub.subid)))
+    return found

@@ -1,0 +1,271 @@
+"""``pgsub conflicts replay``: changes that were left out are applied after all; the ledger's dead letters say which.
+
+The operator names a conflict of the record, or a transaction. What is done is done by :mod:`pgsub.apply.skip.replay`,
+in one transaction of the target that also marks it; the journal has a row before that, and the state store follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgsub.apply.conflicts.conflict import OtherOrigin
+from pgsub.apply.conflicts.text import KEPT
+from pgsub.apply.preview.simulation import IDENTICAL, WOULD_APPLY, Finding
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.skip.replay import Order, Tables, replay
+from pgsub.apply.skip.skipped_reader import Revival
+from pgsub.catalog.conflicts import KEPT as KEPT_LOCAL
+from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
+from pgsub.catalog.rows import ConflictRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.skip import preview
+from pgsub.commands.skip.preview import Preview
+from pgsub.commands.skip.preview_document import row
+from pgsub.commands.status.conflicts import found_conflict
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import skipped_changes, subscription_tables
+from pgsub.target.ledger.skipped_changes import Kept
+from pgsub.target.session import connect as target
+
+#: Asked before anything is changed; raises where the answer is no.
+Confirm = Callable[["Replay"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What the command line says: either a conflict's number, or a transaction and perhaps a table of it."""
+
+    name: str
+    state_dir: Path
+    number: int | None = None
+    lsn: int = 0
+    table: str | None = None
+    dry_run: bool = False
+
+    @property
+    def words(self) -> str:
+        """The choice as the command line takes it."""
+        if self.number is not None:
+            return str(self.number)
+        return f"--lsn {format_lsn(self.lsn)}" + (f" --table {word(self.table)}" if self.table else "")
+
+
+@dataclass(slots=True)
+class Replay:
+    """What is to be replayed, or was.
+
+    :ivar preview: of a dry run, what it would do; ``refused`` how many changes would keep all from being replayed.
+    """
+
+    name: str
+    order: Order
+    dry_run: bool
+    preview: Preview = field(default_factory=Preview)
+    refused: int = 0
+
+    @property
+    def kept(self) -> Kept:
+        """The letters."""
+        return self.order.kept
+
+
+def _stops(one: Finding) -> bool:
+    return one.outcome not in (WOULD_APPLY, IDENTICAL) or one.conflict is not None
+
+
+def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Confirm) -> Replay:
+    """Apply what was left out, or with ``dry_run`` look at what that would do.
+
+    :raises StateForbids: nothing is kept, it was replayed before, or its table is not what it was.
+    :raises ApplyError: a conflict: nothing was changed.
+    """
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        conflict = None if options.number is None else found_conflict(store, options.name, options.number)
+        with opened(sub) as session:
+            found = Replay(sub.name, _order(session, store, sub, options, conflict), options.dry_run)
+            if options.dry_run:
+                _look(session, sub, found)
+                return found
+            confirm(found)
+            with subscription_tables.maintenance(session, sub.subid, sub.name):
+                for other in _replay(store, sub, found, options):
+                    _warn(reporter, sub, other)
+    return found
+
+
+def _order(
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    options: ReplayOptions,
+    conflict: ConflictRow | None,
+) -> Order:
+    if conflict is None:
+        kept = skipped_changes.kept(session, sub.subid, options.lsn, table=options.table)
+        order = Order(options.lsn, kept, {"table": options.table}) if kept is not None else None
+    else:
+        order = _of_conflict(session, sub, conflict)
+    if order is None:
+        raise _nothing(options)
+    if not order.kept.ids:
+        _record(store, sub, order)  # an earlier replay may have been killed before it could
+        raise StateForbids(
+            f"it was replayed already, at {order.kept.last_replayed_at}",
+            detail="What was left out is applied once.",
+            sqlstate="55000",
+        )
+    return order
+
+
+def _nothing(options: ReplayOptions) -> StateForbids:
+    where = "table pgsub.skipped_change of the target"
+    if options.number is not None:
+        return StateForbids(
+            f"nothing is kept of conflict {options.number}",
+            detail=f"Its change is not in {where}; of what origin-advance leaves out, and of changes that are skipped"
+            " because their row is missing, only the record is kept.",
+            hint=f"See its record.\npgsub conflicts show {word(options.name)} {options.number}",
+        )
+    of = f' on table "{options.table}"' if options.table else ""
+    return StateForbids(
+        f"nothing is kept of a transaction finished at {format_lsn(options.lsn)}{of}",
+        detail=f"Changes that were left out are in {where}, with the finish LSN of their transaction.",
+        hint=f"See what was skipped.\npgsub conflicts list {word(options.name)}",
+    )
+
+
+_BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule that keeps what is on the target"}
+
+
+def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> Order | None:
+    """The letter of one conflict: named by the record, or found by its values where a whole transaction was skipped.
+
+    :raises StateForbids: it was not skipped, or several letters have its values.
+    """
+    if conflict.action not in (SKIPPED, REPLAYED):
+        stopped = conflict.action == STOPPED
+        raise StateForbids(
+            f"conflict {conflict.id} was not skipped: it {_BECAME.get(conflict.action, 'was applied')}",
+            detail="Only what was left out can be replayed.",
+            hint=f"See what can be done.\npgsub status {word(sub.name)} --runbook" if stopped else None,
+            sqlstate="55000",
+        )
+    lsn = conflict.finish_lsn
+    if lsn is None or (conflict.letter is None and conflict.worker is None):
+        return None
+    if conflict.letter is not None:
+        ids = skipped_changes.by_ref(session, sub.subid, lsn, conflict.letter)
+    else:
+        ids = _by_content(session, sub.subid, lsn, conflict)
+    if len(ids) > 1:
+        raise StateForbids(
+            f"any of {len(ids)} changes that are kept may be that of conflict {conflict.id}",
+            detail="The whole transaction was skipped, and they have the same values.",
+            hint="Replay all that is kept of the transaction:\n"
+            f"pgsub conflicts replay {word(sub.name)} --lsn {format_lsn(lsn)}",
+        )
+    kept = skipped_changes.kept(session, sub.subid, lsn, ids=ids) if ids else None
+    return None if kept is None else Order(lsn, kept, {"conflict": conflict.id})
+
+
+def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: ConflictRow) -> list[int]:
+    operation = "DELETE" if conflict.remote_tuple is None else "UPDATE" if conflict.replica_identity else "INSERT"
+    values: dict[str, Any] = conflict.remote_tuple or conflict.replica_identity or {}
+    whole = {name: value for name, value in values.items() if value is None or len(value) <= KEPT}
+    table = (conflict.schemaname or "", conflict.relname or "")
+    return skipped_changes.by_content(session, subid, lsn, table, operation, whole)
+
+
+def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None:
+    order, ids = found.order, found.kept.ids
+    tables, revival = Tables(session, sub.subid, order.finish_lsn), Revival(session, order.finish_lsn, order.kept)
+    cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
+    with preview.looking(sub, cache, tables.admits) as comparison:
+        for letter, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
+            if found.preview.changes >= preview.COMPARED:
+                found.preview.not_compared += 1
+                continue
+            tables.of_sync = bool(letter.body.get("sync"))
+            for relation in relations:
+                comparison.learn(relation)
+            for finding in comparison.take(change):
+                found.preview.add(finding)
+                found.refused += _stops(finding)
+
+
+def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OtherOrigin]:
+    """In the journal before it begins: a crash leaves a row that was begun."""
+    order = found.order
+    detail = {"finish_lsn": format_lsn(order.finish_lsn), "changes": len(order.kept.ids), **order.told}
+    number = store.journal("conflicts replay", sub.subid, sub.name, {**detail, "outcome": "begun"})
+    failpoints.point("replay.journalled")
+    try:
+        others = replay(sub, order)
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        if isinstance(error, ApplyError) and (error.conflict is not None or error.hint is None):
+            error.hint = _hint(options, found)
+        raise
+    with store.batch():
+        _record(store, sub, order)
+        store.amend_journal(number, outcome="done")
+    return others
+
+
+def _record(store: StateStore, sub: Subscription, order: Order) -> None:
+    told = order.told
+    store.conflicts_replayed(sub.subid, order.finish_lsn, told.get("conflict"), told.get("table"))
+
+
+def _hint(options: ReplayOptions, found: Replay) -> str:
+    text = "Nothing was changed. Mend the row on the target and replay again"
+    ids = found.kept.ids
+    if len(ids) == 1:
+        text += ", or give the change up for good there:\n"
+        text += f"UPDATE pgsub.skipped_change SET replayed_at = now() WHERE id = {ids[0]};"
+    else:
+        text += "; what each change would meet is told by:\n"
+        text += f"pgsub conflicts replay {word(options.name)} {options.words} --dry-run"
+    return text
+
+
+def _warn(reporter: Reporter, sub: Subscription, other: OtherOrigin) -> None:
+    body = other.body(sub.subid)
+    reporter.warning(str(body["message"]), detail=str(body["detail"]))
+
+
+def document(found: Replay) -> dict[str, Any]:
+    """As JSON."""
+    shown: dict[str, Any] = {
+        "subscription": found.name,
+        "dry_run": found.dry_run,
+        "finish_lsn": format_lsn(found.order.finish_lsn),
+        "xid": found.kept.xid,
+        "changes": len(found.kept.ids),
+        "replayed_before": found.kept.replayed,
+        "tables": [
+            {"schemaname": schema, "relname": name, "operation": operation, "changes": count}
+            for (schema, name, operation), count in found.kept.totals.items()
+        ],
+    }
+    if found.dry_run:
+        seen = found.preview
+        shown |= {
+            "refused": found.refused,
+            "not_compared": seen.not_compared,
+            "rows": [row(one) for one in seen.findings],
+            "rows_omitted": seen.omitted,
+        }
+    return shown

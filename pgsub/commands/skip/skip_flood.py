@@ -1,0 +1,97 @@
+"""``pgsub skip-lsn --conflict``: a rule for a flood of conflicts, which ends by itself.
+
+The next so many rows of a table that meet the conflict are left out and kept, the rest of their transactions is
+applied; then the server's behaviour is back. The rule is set in the ledger, where apply meets it with its next
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.status.conflicts import TYPES
+from pgsub.common.errors import PgsubError, StateForbids, UsageError
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.target.ledger import skip, subscription, subscription_tables
+from pgsub.target.ledger.skip import Flood
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+
+#: Asked before anything is set; raises where the answer is no. Given the subscription's name.
+Confirm = Callable[[str, Flood], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FloodOptions:
+    """What the command line says."""
+
+    name: str
+    state_dir: Path
+    rule: Flood
+
+
+def skip_flood(options: FloodOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Flood, ...]:
+    """Set a rule; one of the same table and type is replaced, all others stay.
+
+    :return: all that are set now.
+    :raises UsageError: no such type.
+    :raises StateForbids: no such table, or the type cannot be seen on this target.
+    """
+    rule = options.rule
+    if rule.conflict not in TYPES:
+        raise UsageError(
+            f'"{rule.conflict}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
+        )
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        with opened(sub) as session:
+            _check(session, sub, rule)
+            confirm(sub.name, rule)
+            with subscription_tables.maintenance(session, sub.subid, sub.name):
+                rules = _set(session, store, sub, rule)
+    if not sub.enabled:
+        reporter.notice(f"it holds once the subscription is enabled: pgsub enable {word(sub.name)}")
+    return rules
+
+
+def _check(session: psycopg.Connection, sub: Subscription, rule: Flood) -> None:
+    tables = {f"{one.schemaname}.{one.relname}" for one in subscription.relations(session, sub.subid)}
+    if rule.table not in tables:
+        raise StateForbids(
+            f'table "{rule.table}" is not subscribed by "{sub.name}"',
+            hint=f"See which are:\npgsub status {word(sub.name)}",
+            sqlstate="42704",
+        )
+    seen = origins.allowed(session) and target.tracks_commits(session)
+    if rule.conflict.endswith("_origin_differs") and not seen:
+        raise StateForbids(
+            f"{rule.conflict} cannot be seen on this target",
+            detail="It takes track_commit_timestamp, and the right to use replication origins.",
+            hint="ALTER SYSTEM SET track_commit_timestamp = on; -- and restart the target",
+            sqlstate="55000",
+        )
+
+
+def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: Flood) -> tuple[Flood, ...]:
+    """In the journal before it holds."""
+    before = skip.pending_floods(session, sub.subid)
+    rules = (*(one for one in before if one.place != rule.place), rule)
+    detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": [str(o) for o in before]}
+    number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
+    try:
+        skip.set_floods(session, sub.subid, rules)
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        raise
+    with store.batch():
+        store.alter(sub.subid, skips=skip.shown(skip.pending(session, sub.subid), rules))
+        store.amend_journal(number, outcome="done")
+    return rules

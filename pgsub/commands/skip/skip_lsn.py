@@ -1,0 +1,221 @@
+"""``pgsub skip-lsn``: ALTER SUBSCRIPTION … SKIP, with a look at what it would lose. Mirrors AlterSubscription.
+
+The LSN that a worker recorded is believed; any other must be the finish LSN of a transaction that the publisher will
+send. It is set in the ledger, where the apply worker meets it at its next transaction, and then in the state store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.skip import preview
+from pgsub.commands.skip.preview import Finder, Preview
+from pgsub.common import failpoints
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import held_tables, skip, subscription, subscription_tables, two_phase
+from pgsub.target.ledger.skip import WHOLE, Skip
+
+#: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
+Confirm = Callable[[str, Skip], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SkipOptions:
+    """What the command line says.
+
+    :ivar lsns: none of them for the recorded one, None to skip nothing.
+    """
+
+    name: str
+    state_dir: Path
+    lsns: tuple[int, ...] | None = ()
+    rows: str = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class SkipResult:
+    """What is set now, and what was."""
+
+    name: str
+    skip: Skip | None
+    previous: Skip | None
+
+
+def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> SkipResult:
+    """Let apply leave out a transaction, or its conflicting rows, or take that back.
+
+    :raises StateForbids: no such transaction is to come, or none is recorded.
+    """
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        with opened(sub) as session:
+            wanted = None
+            if options.lsns is not None:
+                recorded = _recorded(store, sub)
+                wanted = skip.of(_wanted(options, recorded), options.rows)
+                _check_position(session, sub, wanted)
+                for lsn in wanted.lsns:
+                    known = recorded is not None and recorded.finish_lsn == lsn
+                    if not known and not _kept(session, sub, lsn, alone=not wanted.waits):
+                        _check_in_stream(session, sub, lsn, reporter, alone=not wanted.waits)
+                confirm(sub.name, wanted)
+            with subscription_tables.maintenance(session, sub.subid, sub.name):
+                previous, rules = skip.pending(session, sub.subid), skip.pending_floods(session, sub.subid)
+                _set(session, store, sub, wanted, previous)
+    _tell(sub, wanted, anything=bool(previous or rules), reporter=reporter)
+    return SkipResult(sub.name, wanted, previous)
+
+
+def show(options: SkipOptions) -> Preview:
+    """What :func:`skip_lsn` would lose of one transaction; nothing is changed.
+
+    :raises StateForbids: as of :func:`skip_lsn`.
+    """
+    assert options.lsns is not None
+    with StateStore.open(options.state_dir) as store:
+        sub = store.subscription(options.name)
+        recorded = _recorded(store, sub)
+    with opened(sub) as session:
+        wanted = skip.of(_wanted(options, recorded), options.rows)
+        _check_position(session, sub, wanted)
+        if skip.of_kept(session, sub.subid, wanted):
+            raise StateForbids(
+                f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
+                detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
+                hint=f"See the row that is in the way:\npgsub conflicts list {sub.name}",
+                sqlstate="55000",
+            )
+        found = Preview(rows=wanted.rows)
+        if recorded is not None and recorded.finish_lsn == wanted.lsn:
+            found.error = recorded
+        start = subscription.apply_position(session, sub.subid)
+        with (
+            preview.comparing(session, sub, wanted.lsn) as comparison,
+            preview.read_from(session, sub, start) as reading,
+        ):
+            located = _finder(session, sub, wanted.lsn).find(reading, comparison, found)
+        if located.transaction is None:
+            raise preview.refused(sub, wanted.lsn, located, reading.flush_lsn)
+        return found
+
+
+def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:
+    """Whether a transaction is one of those that a held table waits for.
+
+    :raises StateForbids: and it was named together with others.
+    """
+    kept = held_tables.keeps(session, sub.subid, lsn)
+    if kept and not alone:
+        raise StateForbids(
+            f"transaction at LSN {format_lsn(lsn)} cannot be skipped together with others",
+            detail="Changes of it are kept for a held table, and are applied when that is released.",
+            hint=f"Skip it by itself:\npgsub skip-lsn {word(sub.name)} {format_lsn(lsn)}",
+            sqlstate="55000",
+        )
+    return kept
+
+
+def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
+    """The error that apply stopped with last."""
+    return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
+
+
+def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
+    if options.lsns:
+        return options.lsns
+    if recorded is None or not recorded.finish_lsn:
+        raise StateForbids(
+            f'no failing transaction of subscription "{options.name}" is recorded',
+            detail="Without an LSN the transaction is meant that apply stopped at last.",
+            hint="Name the finish LSN of the transaction, as the CONTEXT of the error does:\n"
+            f"pgsub skip-lsn {word(options.name)} LSN",
+        )
+    return (recorded.finish_lsn,)
+
+
+def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
+    if not held_tables.keeps(session, sub.subid, wanted.lsn):
+        skip.check(wanted, subscription.apply_position(session, sub.subid))
+
+
+def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Finder:
+    prepared = two_phase.pending(session, sub.subid)
+    return Finder(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
+
+
+def _check_in_stream(
+    session: psycopg.Connection, sub: Subscription, lsn: int, reporter: Reporter, *, alone: bool
+) -> None:
+    """A wrong LSN would be cleared by the next transaction, and nobody would know why that one still stops apply.
+
+    :param alone: it is the only one, which any other transaction clears.
+    :raises StateForbids: with what was meant.
+    """
+    finder = _finder(session, sub, lsn)
+    start = subscription.apply_position(session, sub.subid)
+    with preview.read_from(session, sub, start) as reading:
+        located = finder.find(reading)
+    if located.transaction is None:
+        raise preview.refused(sub, lsn, located, reading.flush_lsn)
+    first = finder.first
+    if alone and first is not None and first.finish_lsn != lsn:
+        reporter.warning(
+            f"transaction {located.transaction.xid} is not the next one to be applied",
+            detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
+            " has changes and ends next clears what is to be skipped, as in the server.",
+            hint="Skip it when apply has come to it:\n"
+            f"pgsub wait {word(sub.name)} --for error && pgsub skip-lsn {word(sub.name)}",
+        )
+
+
+def _set(
+    session: psycopg.Connection, store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None
+) -> None:
+    """In the journal before it holds: whoever is killed in between has said what may hold now."""
+    detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
+    number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
+    failpoints.point("skip.before_ledger")
+    try:
+        with subscription.durable(session):
+            skip.set_pending(session, sub.subid, wanted)
+            if wanted is None:
+                skip.set_floods(session, sub.subid, ())
+    except PgsubError as error:
+        store.amend_journal(number, outcome="failed", error=error.message)
+        raise
+    failpoints.point("skip.after_ledger")
+    with store.batch():
+        skips = skip.shown(wanted, skip.pending_floods(session, sub.subid))
+        store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skips)
+        store.amend_journal(number, outcome="done")
+
+
+def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: Reporter) -> None:
+    if wanted is None:
+        if not anything:
+            reporter.notice(f'nothing was to be skipped by subscription "{sub.name}"')
+        return
+    if not sub.enabled:
+        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
+
+
+def told(wanted: Skip | None) -> str:
+    """Its LSNs in one line."""
+    return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)
+
+
+def canceled() -> PgsubError:
+    """The operator said no."""
+    return PgsubError("canceled", detail="Nothing was changed.")

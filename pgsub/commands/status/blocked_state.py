@@ -1,0 +1,79 @@
+"""When a subscription is blocked: apply starts again and again from one position and nothing gets applied.
+
+The server shows such a subscription as an apply worker that comes and goes; whoever looks sees nothing wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
+from pgsub.common import errors
+from pgsub.common.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
+from pgsub.common.pasted import word
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY, RESTARTS
+from pgsub.protocol.lsn import format_lsn
+
+
+def blocks(row: ErrorRow) -> bool:
+    """Whether the error of apply blocks the subscription; servers that are not there block nothing."""
+    cls = getattr(errors, row.class_, None)
+    if cls is PublisherUnavailable or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
+        return False
+    return row.restarts >= RESTARTS
+
+
+def blocked(
+    name: str, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow], slot: SlotRow | None, state: str
+) -> dict[str, Any] | None:
+    """What is to be said of a blocked subscription, None for any other.
+
+    :param conflicts: that stop apply.
+    :param slot: as it was last seen on the publisher.
+    """
+    row = next((problem for problem in problems if problem.worker == APPLY), None)
+    if state != "blocked" or row is None:
+        return None
+    waiting = None
+    if slot is not None and slot.current_lsn is not None and row.position is not None:
+        begins = max(row.position, slot.confirmed_flush_lsn or 0)  # what was idle is not in the ledger's position
+        waiting = max(slot.current_lsn - begins, 0)
+    return {
+        "since": row.stuck_since,
+        "restarts": row.restarts,
+        "position": None if row.position is None else format_lsn(row.position),
+        "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
+        "reason": row.message,
+        "waiting_transactions": None if slot is None else slot.waiting_transactions,
+        "waiting_at_least": slot is not None and slot.waiting_at_least is True,
+        "waiting_bytes": waiting,
+        "retained_bytes": None if slot is None else slot.retained_bytes,
+        "slot_lost_in": slot_lost_in(slot),
+        "next": _next(name, row, conflicts),
+    }
+
+
+def slot_lost_in(slot: SlotRow | None) -> int | None:
+    """Seconds until the publisher removes WAL that the slot needs, at the present rate; None where it never does."""
+    if slot is None or slot.safe_wal_size is None or slot.wal_bytes_per_second is None:
+        return None
+    if slot.safe_wal_size <= 0:
+        return 0
+    return slot.safe_wal_size // slot.wal_bytes_per_second if slot.wal_bytes_per_second > 0 else None
+
+
+def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow]) -> str | None:
+    """What to look at where something has failed; of one that is disabled there is more to do than to mend the row."""
+    row = next((problem for problem in problems if problem.worker == APPLY), None)
+    if sub.enabled and row is not None:
+        return _next(sub.name, row, conflicts)
+    return f"pgsub status {word(sub.name)} --runbook" if problems else None
+
+
+def _next(name: str, row: ErrorRow, conflicts: Sequence[ConflictRow]) -> str:
+    conflict = next((one for one in conflicts if row.conflict and one.finish_lsn == row.finish_lsn), None)
+    if conflict is not None:
+        return f"pgsub conflicts show {word(name)} {conflict.id}"
+    return f"pgsub status {word(name)} --runbook"

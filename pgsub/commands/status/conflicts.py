@@ -1,0 +1,158 @@
+"""``pgsub conflicts list`` and ``show``: the record of conflicts, from the state store alone.
+
+The server writes conflicts to its log only (``replication/logical/conflict.c``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pgsub.catalog.conflicts import SKIPPED, ConflictFilter
+from pgsub.catalog.rows import ConflictRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import ago
+from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
+from pgsub.common.pasted import word
+from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
+
+#: The server's types; update_deleted needs dead rows, which only the server itself can see.
+TYPES = (
+    *("insert_exists", "update_origin_differs", "update_exists", "update_missing"),
+    *("delete_origin_differs", "delete_missing", "multiple_unique_conflicts"),
+)
+#: What a row may hold of a column that nobody sent or read.
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A column in both versions; :data:`ABSENT` where a version says nothing of it."""
+
+    column: str
+    remote: object
+    local: object
+
+    @property
+    def differs(self) -> bool:
+        """Whether both are known and not the same."""
+        return ABSENT not in (self.remote, self.local) and self.remote != self.local
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """What was found.
+
+    :ivar more: there are further ones beyond the limit.
+    :ivar dropped: how many the bound of the history has taken.
+    """
+
+    name: str
+    rows: list[ConflictRow]
+    more: bool
+    dropped: int
+
+
+def conflicts(
+    folder: Path,
+    name: str,
+    *,
+    conflict_type: str | None = None,
+    table: str | None = None,
+    since: float | None = None,
+    limit: int = 100,
+) -> Conflicts:
+    """The conflicts of a subscription, also of one that was dropped, the newest first.
+
+    :param table: schema.table.
+    :param since: only those met within so many seconds.
+    :param limit: rows.
+    :raises SubscriptionNotFound: there is none of that name, and no conflict of one.
+    :raises UsageError: no such type.
+    """
+    if conflict_type is not None and conflict_type not in TYPES:
+        raise UsageError(
+            f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
+        )
+    with StateStore.open(folder) as store, store.snapshot():
+        subid = _subid(store, name)
+        wanted = ConflictFilter(subid, conflict_type, table, None if since is None else ago(since))
+        rows = store.find_conflicts(wanted, limit + 1)
+        return Conflicts(name, rows[:limit], len(rows) > limit, store.conflicts_dropped(subid))
+
+
+def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
+    """One conflict of a subscription, and whether its change was skipped and is kept, as far as is known here.
+
+    :raises SubscriptionNotFound: as of :func:`conflicts`.
+    :raises StateForbids: it has no such conflict, or no longer.
+    """
+    with StateStore.open(folder) as store, store.snapshot():
+        row = found_conflict(store, name, conflict_id)
+        return row, _kept(store, row)
+
+
+def _kept(store: StateStore, row: ConflictRow) -> bool:
+    """Of what origin-advance leaves out nothing is kept, nor of a row that is missing or is there already.
+
+    What was pruned is kept no more.
+    """
+    if row.action != SKIPPED or row.identical or (row.letter is None and row.worker is None):
+        return False
+    journal = store.journal_rows(row.subid)
+    pruned = (one.detail for one in journal if one.action == "prune")
+    if any(not one["replayed"] and (one["before"] is None or row.last_at < one["before"]) for one in pruned):
+        return False
+    advances = [one.detail for one in journal if one.action == "origin-advance"]
+    passed = [(parse_lsn(one["from"]), parse_lsn(one["to"])) for one in advances if one.get("outcome") == "done"]
+    lsn = row.finish_lsn or 0
+    return row.letter is not None or not any(start <= lsn and covered(lsn, to) for start, to in passed)
+
+
+def found_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
+    """As :func:`conflict`, of a state store that is open."""
+    row = store.conflict(conflict_id)
+    if row is None or row.subid != _subid(store, name):
+        raise StateForbids(
+            f'subscription "{name}" has no conflict {conflict_id}',
+            hint=f"See which it has.\npgsub conflicts list {word(name)}",
+        )
+    return row
+
+
+def _subid(store: StateStore, name: str) -> int:
+    try:
+        return store.subscription(name).subid
+    except SubscriptionNotFound:
+        subid = store.conflicts_of(name)
+        if subid is None:
+            raise
+        return subid
+
+
+def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
+    """Both versions, column by column: what came first, then what only the target has.
+
+    :param local: one of ``local_conflicts``.
+    """
+    return list(_compare(row.remote_tuple or row.replica_identity or {}, local.get("row") or {}))
+
+
+def _compare(remote: dict[str, Any], local: dict[str, Any]) -> Iterator[Compared]:
+    for column in (*remote, *(name for name in local if name not in remote)):
+        yield Compared(column, remote.get(column, ABSENT), local.get(column, ABSENT))
+
+
+def document(row: ConflictRow) -> dict[str, Any]:
+    """A conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
+    found = asdict(row)
+    for internal in ("subid", "event", "local_tuple", "origin", "letter"):
+        del found[internal]
+    found["finish_lsn"] = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
+    found["local_conflicts"] = [
+        {**local, "differs": [one.column for one in compare(row, local) if one.differs]}
+        for local in row.local_conflicts or ()
+    ]
+    return {"id": row.id, **found}

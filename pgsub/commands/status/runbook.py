@@ -1,0 +1,214 @@
+"""What an operator does next: steps for the present state of a subscription, with its real names and positions.
+
+Mirrors the runbook of the server's documentation (logical replication, conflicts), which leaves the log to be searched
+for the LSN. Nothing is changed and no server is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.catalog.rows import ConflictRow, ErrorRow
+from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
+from pgsub.common import pasted
+from pgsub.common.errors import ApplyError, PermissionMissing, ReplicationBroken
+from pgsub.common.pasted import word
+from pgsub.launcher.error_reporting import APPLY, sync_name
+from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
+
+_KEY = re.compile(r"\((.*)\)=\(.*", re.DOTALL)
+#: `Key (a)=(1) already exists.`, in any language
+_KEY_VALUE = re.compile(r"\S+ \((.*?)\)=\((.*)\) \S", re.DOTALL)
+_NAME = re.compile(r'"((?:[^"]|"")+)"|([^",]+?)(?:, |$)')
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do, and the lines to paste: commands of the shell, or SQL for the target."""
+
+    text: str
+    commands: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
+
+
+def runbook(one: SubscriptionStatus) -> list[Step]:
+    """The steps for the present state, in order; none where nothing is wrong."""
+    return list(_steps(one))
+
+
+def _steps(one: SubscriptionStatus) -> Iterator[Step]:
+    name = word(one.definition.name)
+    broken = next((row for row in one.errors if issubclass(error_class(row), ReplicationBroken)), None)
+    if broken is not None or (one.slot or {}).get("wal_status") == "lost":
+        yield from _broken(one, broken)
+        return
+    steps = [step for row in one.errors for step in _error(one, row)]
+    later = [step for step in steps if one.state == "disabled" and _refreshes(step)]
+    yield from (step for step in steps if step not in later)
+    if one.state == "disabled":
+        said = " once the cause is gone" if one.errors else ""
+        yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
+    yield from later
+    if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
+        yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
+    if one.errors:
+        yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
+
+
+def _refreshes(step: Step) -> bool:
+    """Whether it is refused for a disabled subscription."""
+    return any(command.startswith("pgsub refresh ") for command in step.commands)
+
+
+def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
+    name = word(one.definition.name)
+    said = row.message if row is not None else "the slot has lost WAL that was not received yet"
+    yield Step(f"Nothing that is tried again mends this: {said}.")
+    if row is not None and row.hint:
+        yield from _hinted(row.hint)
+    yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
+    names = [sql.Identifier(table["schemaname"], table["relname"]) for table in one.relations]
+    if names:
+        statement = pasted.statement(sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)))
+        yield Step("Empty its tables on the target, unless others write there too.", statements=(statement,))
+    yield Step("Create it again with the words that made it.")
+
+
+def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    cls, table = error_class(row), _synchronizing(one, row)
+    times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
+    said = f"{_who(row, table)} stopped{times}: {row.message}."
+    if row.worker == APPLY and row.conflict:
+        yield from _conflict(one, row, said)
+        return
+    yield Step(f"{said} {row.detail}" if row.detail else said)
+    if row.hint:
+        yield from _hinted(row.hint)
+    if table is not None and row.sqlstate == "23505":
+        yield from _copied(one, row, table)
+    if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing):
+        if not row.hint:
+            cause = "a row, a constraint, a trigger, a missing partition"
+            yield Step(f"Change on the target what makes it fail: {cause}{_goes_on(one)}")
+        if row.finish_lsn:
+            yield from _skip(one, row.finish_lsn, "cannot be applied")
+        yield from _hold(one, row)
+
+
+def _who(row: ErrorRow, table: Row | None) -> str:
+    if row.worker == APPLY:
+        return "Apply"
+    return f"The copy of {table['schemaname']}.{table['relname']}" if table is not None else f"The {row.worker}"
+
+
+def _goes_on(one: SubscriptionStatus) -> str:
+    return "." if one.state == "disabled" else "; apply goes on by itself within 5 s."
+
+
+def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
+    """The table whose synchronization failed."""
+    return next((table for table in one.relations if row.worker == sync_name(table["srrelid"])), None)
+
+
+def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
+    """A row of the target is in the way of the copy, which is all or nothing."""
+    names = table["schemaname"], table["relname"]
+    met = _KEY_VALUE.match(row.detail or "")
+    columns = _columns(met[1]) if met else []
+    when = "once the subscription is enabled" if one.state == "disabled" else "by itself"
+    if met and len(columns) == 1:
+        yield Step(
+            f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}.",
+            statements=(_delete(*names, {columns[0]: met[2]}),),
+        )
+    yield Step(
+        "Or empty the table on the target and copy it again.",
+        (f"pgsub refresh {word(one.definition.name)} --resync {word('.'.join(names))}",),
+    )
+
+
+def _hinted(hint: str) -> Iterator[Step]:
+    """The hint of an error: what is to be done, and below it lines to be pasted, on the target or here."""
+    text, *lines = hint.split("\n")
+    while lines and not _pasted(lines[0]):
+        text += f" {lines.pop(0)}"
+    statements = tuple(line for line in lines if not line.startswith("pgsub "))
+    commands = tuple(line for line in lines if line.startswith("pgsub "))
+    if not (statements and commands):
+        yield Step(text, commands, statements)
+        return
+    yield Step(text, statements=statements)
+    yield Step("After that:", commands)
+
+
+def _pasted(line: str) -> bool:
+    return line.startswith("pgsub ") or line.endswith(";")
+
+
+def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Step]:
+    name = word(one.definition.name)
+    yield Step(said)
+    met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
+    if met is not None:
+        yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
+        text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
+        if met.identical:
+            text += " It is just what the publisher sends: removing it loses nothing."
+        yield Step(text, statements=tuple(_statements(met)))
+        if met.identical:
+            rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
+            yield Step(
+                "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
+            )
+    if row.finish_lsn:
+        yield from _skip(one, row.finish_lsn, "conflict")
+    yield from _hold(one, row)
+
+
+def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
+    name, lsn = word(one.definition.name), format_lsn(finish_lsn)
+    applied = (one.origin or {}).get("remote_lsn")
+    if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # else only what a held table waits for is left
+        yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
+    yield Step(
+        f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
+        (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
+    )
+
+
+def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
+    if row.relation is not None:
+        yield Step(
+            "Or let the other tables go on meanwhile: the changes of this one are kept on the target until it is"
+            " released.",
+            (f"pgsub alter {word(one.definition.name)} --hold {word(row.relation)}",),
+        )
+
+
+def _statements(row: ConflictRow) -> Iterator[str]:
+    """DELETE of each row that stands in the way, by the key that it has."""
+    named = []
+    for local in row.local_conflicts or ():
+        if local.get("row") in named:
+            continue  # one row in the way of several indexes
+        named.append(local.get("row"))
+        found, key = local.get("row"), _KEY.match(local.get("key") or "")
+        columns = _columns(key[1]) if key is not None else []
+        if not found or not columns or any(found.get(column) is None for column in columns):
+            continue  # the key is of expressions, or of NULLs that are equal
+        yield _delete(row.schemaname or "", row.relname or "", {column: found[column] for column in columns})
+
+
+def _delete(schema: str, name: str, key: dict[str, str]) -> str:
+    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), pasted.value(value)) for c, value in key.items()]
+    text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
+    return pasted.statement(text)
+
+
+def _columns(names: str) -> list[str]:
+    """Names of columns as SQL, separated by commas; what is no name is none of a row's."""
+    return [quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in _NAME.findall(names)]

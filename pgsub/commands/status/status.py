@@ -1,0 +1,328 @@
+"""``pgsub status``: what the state store knows of subscriptions, without any server.
+
+The parts are the rows of the server's views (``system_views.sql``); what is derived from them is the state, the lag
+and the verdict of a health check.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pgsub.catalog import locks
+from pgsub.catalog.conflicts import STOPPED, ConflictFilter
+from pgsub.catalog.locks import launcher_lock, subscription_lock
+from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.status import blocked_state
+from pgsub.common import errors
+from pgsub.common.errors import PgsubError, ReplicationBroken
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+
+Row = dict[str, Any]
+
+_BOOLEANS = {
+    *("subenabled", "subbinary", "subdisableonerr", "subpasswordrequired", "subrunasowner", "subfailover"),
+    *("subretaindeadtuples", "subretentionactive", "pgsub_copy_atomic", "pgsub_password_enforced"),
+    "pgsub_messages",
+    *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
+    "releasing",
+}
+_JSON = frozenset(
+    (
+        *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
+        *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
+    )
+)
+#: columns that tell whose row it is, in the views that have no subid
+_OWNER = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
+_ERROR_FIELDS = (
+    "class",
+    "sqlstate",
+    "message",
+    "detail",
+    "relation",
+    "column",
+    "conflict",
+    "finish_lsn",
+    "xid",
+    "at",
+    "attempts",
+)
+APPLY = "apply"  #: the apply worker in pg_stat_subscription and in the record of errors
+#: Seconds without a sign of life from which on a health check without a threshold of its own objects.
+STUCK_SECONDS = 30.0
+_SEVERITY = (7, 6, 10, 3, 8)
+
+
+@dataclass(frozen=True)
+class SubscriptionStatus:
+    """One subscription as its views show it."""
+
+    definition: Subscription
+    state: str  #: running, stopped, disabled, blocked, error
+    lag: float | None  #: seconds that apply is behind, as far as the last words of the publisher tell
+    waits: Row | None  #: since when apply has given no sign of life, and what it waits for
+    columns: Row  #: pg_subscription
+    relations: list[Row]
+    origin: Row | None
+    workers: list[Row]
+    stats: Row | None
+    slot: Row | None
+    prepared: list[Row]  #: pgsub_prepared_pending, oldest first
+    held: list[Row]  #: pgsub_held_table
+    skipped: Row | None  #: pgsub_skipped
+    copies: list[Row]  #: pg_stat_progress_copy, and the seconds left
+    errors: list[ErrorRow]  #: unresolved ones, newest first
+    blocked: Row | None  #: since when and by what, and what waits behind it
+    served: bool  #: by a living launcher
+    launched: bool  #: a launcher serves the whole state folder: it takes on what is enabled
+    stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
+
+    @property
+    def next(self) -> str | None:
+        """The next command of an operator, None where nothing has failed."""
+        return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
+
+    def document(self) -> Row:
+        """The subscription object of the JSON documents; its schema is part of the contract."""
+        return {
+            **self.columns,
+            "relations": self.relations,
+            "origin": self.origin,
+            "workers": self.workers,
+            "stats": self.stats,
+            "slot": self.slot,
+            "prepared": self.prepared,
+            "held": self.held,
+            "skipped": self.skipped,
+            "copies": self.copies,
+            "state": self.state,
+            "last_error": _error_object(self.errors[0]) if self.errors else None,
+            "blocked": self.blocked,
+            "waits": self.waits,
+        }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a health check has to object to."""
+
+    code: int  #: exit code
+    message: str
+
+
+def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
+    """The status of one subscription or of all, read from one state of the store.
+
+    :param folder: the state folder.
+    :param name: None for all, by name.
+    :raises SubscriptionNotFound: if there is none of that name.
+    """
+    with StateStore.open(folder, readable=True) as store, store.snapshot():
+        wanted = store.subscriptions() if name is None else [store.subscription(name)]
+        views = {view: _rows(store, view) for view in (*_PARTS, "pg_stat_progress_copy")}
+        return [_status(store, folder, subscription, views) for subscription in wanted]
+
+
+def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
+    """A view or table of the state store.
+
+    :param name: its name.
+    :param subscription: only the rows of this subscription.
+    :return: column names and rows.
+    :raises UsageError: if there is no such view.
+    """
+    with StateStore.open(folder) as store, store.snapshot():
+        columns, _ = store.view(name)
+        rows = _rows(store, name)
+        if subscription is not None:
+            rows = _owned(name, rows, store.subscription(subscription).subid)
+        return columns, rows
+
+
+def reset_stats(folder: Path, name: str | None = None) -> None:
+    """``pg_stat_reset_subscription_stats``, with a row in the journal.
+
+    :param name: None for all subscriptions.
+    """
+    with StateStore.open(folder) as store, store.batch():
+        subid = None if name is None else store.subscription(name).subid
+        store.reset_stats(subid)
+        store.journal("reset-stats", subid, name, {})
+
+
+def check(
+    found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
+) -> list[Finding]:
+    """What is not healthy, the gravest first: slot lost, stopped by an error, not recorded, served by nobody, over the
+    threshold.
+
+    :param max_lag: seconds.
+    :param unwritten: from :func:`troubles`: what is shown may be old.
+    """
+    findings = [finding for one in found if (finding := _finding(one, max_lag))]
+    findings += [Finding(10, text) for text in unwritten]
+    return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
+
+
+def troubles(folder: Path) -> list[str]:
+    """What the launchers of a state folder cannot write at this moment: the state store, a log."""
+    return locks.troubles(folder)
+
+
+def serving(store: StateStore, folder: Path, subid: int) -> bool:
+    """Whether a living launcher serves the subscription: who said so still holds its lock."""
+    server = store.server(subid)
+    if server is None:
+        return False
+    holders = (launcher_lock(folder).holder(), subscription_lock(folder, subid).holder())
+    return any(holder is not None and holder.startswith(f"pid {server.pid} ") for holder in holders)
+
+
+def error_class(row: ErrorRow) -> type[PgsubError]:
+    """The exception class that a recorded error was."""
+    found = getattr(errors, row.class_, None)
+    return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
+
+
+_PARTS = (
+    "pg_subscription",
+    "pg_subscription_rel",
+    "pg_replication_origin_status",
+    "pg_stat_subscription",
+    "pg_stat_subscription_stats",
+    "pgsub_slot",
+    "pgsub_prepared_pending",
+    "pgsub_held_table",
+    "pgsub_skipped",
+)
+
+
+def _status(
+    store: StateStore, folder: Path, subscription: Subscription, views: dict[str, list[Row]]
+) -> SubscriptionStatus:
+    columns, relations, origin, workers, stats, slot, prepared, held, skipped = (
+        _owned(view, views[view], subscription.subid) for view in _PARTS
+    )
+    problems = store.errors(subscription.subid)
+    served = serving(store, folder, subscription.subid)
+    state = _state(subscription, problems, served)
+    conflicts = store.find_conflicts(ConflictFilter(subscription.subid, action=STOPPED), 10)
+    return SubscriptionStatus(
+        definition=subscription,
+        state=state,
+        lag=_lag(store.workers(subscription.subid), store.origin(subscription.subid), datetime.now(UTC)),
+        waits=_waits(store.workers(subscription.subid), datetime.now(UTC)),
+        columns=columns[0],
+        relations=sorted(relations, key=lambda row: (row["schemaname"], row["relname"])),
+        origin=_first(origin),
+        workers=[row for row in workers if row["worker_type"] is not None],
+        stats=_first(stats),
+        slot=_first(_own(slot)),
+        prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
+        held=sorted(_own(held), key=lambda row: (row["schemaname"], row["relname"])),
+        skipped=_first(_own(skipped)),
+        copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
+        errors=problems,
+        blocked=blocked_state.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
+        served=served,
+        launched=launcher_lock(folder).holder() is not None,
+        stopped_by=conflicts,
+    )
+
+
+def _copies(store: StateStore, subid: int, view: Sequence[Row]) -> list[Row]:
+    left = {row.relid: row.seconds_left for row in store.copy_progress(subid)}
+    rows = [{**row, "seconds_left": left[row["relid"]]} for row in _owned("pg_stat_progress_copy", view, subid)]
+    return sorted(rows, key=lambda row: (row["schemaname"], row["relname"]))
+
+
+def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool) -> str:
+    if not subscription.enabled:
+        return "disabled"
+    failed = next((problem for problem in problems if problem.worker == APPLY), None)
+    if failed is not None:
+        return "blocked" if blocked_state.blocks(failed) else "error"
+    return "running" if served else "stopped"
+
+
+def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
+    """Seconds since what is done was the publisher's newest; 0 if nothing newer has arrived."""
+    worker = next((row for row in workers if row.worker_type == APPLY), None)
+    if worker is None or not worker.received_lsn:
+        return None
+    silent = _since(worker.silent_since, now)
+    done = max(worker.latest_end_lsn or 0, (origin.remote_lsn if origin else 0) or 0)
+    if done >= worker.received_lsn:
+        return silent  # what it is at was received meanwhile
+    since = worker.latest_end_time or worker.last_msg_send_time
+    return max(_since(since, now), silent) if since else None
+
+
+def _since(moment: str | None, now: datetime) -> float:
+    return max((now - datetime.fromisoformat(moment)).total_seconds(), 0.0) if moment else 0.0
+
+
+def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
+    """Since when the apply worker has given no sign of life, and what it waits for, as far as that is known."""
+    worker = next((row for row in workers if row.worker_type == APPLY), None)
+    if worker is None or worker.silent_since is None:
+        return None
+    return {"since": worker.silent_since, "seconds": _since(worker.silent_since, now), "for": worker.waits_for}
+
+
+def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
+    name = f'subscription "{one.definition.name}"'
+    broken = next((row for row in one.errors if issubclass(error_class(row), ReplicationBroken)), None)
+    if broken is not None or (one.slot or {}).get("wal_status") == "lost":
+        return Finding(7, f"{name}: {broken.message if broken else 'replication slot lost'}")
+    if one.errors:
+        return Finding(6, f"{name}: {one.errors[0].message}")
+    if one.state != "running":
+        return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any launcher'}")
+    if max_lag is None and one.waits is not None and one.waits["seconds"] > STUCK_SECONDS:
+        text = f"{name}: the apply worker has given no sign of life for {one.waits['seconds']:.0f} s"
+        return Finding(8, text + (f", it waits for {one.waits['for']}" if one.waits["for"] else ""))
+    if max_lag is not None and (one.lag is None or one.lag > max_lag):
+        lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
+        waits = f"; it waits for {one.waits['for']}" if one.waits is not None and one.waits["for"] else ""
+        return Finding(8, f"{name}: lag {lag}{waits}")
+    return None
+
+
+def _rows(store: StateStore, view: str) -> list[Row]:
+    columns, rows = store.view(view)
+    return [{column: _value(column, value) for column, value in zip(columns, row, strict=True)} for row in rows]
+
+
+def _value(column: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if column in _BOOLEANS:
+        return bool(value)
+    return json.loads(value) if column in _JSON else value
+
+
+def _owned(view: str, rows: Iterable[Row], subid: int) -> list[Row]:
+    column = _OWNER.get(view, "subid")
+    return [row for row in rows if row[column] == subid]
+
+
+def _own(rows: Iterable[Row]) -> list[Row]:
+    """Without the column that tells whose they are."""
+    return [{key: value for key, value in row.items() if key != "subid"} for row in rows]
+
+
+def _first(rows: Sequence[Row]) -> Row | None:
+    return rows[0] if rows else None
+
+
+def _error_object(row: ErrorRow) -> Row:
+    fields = {name: getattr(row, "class_" if name == "class" else name) for name in _ERROR_FIELDS}
+    return {**fields, "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn)}

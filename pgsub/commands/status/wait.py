@@ -1,0 +1,202 @@
+"""``pgsub wait``: returns when a subscription has reached a state; polls the state store and asks no server twice.
+
+What the server offers for this is a loop around pg_subscription_rel and pg_stat_subscription, as
+``wait_for_subscription_sync`` in ``src/test/perl/PostgreSQL/Test/Cluster.pm``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import utc_now
+from pgsub.commands.status.status import APPLY, error_class, serving
+from pgsub.common.errors import ApplyError, Directive, TimeoutExpired
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import sync_name
+from pgsub.protocol.lsn import format_lsn
+
+_POLL = 0.1
+#: an error from before the wait is given this time to be overcome by the retry that follows every 5 s
+_GRACE = 8.0
+#: how long an error that apply got past may still be shown, before nobody is going to take it away
+_CLEARED = 2.0
+_NAMED = 10
+
+#: says what is still missing, or None when there is nothing left to wait for
+Condition = Callable[[StateStore, Subscription], str | None]
+
+
+@dataclass(frozen=True)
+class WaitOptions:
+    """What to wait for."""
+
+    name: str
+    state_dir: Path
+    condition: str  #: synced, caught-up, lsn, disabled, error; two-phase: not pending, or without a table
+    lsn: int | None = None  #: for the condition lsn
+    timeout: float | None = None  #: seconds; None waits for ever
+    tables: frozenset[int] | None = None  #: only these, by oid
+
+
+def wait(options: WaitOptions) -> None:
+    """Return as soon as the condition holds.
+
+    :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
+    :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
+    :raises TimeoutExpired: naming what is missing.
+    """
+    started, begin = utc_now(), time.monotonic()
+    with StateStore.open(options.state_dir) as store:
+        condition = _condition(options, store)
+        while True:
+            with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited
+                subscription = store.subscription(options.name)
+                missing = condition(store, subscription)
+                problem = _failure(options, store, subscription)
+            if missing is None:
+                _see_cleared(options, store, subscription)
+                return
+            elapsed = time.monotonic() - begin
+            expired = options.timeout is not None and elapsed >= options.timeout
+            if problem and (expired or problem.at is None or problem.at >= started or _final(store, options, elapsed)):
+                raise _recorded(problem)
+            if expired:
+                raise _timeout(options, store, subscription, missing)
+            time.sleep(_POLL)
+
+
+def _condition(options: WaitOptions, store: StateStore) -> Condition:
+    if options.condition == "synced":
+        return _synced(options, store)
+    if options.condition == "lsn":
+        assert options.lsn is not None
+        return _reached(options.lsn)
+    if options.condition == "caught-up":
+        synced, reached = _synced(options, store), _reached(_publisher_position(options, store))
+        return lambda *now: synced(*now) or reached(*now) or _released(*now)
+    return {"disabled": _disabled, "two-phase": _two_phase}.get(options.condition, _errored)
+
+
+def _synced(options: WaitOptions, store: StateStore) -> Condition:
+    # the set is fixed at the start: a refresh meanwhile must not move the goal
+    awaited = options.tables
+    if awaited is None:
+        awaited = frozenset(row.srrelid for row in store.relations(store.subscription(options.name).subid))
+
+    def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        shown = store.relations(subscription.subid)
+        rows = [row for row in shown if row.srrelid in awaited and row.srsubstate != "r"]
+        names = [f'"{row.schemaname}.{row.relname}" ({row.srsubstate})' for row in rows[:_NAMED]]
+        if len(rows) > _NAMED:
+            names.append(f"and {len(rows) - _NAMED} more")
+        return f"Not synchronized: {', '.join(names)}." if names else None
+
+    return unmet
+
+
+def _released(store: StateStore, subscription: Subscription) -> str | None:
+    waiting = [row for row in store.held(subscription.subid) if row.releasing and row.kept_changes]
+    names = [f'"{row.schemaname}.{row.relname}"' for row in waiting[:_NAMED]]
+    return f"Kept changes are being applied to {', '.join(names)}." if names else None
+
+
+def _reached(position: int) -> Condition:
+    def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        origin = store.origin(subscription.subid)
+        done = (origin.remote_lsn if origin else None) or 0
+        for worker in store.workers(subscription.subid):
+            if worker.worker_type == APPLY:
+                done = max(done, worker.latest_end_lsn or 0)
+        return None if done >= position else f"Applied up to {format_lsn(done)}, awaited is {format_lsn(position)}."
+
+    return unmet
+
+
+def _disabled(store: StateStore, subscription: Subscription) -> str | None:
+    if subscription.enabled:
+        return "The subscription is enabled."
+    if store.workers(subscription.subid) and serving(store, store.path.parent, subscription.subid):
+        return "The subscription is disabled, but its workers have not ended yet."
+    return None
+
+
+def _two_phase(store: StateStore, subscription: Subscription) -> str | None:
+    if subscription.two_phase != "p" or not store.relations(subscription.subid):
+        return None
+    return "two_phase is pending."
+
+
+def _errored(store: StateStore, subscription: Subscription) -> str | None:
+    return None if store.errors(subscription.subid) else "The subscription has no error."
+
+
+def _publisher_position(options: WaitOptions, store: StateStore) -> int:
+    """Where the publisher is now; what is awaited is that apply gets there."""
+    from pgsub.publisher.position import committed_position
+
+    sub = store.subscription(options.name)
+    return committed_position(sub.connection, sub.name)
+
+
+def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:
+    """The recorded error that makes waiting pointless, if there is one."""
+    if options.condition == "error" or (
+        options.condition == "disabled" and (subscription.disable_on_error or not subscription.enabled)
+    ):
+        return None
+    for row in store.errors(subscription.subid):
+        concerned = row.worker == APPLY or options.condition in ("synced", "two-phase", "caught-up")
+        if options.tables is not None and row.worker not in (APPLY, *map(sync_name, options.tables)):
+            continue
+        if concerned and error_class(row).directive is not Directive.RETRY:
+            return row
+    return None
+
+
+def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
+    """Whether an error from before will not go away by itself: nobody retries, or retries have had their time."""
+    subscription = store.subscription(options.name)
+    # what was enabled a moment ago is not served yet, but will be
+    served = serving(store, options.state_dir, subscription.subid) or launcher_lock(options.state_dir).holder()
+    return not (subscription.enabled and served) or elapsed >= _GRACE
+
+
+def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:
+    """Who was told that apply has got there should not read in the next moment what stopped it before."""
+    if options.condition not in ("caught-up", "lsn"):
+        return
+    deadline = time.monotonic() + _CLEARED
+    while serving(store, options.state_dir, subscription.subid) and time.monotonic() < deadline:
+        if not any(row.worker == APPLY and row.finish_lsn for row in store.errors(subscription.subid)):
+            return
+        time.sleep(_POLL)
+
+
+def _recorded(row: ErrorRow) -> Exception:
+    """The recorded error as the exception that it was."""
+    error = error_class(row)(row.message, detail=row.detail, hint=row.hint, context=row.context, sqlstate=row.sqlstate)
+    if isinstance(error, ApplyError):
+        error.relation, error.column, error.xid, error.conflict = row.relation, row.column, row.xid, row.conflict
+        error.finish_lsn = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
+    return error
+
+
+def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription, missing: str) -> TimeoutExpired:
+    what = options.condition if options.lsn is None else f"{options.condition}={format_lsn(options.lsn)}"
+    details = [missing]
+    if not subscription.enabled and options.condition != "disabled":
+        details.append("The subscription is disabled.")
+    elif not serving(store, options.state_dir, subscription.subid):
+        details.append("No launcher serves the subscription.")
+    details += [f"Last error: {row.message}." for row in store.errors(subscription.subid)[:1]]
+    return TimeoutExpired(
+        f'timeout while waiting for subscription "{options.name}" to be {what}',
+        detail=" ".join(details),
+        hint=f"See where it stands:\npgsub status {options.name}",
+    )

@@ -1,0 +1,208 @@
+"""``pgsub create``: CREATE SUBSCRIPTION. Mirrors CreateSubscription (subscriptioncmds.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import FrameType
+
+import psycopg
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands import preflight
+from pgsub.commands.preflight import Preflight
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.serve import Service
+from pgsub.commands.subscription import definition, passwords, registration
+from pgsub.commands.subscription.definition import CreateOptions, Definition
+from pgsub.commands.subscription.registration import Leftover
+from pgsub.common.errors import SubscriptionExists
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.target.ledger import owner, two_phase
+from pgsub.target.session import connect as target
+from pgsub.target.session.owner import must_use_password
+
+__all__ = ["CreateOptions", "CreateResult", "create"]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateResult:
+    """What was created, ``subid`` None where nothing was; ``plan`` is what a dry run found."""
+
+    subid: int | None
+    plan: Preflight | None = None
+
+
+def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
+    """Check everything, register, create the slot, and synchronize unless told to leave that to ``pgsub run``.
+
+    Nothing stays behind a failure before the registration is complete: no slot, no ledger row, no definition.
+
+    :raises SubscriptionExists: unless ``if_not_exists``.
+    :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
+    """
+    made = definition.resolve(options)
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    with _undone_by_sigterm(), StateStore.open(options.state_dir) as store:
+        if any(s.name == options.name for s in store.subscriptions()):
+            if not options.if_not_exists:
+                raise SubscriptionExists(
+                    f'subscription "{options.name}" already exists',
+                    hint=f"Use another name, or see what it does:\npgsub status {options.name}",
+                    sqlstate="42710",
+                )
+            reporter.notice(f'subscription "{options.name}" already exists, skipping')
+            return CreateResult(None)
+        with Service(store, options.state_dir, made.sub, reporter) as service:
+            with registration.passfiles(made) as written:
+                found = _register(options, made, store, reporter, deadline)
+                if options.dry_run:
+                    _announce_two_phase(found, reporter)
+                    return CreateResult(None, found)
+                written.clear()
+            if made.sub.enabled:
+                _serve(options, service, deadline)
+    return CreateResult(made.sub.subid)
+
+
+def _serve(options: CreateOptions, service: Service, deadline: float | None) -> None:
+    if not options.wait:
+        service.leave()
+        return
+    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+    service.synchronize(follow=options.follow, timeout=timeout, master=options.master, conf=options.conf)
+    service.tell_two_phase()
+
+
+def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
+    if found.two_phase != two_phase.DISABLED:
+        when = "from the start" if found.two_phase == two_phase.ENABLED else "once every table is synchronized"
+        reporter.notice(f"two_phase would be enabled {when}")
+
+
+@contextlib.contextmanager
+def _undone_by_sigterm() -> Iterator[None]:
+    """Like SIGINT, SIGTERM leaves nothing behind while the subscription comes to be; then the process dies of it."""
+    met: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        met.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for number in met:
+            os.kill(os.getpid(), number)
+
+
+def _register(
+    options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter, deadline: float | None
+) -> Preflight:
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(contextlib.closing(registration.target_session(made.sub)))
+        try:
+            known = {one.subid for one in store.subscriptions()}
+            found, replication, leftovers = _check(stack, session, options, made, reporter, known)
+            if not options.dry_run:
+                sub = replace(_with_target_facts(made.sub, session, found), two_phase=found.two_phase)
+                registration.register(
+                    session,
+                    replication,
+                    made,
+                    sub,
+                    found.tables,
+                    store,
+                    reporter,
+                    leftovers=leftovers,
+                    deadline=deadline,
+                )
+        except psycopg.Error as error:
+            raise target.translate(error, "prepare the target") from None
+        return found
+
+
+def _check(
+    stack: contextlib.ExitStack,
+    session: psycopg.Connection,
+    options: CreateOptions,
+    made: Definition,
+    reporter: Reporter,
+    known: set[int],
+) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
+    """Everything that is looked at before anything is created."""
+    owner.check(session)
+    if not options.dry_run:
+        owner.give(session)
+    warnings = preflight.check_target(session)
+    preflight.check_conflict_rules(session, made.sub.on_conflict)
+    holds = any(path.suffix == ".publisher" for path in made.passwords)
+    passwords.check(session, made.sub, given=options.password_required, holds_password=holds)
+    leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
+    found, source, replication = Preflight(), None, None
+    if made.connect:
+        ours = {left.slot_name for left in leftovers if left.slot_intent}
+        source, replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
+    if made.sub.two_phase != two_phase.DISABLED:
+        warnings += preflight.check_two_phase(session, source)
+    found.two_phase = _first_state(made, found)
+    found.warnings[:0] = warnings
+    if made.connect:
+        found.warnings += preflight.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
+    if options.strict:
+        preflight.enforce(found.warnings)
+    for warned in found.warnings:
+        reporter.warning(warned.message, warned.detail, warned.hint)
+    if not made.connect:
+        reporter.warning(
+            "subscription was created, but is not connected",
+            hint="To initiate replication, you must manually create the replication slot,"
+            " enable the subscription, and refresh the subscription.",
+        )
+    return found, replication, leftovers
+
+
+def _check_publisher(
+    stack: contextlib.ExitStack, session: psycopg.Connection, made: Definition, *, creates: bool
+) -> tuple[publisher.Connection, publisher.Connection, Preflight]:
+    sub = made.sub
+    must = must_use_password(session, sub)
+    source = stack.enter_context(
+        contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, must_use_password=must))
+    )
+    preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
+    # first, for free walsenders are counted
+    found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)
+    replication = stack.enter_context(
+        contextlib.closing(
+            publisher.connect(sub.connection, application_name=sub.name, replication=True, must_use_password=must)
+        )
+    )
+    given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
+    if given is not None:
+        preflight.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
+    return source, replication, found
+
+
+def _first_state(made: Definition, found: Preflight) -> str:
+    """A slot may be two-phase from its creation on where there is nothing to copy: the server's rule."""
+    asked = made.sub.two_phase
+    at_once = made.create_slot and not made.copy_data and bool(found.tables)
+    return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked
+
+
+def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Preflight) -> Subscription:
+    row = session.execute(
+        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
+    return replace(sub, owner=row[0], dboid=row[1], unavailable=unavailable)

@@ -1,0 +1,228 @@
+"""From the words of ``create`` to a subscription's definition. Mirrors parse_subscription_options."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pgsub.common import conflict_rules
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.subscription import Subscription
+from pgsub.publisher.slots import valid_slot_name as valid_slot_name
+from pgsub.target.ledger import two_phase
+
+NAME_BYTES = 63  #: NAMEDATALEN - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """What the command line says; None where an option was not given."""
+
+    name: str
+    connection: str | None
+    target: str | None
+    publications: tuple[str, ...]
+    state_dir: Path
+    environment: Mapping[str, str] = field(default_factory=dict)  #: PG* variables, taken out of the environment
+    connect: bool | None = None
+    create_slot: bool | None = None
+    enabled: bool | None = None
+    copy_data: bool | None = None
+    slot_name: str | None = None  #: ``none`` for no slot
+    binary: bool = False
+    streaming: str = "parallel"
+    synchronous_commit: str = "off"
+    wal_receiver_timeout: str = "-1"
+    two_phase: bool = False
+    disable_on_error: bool = False
+    password_required: bool | None = None  #: None: as if true, and nothing is enforced
+    origin: str = "any"
+    failover: bool = False
+    run_as_owner: bool = False
+    messages: bool = False
+    apply_mode: str = "batched"
+    copy_atomic: bool = False
+    on_conflict: tuple[str, ...] = ()
+    if_not_exists: bool = False
+    dry_run: bool = False
+    strict: bool = False
+    wait: bool = True
+    follow: bool = False
+    timeout: float | None = None
+    max_sync_workers: int = 2
+    copy_workers: int = 2
+    max_parallel_apply_workers: int = 2
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A subscription to be, and what is done about it at creation.
+
+    :ivar passwords: connection parameters with a password, by the passfile that will hold it.
+    """
+
+    sub: Subscription
+    connect: bool
+    create_slot: bool
+    copy_data: bool
+    passwords: Mapping[Path, Mapping[str, str]] = field(repr=False, default_factory=dict)
+
+
+def resolve(options: CreateOptions) -> Definition:
+    """Defaults and refusals of CREATE SUBSCRIPTION.
+
+    :raises UsageError: names, connection strings, and options that exclude each other, in the server's words.
+    :raises StateForbids: what is not supported, and secrets that no passfile can hold.
+    """
+    _check_names(options)
+    connect = options.connect is not False
+    if not connect:
+        _refuse_unconnected(options)
+    slot_name = _slot_name(options)
+    create_slot = connect if options.create_slot is None else options.create_slot
+    enabled = connect if options.enabled is None else options.enabled
+    subid = secrets.randbelow(2**31 - 1) + 1
+    folder = options.state_dir / "passfiles"
+    connection = _publisher(options)
+    target = target_parameters(options.target, options.environment)
+    files = {folder / f"{subid}.publisher": connection, folder / f"{subid}.target": target}
+    sub = Subscription(
+        subid=subid,
+        name=options.name,
+        connection=public(connection, folder / f"{subid}.publisher"),
+        target=public(target, folder / f"{subid}.target"),
+        publications=options.publications,
+        slot_name=slot_name,
+        enabled=enabled,
+        binary=options.binary,
+        streaming=options.streaming,
+        synchronous_commit=options.synchronous_commit,
+        wal_receiver_timeout=options.wal_receiver_timeout,
+        two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
+        disable_on_error=options.disable_on_error,
+        password_required=options.password_required is not False,
+        password_enforced=options.password_required is True,
+        run_as_owner=options.run_as_owner,
+        origin=options.origin,
+        failover=options.failover,
+        messages=options.messages,
+        apply_mode=options.apply_mode,
+        copy_atomic=options.copy_atomic,
+        max_sync_workers=options.max_sync_workers,
+        copy_workers=options.copy_workers,
+        max_parallel_apply_workers=options.max_parallel_apply_workers,
+        on_conflict=conflict_rules.merged((), options.on_conflict),
+    )
+    passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
+    copy_data = connect if options.copy_data is None else options.copy_data
+    return Definition(sub, connect, create_slot, copy_data, passwords)
+
+
+def _check_names(options: CreateOptions) -> None:
+    check_name(options.name)
+    if not options.publications:
+        raise UsageError("no publication given", hint="Name one with --publication.")
+    check_publications(options.publications)
+
+
+def check_name(name: str) -> None:
+    """:raises UsageError: no name that the server would take."""
+    if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
+        raise UsageError(
+            "invalid subscription name", detail=f"A name is 1 to {NAME_BYTES} bytes long, without control characters."
+        )
+
+
+def check_publications(names: Sequence[str]) -> None:
+    """``check_duplicates_in_publist``.
+
+    :raises UsageError: one is named twice.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UsageError(
+                f'publication name "{name}" used more than once', hint="Name each publication once.", sqlstate="42710"
+            )
+
+
+def _refuse_unconnected(options: CreateOptions) -> None:
+    given = {"enabled": options.enabled, "create_slot": options.create_slot, "copy_data": options.copy_data}
+    for option, value in given.items():
+        if value:
+            raise _exclusive("connect = false", option, "--no-connect")
+
+
+def _exclusive(cause: str, option: str, words: str) -> UsageError:
+    return UsageError(
+        f"{cause} and {option} = true are mutually exclusive options",
+        hint=f"Leave out {words}, or --{option.replace('_', '-')}.",
+        sqlstate="42601",
+    )
+
+
+def _slot_name(options: CreateOptions) -> str | None:
+    if options.slot_name is not None and options.slot_name.lower() == "none":
+        for option, given in (("enabled", options.enabled), ("create_slot", options.create_slot)):
+            if given:
+                raise _exclusive("slot_name = NONE", option, "--slot-name none")
+            if given is None and options.connect is not False:
+                raise UsageError(
+                    f"subscription with slot_name = NONE must also set {option} = false",
+                    hint=f"Add --no-{option.replace('_', '-')}.",
+                    sqlstate="42601",
+                )
+        return None
+    return valid_slot_name(options.name if options.slot_name is None else options.slot_name)
+
+
+def _publisher(options: CreateOptions) -> dict[str, str]:
+    if options.connection is None:
+        raise UsageError(
+            "no connection string for the publisher",
+            hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
+        )
+    return publisher_parameters(options.connection)
+
+
+def publisher_parameters(connection: str) -> dict[str, str]:
+    """Parameters of the publisher's connection, a password among them.
+
+    :raises UsageError: libpq refuses the text.
+    :raises StateForbids: a secret that no passfile can hold.
+    """
+    return _storable(ci.parse(connection, "publisher"), "publisher")
+
+
+def target_parameters(target: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """As :func:`publisher_parameters`, for the target, whose gaps the environment fills.
+
+    :param environment: PG* variables by keyword.
+    """
+    if target is None and not environment:
+        raise UsageError("no connection string for the target", hint="Give --target or set PGSUB_TARGET.")
+    return _storable(ci.complete_target(ci.parse(target or "", "target"), environment), "target")
+
+
+def _storable(params: dict[str, str], side: str) -> dict[str, str]:
+    """A password moves into a passfile; for other secrets libpq has no file but the service's."""
+    for key in ("sslpassword", "oauth_client_secret"):
+        if key in params:
+            raise StateForbids(
+                f"cannot store {key} of the {side}'s connection string",
+                detail="Secrets are kept out of the state store, and a passfile holds passwords only.",
+                hint="Put the connection into a service file that only you can read (PGSERVICEFILE), and name"
+                " it: service=NAME.",
+            )
+    return params
+
+
+def public(params: Mapping[str, str], passfile: Path) -> str:
+    """The connection string that is stored: it names a passfile where there is a password."""
+    without, password = ci.split_password(params)
+    return ci.join({**without, "passfile": str(passfile)} if password is not None else without)

@@ -1,0 +1,237 @@
+"""``pgsub drop``: DROP SUBSCRIPTION. Mirrors DropSubscription (subscriptioncmds.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.locks import Lock, lock_held, subscription_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription.main_slot import MainSlot
+from pgsub.commands.subscription.registration import remove_passfiles
+from pgsub.common import failpoints
+from pgsub.common.errors import PublisherUnavailable, SubscriptionNotFound, TargetUnavailable
+from pgsub.common.pasted import word
+from pgsub.common.plural import counted
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.mirror import held_stats
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.target.ledger import (
+    held_tables,
+    owner,
+    schema,
+    skipped_changes,
+    subscription,
+    subscription_tables,
+    two_phase,
+)
+from pgsub.target.ledger.skipped_changes import Usage
+from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.two_phase import Prepared
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+from pgsub.target.session.connect import SessionName
+
+#: How long a launcher that serves the subscription may take to let it go.
+LET_GO_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class DropOptions:
+    """What the command line says."""
+
+    name: str
+    state_dir: Path
+    if_exists: bool = False
+    keep_slot: bool = False
+    keep_target: bool = False
+
+
+def drop(options: DropOptions, *, reporter: Reporter) -> None:
+    """End the workers, drop the slots, roll back what is prepared, forget progress and definition: in this order.
+
+    What is left after a failure can be dropped by calling again.
+
+    :raises SubscriptionNotFound: unless ``if_exists``.
+    :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
+    :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
+    :raises LockHeld: a launcher does not let the subscription go.
+    """
+    with StateStore.open(options.state_dir) as store:
+        try:
+            sub = store.subscription(options.name)
+        except SubscriptionNotFound as error:
+            if not options.if_exists:
+                raise
+            reporter.notice(f"{error.message}, skipping")
+            return
+        with _alone(store, options.state_dir, sub) as lock:
+            slot = MainSlot.of(sub, store)
+            if options.keep_target:
+                _leave(slot, options, reporter)
+            else:
+                _forget(slot, options, reporter)
+            store.remove_subscription(sub.subid)
+            kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
+            store.journal("drop", sub.subid, sub.name, kept)
+            remove_passfiles(options.state_dir, sub.subid)
+            lock.release(unlink=True)
+
+
+@contextlib.contextmanager
+def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]:
+    """The subscription's lock; a launcher that holds it lets go when it sees the subscription disabled.
+
+    Where the drop fails the launcher goes on.
+    """
+    lock = subscription_lock(folder, sub.subid)
+    try:
+        if not lock.acquire():
+            store.set_enabled(sub.subid, False)
+            _wait_for(lock, sub)
+        yield lock
+    except BaseException:
+        if sub.enabled and store.subscription_by_id(sub.subid) is not None:
+            store.set_enabled(sub.subid, True)
+        raise
+    finally:
+        lock.release()
+
+
+def _wait_for(lock: Lock, sub: Subscription) -> None:
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while not lock.acquire():
+        if time.monotonic() > deadline:
+            raise lock_held(lock, f'subscription "{sub.name}"')
+        time.sleep(0.1)
+
+
+def _forget(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
+    """Remove it from both servers."""
+    sub = slot.sub
+    with contextlib.closing(_target(sub)) as session:
+        try:
+            with subscription_tables.maintenance(session, sub.subid, sub.name):
+                _remove(session, slot, options, reporter)
+        except psycopg.Error as error:
+            raise target.translate(error, "remove the subscription from the ledger") from None
+
+
+def _leave(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
+    """The target is gone: which slots its tables have is asked of the publisher, by the names that they get."""
+    sub = slot.sub
+    if not options.keep_slot:
+        _drop_slots(slot, None, reporter)
+    reporter.notice(
+        f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its schema'
+        " pgsub, and what is prepared there keeps its locks"
+    )
+
+
+def _target(sub: Subscription) -> psycopg.Connection:
+    try:
+        return target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False)
+    except TargetUnavailable as error:
+        error.hint = (
+            "The progress of the subscription is kept on the target; drop it when the target is back,"
+            f" or if that is gone for good:\npgsub drop {word(sub.name)} --keep-target --yes"
+        )
+        raise
+
+
+def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
+    """Slots first: as long as one may be there its name stays in the ledger."""
+    sub = slot.sub
+    owner.check(session)
+    known = schema.installed_version(session) > 0
+    tables: list[RelationState] = []
+    skipped = Usage(0, 0, 0)
+    if known:
+        schema.install(session)  # one that an older pgsub made names fewer slots
+        tables = subscription.relations(session, sub.subid)
+        _warn_of_kept(session, sub, tables, reporter)
+        skipped = skipped_changes.usage(session, sub.subid)
+        subscription.evict_all(session, sub.subid)
+    prepared = two_phase.prepared(session, sub.subid)
+    two_phase.check_finishable(prepared)
+    if not options.keep_slot:
+        _drop_slots(slot, tables, reporter, session if known else None)
+    failpoints.point("drop.after_slots")
+    _roll_back(session, prepared, reporter)
+    origins.drop_all(session, sub.subid)
+    if known:
+        subscription.forget(session, sub.subid)
+        origins.drop_all(session, sub.subid)
+        _tell_what_stays(session, sub, skipped, reporter)
+
+
+def _warn_of_kept(
+    session: psycopg.Connection, sub: Subscription, tables: Sequence[RelationState], reporter: Reporter
+) -> None:
+    for row in held_stats.rows(tables, held_tables.overview(session, sub.subid)):
+        if row.kept_changes:
+            reporter.warning(
+                f'held table "{row.schemaname}.{row.relname}" has {counted(row.kept_changes, "change")} never applied:'
+                " dropped with the subscription"
+            )
+
+
+def _tell_what_stays(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
+    """Name what is left on the target, with the statement that removes it."""
+    kept = counted(skipped.waiting + skipped.replayed, "skipped change")
+    if not subscription.any_left(session):
+        reporter.notice(
+            f"schema pgsub of the target holds no subscription any more, and {kept} of this one",
+            "To remove the schema and all that it holds:\nDROP SCHEMA pgsub CASCADE;",
+        )
+    elif skipped.waiting or skipped.replayed:
+        reporter.notice(
+            f"{kept} of the subscription stay in schema pgsub of the target",
+            f"To remove them:\nDELETE FROM pgsub.skipped_change WHERE subid = {sub.subid};",
+        )
+
+
+def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
+    """Once the slots are gone: as long as the subscription may go on, it is the publisher that decides them."""
+    for one in prepared:
+        two_phase.roll_back(session, [one])
+        reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
+
+
+def _drop_slots(
+    slot: MainSlot,
+    tables: Sequence[RelationState] | None,
+    reporter: Reporter,
+    session: psycopg.Connection | None = None,
+) -> None:
+    """Drop the subscription's slots on the publisher.
+
+    :param tables: None where nobody knows; their slots are then found by their names.
+    :param session: on the target, where the ledger knows the subscription.
+    """
+    sub = slot.sub
+    leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
+    if sub.slot_name is None and tables is not None and not leftover:
+        return
+    first = sub.slot_name or next(iter(leftover), "pgsub_*")
+    try:
+        connection = publisher.connect(sub.connection, application_name=sub.name)
+    except PublisherUnavailable as error:
+        raise PublisherUnavailable(
+            f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
+            detail=error.detail,
+            hint=f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes",
+            sqlstate=error.sqlstate,
+        ) from None
+    with contextlib.closing(connection):
+        for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
+            slots.drop_sync_slot(connection, sub.subid, name)
+        if sub.slot_name is not None:
+            slot.drop(connection, sub.slot_name, session, reporter)

@@ -1,0 +1,52 @@
+"""password_required where it was given: who may waive it, and what it asks of a connection string.
+
+Mirrors the checks of CreateSubscription and AlterSubscription (subscriptioncmds.c), whose owner is here the role of the
+target. Where the option was not given nothing is enforced: the server guards the credentials of its operating-system
+user against roles of the database; here that user runs pgsub himself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import PermissionMissing
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.target.session.connect import is_superuser
+
+MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
+
+
+def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None, holds_password: bool) -> None:
+    """Refuse what the server refuses its owner.
+
+    :param session: of the role that the subscription is to work as on the target.
+    :param given: the option in this command, None without it.
+    :param holds_password: whether the publisher's connection string has a password.
+    :raises PermissionMissing: false is for superusers.
+    :raises StateForbids: a password is missing.
+    """
+    if (given is not False and not sub.password_enforced) or is_superuser(session):
+        return
+    if given is False:
+        raise PermissionMissing(
+            "password_required=false is superuser-only",
+            detail="Subscriptions with the password_required option set to false may only be created or modified by the"
+            f" superuser; the target's user is {session.info.user}.",
+            hint="Leave out --no-password-required: without it no password is asked for either.",
+            sqlstate="42501",
+        )
+    if not holds_password:
+        raise publisher.password_missing(MUST_PROVIDE)
+
+
+def stored(sub: Subscription, folder: Path) -> bool:
+    """Whether the publisher's connection string came with a password, which is in a file of ours.
+
+    :param folder: the state folder.
+    """
+    passfile = ci.parse(sub.connection, "publisher").get("passfile")
+    return passfile is not None and Path(passfile).parent == folder / "passfiles"

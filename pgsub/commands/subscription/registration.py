@@ -1,0 +1,298 @@
+"""The moment in which a subscription comes to be: ledger, slot, state store, in this order, or nothing.
+
+The slot's name is durable in the ledger before the slot exists; a creation that was killed half-way is undone by the
+next one of the same name and state store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from pgsub.catalog.folder import open_private
+from pgsub.catalog.locks import lock_held, subscription_lock
+from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.preflight import Table
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription.definition import Definition
+from pgsub.common import conninfo as ci
+from pgsub.common import failpoints, pasted
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity, slots
+from pgsub.publisher.waiting import SlotWatch
+from pgsub.target.ledger import schema, subscription, two_phase
+from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.session import connect as target
+
+_DUPLICATE_OBJECT = "42710"
+
+_LEFTOVER = """
+SELECT subid, slot_name, slot_intent,
+       EXISTS (SELECT FROM pgsub.control c WHERE c.subid = s.subid AND c.epoch > 0)
+  FROM pgsub.subscription s WHERE subname = %s AND state_store = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a ``create`` that was killed left in the ledger, and perhaps on the publisher."""
+
+    subid: int
+    slot_name: str | None
+    slot_intent: bool
+
+
+@contextlib.contextmanager
+def passfiles(made: Definition) -> Iterator[list[Path]]:
+    """Passwords in their files for the length of the block; who empties the list keeps them."""
+    written: list[Path] = []
+    try:
+        for path, params in made.passwords.items():
+            written.append(path)
+            ci.store_password(params, path)
+        yield written
+    finally:
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def store_id(folder: Path) -> str:
+    """Names a state store in the ledger: whose half-made subscriptions may be undone."""
+    return f"{socket.gethostname()}:{folder.resolve()}"
+
+
+def register(
+    session: psycopg.Connection,
+    replication: publisher.Connection | None,
+    made: Definition,
+    sub: Subscription,
+    tables: Sequence[Table],
+    store: StateStore,
+    reporter: Reporter,
+    *,
+    leftovers: Sequence[Leftover] = (),
+    deadline: float | None = None,
+) -> None:
+    """Create everything; undo what was created if any of it fails.
+
+    :param replication: a replication connection, None with ``--no-connect``.
+    :param sub: the definition with what was learnt about the target.
+    :param leftovers: what :func:`find_leftovers` found, undone first.
+    :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
+    :raises TimeoutExpired: it took longer.
+    """
+    state = "i" if made.copy_data else "r"
+    relations = [
+        RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes) for t in tables
+    ]
+    creates = made.create_slot and replication is not None
+    folder = store.path.parent
+    schema.install(session)
+    for leftover in leftovers:
+        _undo_leftover(session, replication, sub.name, leftover, folder)
+    if creates:
+        _write_note(folder, sub)
+    subscription.register(
+        session,
+        sub.subid,
+        sub.name,
+        store_id(folder),
+        sub.slot_name,
+        relations,
+        slot_intent=creates,
+        two_phase=sub.two_phase,
+    )
+    try:
+        failpoints.point("create.after_ledger")
+        if replication is not None:
+            _connect_slot(session, replication, sub, deadline, reporter, creates=creates)
+        _store(store, sub, relations)
+    except BaseException as error:
+        store.remove_subscription(sub.subid)
+        somebody_elses = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
+        if _undo(session, replication if creates and not somebody_elses else None, sub):
+            _note(folder, sub.subid).unlink(missing_ok=True)
+        raise
+    _note(folder, sub.subid).unlink(missing_ok=True)
+    with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
+        subscription.registered(session, sub.subid)
+    if creates:
+        reporter.notice(f'created replication slot "{sub.slot_name}" on publisher')
+
+
+def _connect_slot(
+    session: psycopg.Connection,
+    replication: publisher.Connection,
+    sub: Subscription,
+    deadline: float | None,
+    reporter: Reporter,
+    *,
+    creates: bool,
+) -> None:
+    who = identity.identify(replication)
+    position = _create_slot(replication, sub, deadline, reporter) if creates else _given_position(replication, sub)
+    failpoints.point("create.after_slot")
+    subscription.slot_created(
+        session,
+        sub.subid,
+        system_identifier=who.system_identifier,
+        dbname=who.dbname,
+        dboid=who.database_oid,
+        timeline=who.timeline,
+        position=position,
+    )
+
+
+def _create_slot(
+    replication: publisher.Connection, sub: Subscription, deadline: float | None, reporter: Reporter
+) -> int:
+    """The new slot's consistent point. The publisher first waits for every transaction that writes now."""
+    assert sub.slot_name is not None
+    with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
+        return slots.create_slot(
+            replication, sub.slot_name, two_phase=sub.two_phase == two_phase.ENABLED, failover=sub.failover
+        )
+
+
+def _given_position(replication: publisher.Connection, sub: Subscription) -> int:
+    """What a slot that exists already has confirmed; 0 where it will be made later."""
+    state = slots.slot_state(replication, sub.slot_name) if sub.slot_name is not None else None
+    return (state.confirmed_flush_lsn or 0) if state is not None else 0
+
+
+def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationState]) -> None:
+    with store.batch():
+        store.add_subscription(sub)
+        store.put_relations(
+            sub.subid, [RelationRow(r.srrelid, r.srsubstate, None, r.schemaname, r.relname) for r in relations]
+        )
+        store.put_origin(sub.subid, 0, None)
+        store.journal("create", sub.subid, sub.name, {"publications": list(sub.publications)})
+
+
+def _undo(session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription) -> bool:
+    """Drop the slot, then forget it: while it may still be there its name stays in the ledger.
+
+    What failed before is what the user must see, so nothing is raised.
+
+    :param replication: None where there is no slot of ours.
+    :return: whether nothing is left.
+    """
+    with contextlib.suppress(PgsubError, psycopg.Error):
+        if replication is not None and sub.slot_name is not None:
+            slots.drop_slot(replication, sub.slot_name)
+        subscription.forget(session, sub.subid)
+        return True
+    return False
+
+
+def _note(folder: Path, subid: int) -> Path:
+    """The file that holds the name of the slot of a creation under way.
+
+    What the ledger says of one is not enough to drop a slot: whoever owns it may have written any name there.
+    """
+    return folder / f"creating-{subid}"
+
+
+def _write_note(folder: Path, sub: Subscription) -> None:
+    descriptor = open_private(_note(folder, sub.subid))
+    try:
+        os.pwrite(descriptor, (sub.slot_name or "").encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _noted(folder: Path, subid: int) -> str | None:
+    try:
+        return _note(folder, subid).read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def find_leftovers(
+    session: psycopg.Connection, name: str, folder: Path, *, connect: bool, known: Collection[int] = ()
+) -> list[Leftover]:
+    """What interrupted creations of this name by this state store left.
+
+    :param known: subids of the state store: a rename that was interrupted may have left another name in the ledger.
+    :param connect: whether the publisher will be asked to drop their slots.
+    :raises StateForbids: one did replicate already, or its slot may be there and the publisher is not asked.
+    """
+    if schema.installed_version(session) == 0:
+        return []
+    found = []
+    for subid, slot_name, intent, worked in session.execute(_LEFTOVER.encode(), (name, store_id(folder))).fetchall():
+        if subid in known:
+            continue
+        if worked:
+            raise _lost_definition(session, name, subid, slot_name)
+        if intent and not connect:
+            raise StateForbids(
+                f'an interrupted creation of "{name}" may have left replication slot "{slot_name}"',
+                hint="Create the subscription with a connection to the publisher.",
+            )
+        found.append(Leftover(subid, slot_name, intent))
+    return found
+
+
+def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_name: str | None) -> StateForbids:
+    gids = [pasted.literal(one.gid) for one in two_phase.prepared(session, subid)]
+    prepared = "".join(f"ROLLBACK PREPARED {gid};\n" for gid in gids)
+    slot = f"SELECT pg_drop_replication_slot({pasted.literal(slot_name)});\n" if slot_name else ""
+    return StateForbids(
+        f'the target\'s ledger has a subscription "{name}" that this state store has lost',
+        detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
+        hint="Bring the state store back. To give up the subscription, drop its slot on the publisher, then its rows on"
+        f" the target:\n{slot}{prepared}DELETE FROM pgsub.subscription WHERE subid = {subid};",
+    )
+
+
+def _unknown_leftover(name: str, leftover: Leftover) -> StateForbids:
+    slot = pasted.literal(leftover.slot_name)
+    return StateForbids(
+        f'the target\'s ledger has an interrupted creation of "{name}" that this state store knows nothing of',
+        detail=f'It may have left slot "{leftover.slot_name}" on the publisher. Was the state store removed?',
+        hint="Drop that slot on the publisher if nobody else uses it, then the subscription's rows on the target:\n"
+        f"SELECT pg_drop_replication_slot({slot});\nDELETE FROM pgsub.subscription WHERE subid = {leftover.subid};",
+    )
+
+
+def _undo_leftover(
+    session: psycopg.Connection, replication: publisher.Connection | None, name: str, leftover: Leftover, folder: Path
+) -> None:
+    lock = subscription_lock(folder, leftover.subid)
+    if leftover.slot_intent and _noted(folder, leftover.subid) != leftover.slot_name:
+        raise _unknown_leftover(name, leftover)
+    if not lock.acquire():
+        raise lock_held(lock, f'subscription "{name}", which is being created,')
+    try:
+        if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
+            slots.drop_slot(replication, leftover.slot_name)
+        subscription.forget(session, leftover.subid)
+        _note(folder, leftover.subid).unlink(missing_ok=True)
+        remove_passfiles(folder, leftover.subid)
+    finally:
+        lock.release(unlink=True)
+
+
+def remove_passfiles(folder: Path, subid: int) -> None:
+    """Remove the passwords of a subscription.
+
+    :param folder: the state folder.
+    """
+    for file in (folder / "passfiles").glob(f"{subid}.*"):
+        file.unlink(missing_ok=True)
+
+
+def target_session(sub: Subscription) -> psycopg.Connection:
+    """The launcher's session on the target."""
+    return target.connect(sub.target, target.SessionName(sub.subid, "launcher", 0))

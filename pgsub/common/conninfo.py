@@ -1,0 +1,146 @@
+"""Connection strings: environment, passwords, redaction. No connection is opened here.
+
+libpq fills what a conninfo leaves out from PGHOST and its like. With two servers that is a trap: the publisher
+would silently become the target. So the process's own PG* variables are taken out of the environment at start
+and only ever complete the *target*.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgsub.common.errors import UsageError
+
+_ENVIRONMENT = {
+    "PGHOST": "host",
+    "PGHOSTADDR": "hostaddr",
+    "PGPORT": "port",
+    "PGDATABASE": "dbname",
+    "PGUSER": "user",
+    "PGPASSWORD": "password",
+    "PGOPTIONS": "options",
+    "PGSERVICE": "service",
+    "PGAPPNAME": "application_name",
+}
+_SECRETS = ("password", "sslpassword", "oauth_client_secret")
+
+#: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
+#: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
+BELTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+
+POOLER_HINT = "Give the address and port of the server itself."
+
+
+def take_environment(environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
+    """Remove libpq's connection variables from the environment and return them by conninfo keyword.
+
+    :param environ: ``os.environ`` unless given.
+    """
+    environ = os.environ if environ is None else environ
+    taken = {key: environ.pop(name) for name, key in _ENVIRONMENT.items() if name in environ}
+    return {key: value for key, value in taken.items() if value}
+
+
+def parse(conninfo: str, side: str) -> dict[str, str]:
+    """Parse a conninfo or URI with libpq's own parser.
+
+    :param conninfo: keyword/value string or URI.
+    :param side: ``publisher`` or ``target``, for the error.
+    :raises UsageError: where libpq refuses it; the text never repeats the conninfo.
+    """
+    try:
+        parsed = conninfo_to_dict(conninfo)
+    except Exception:
+        raise UsageError(
+            f"invalid connection string for the {side}",
+            hint='Use keywords and values ("host=db1 dbname=app user=repl") or a URI (postgresql://repl@db1/app).',
+        ) from None
+    return {key: str(value) for key, value in parsed.items() if value is not None}
+
+
+def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Fill the target's gaps from the PG* variables taken by :func:`take_environment`.
+
+    A service named in the conninfo is not mixed with variables, as libpq gives the service precedence.
+    """
+    if "service" in params:
+        return dict(params)
+    return {**{k: v for k, v in environment.items() if k != "application_name"}, **params}
+
+
+def unsaid(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Those of the defaults that neither the conninfo nor the service it names says anything about.
+
+    :param given: from :func:`parse`.
+    """
+    said = given.keys() | (_said_by_service(given["service"]) if "service" in given else set())
+    return {key: value for key, value in defaults.items() if key not in said}
+
+
+def _said_by_service(service: str) -> set[str]:
+    """Keywords of a service, read by libpq: it completes a conninfo before it finds that this one leads nowhere."""
+    nowhere = pq.PGconn.connect_start(make_conninfo("", service=service, host="/", hostaddr="").encode())
+    try:
+        return {option.keyword.decode() for option in nowhere.info if option.val is not None}
+    finally:
+        nowhere.finish()
+
+
+def own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
+    """A condition that holds unless a pooler stands between, which hands out keys that name no backend that answers.
+
+    It belongs to the statement that pins settings: behind a pooler they would be pinned for whoever comes next.
+    """
+    pid = sql.Literal(connection.pgconn.backend_pid)
+    return sql.SQL("pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}").format(pid)
+
+
+def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """Conninfo parameters without any secret, and the password if there was one."""
+    public = {key: value for key, value in params.items() if key not in _SECRETS}
+    return public, params.get("password")
+
+
+def join(params: Mapping[str, str], **more: str) -> str:
+    """A conninfo string from parameters."""
+    return make_conninfo("", **{**params, **more})
+
+
+def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
+    """Move a password into a 0600 passfile; the returned parameters name the file instead.
+
+    :param passfile: written whole or not at all, whatever ends first, process or power; its folder is 0700.
+    """
+    public, password = split_password(params)
+    if password is None:
+        return public
+    passfile.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    escaped = password.replace("\\", "\\\\").replace(":", "\\:")
+    draft = passfile.with_name(passfile.name + ".new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"*:*:*:*:{escaped}\n")
+        file.flush()
+        os.fsync(descriptor)  # the state store, which will name it, outlives a loss of power
+    draft.replace(passfile)
+    return {**public, "passfile": str(passfile)}
+
+
+def endpoint(params: Mapping[str, str]) -> str:
+    """What may be shown of a server: host, port, database, user."""
+    shown = {k: params[k] for k in ("service", "host", "port", "dbname", "user") if k in params}
+    return " ".join(f"{key}={value}" for key, value in shown.items())

@@ -1,0 +1,76 @@
+"""A subscription's definition as a plain value: what ``create`` stored and what workers are given."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pgsub.common.errors import UsageError
+
+_TIME = re.compile(r"\s*([+-]?\d+(?:\.\d*)?)\s*(us|ms|s|min|h|d)?\s*", re.ASCII)
+_MILLISECONDS = {"us": 0.001, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The columns of pg_subscription that an engine needs, plus pgsub's own options.
+
+    Conninfos never carry a password; a 0600 passfile named in them does.
+    """
+
+    subid: int
+    name: str
+    connection: str
+    target: str
+    publications: tuple[str, ...]
+    slot_name: str | None
+    enabled: bool = True
+    binary: bool = False
+    streaming: str = "parallel"  #: off, on, parallel
+    synchronous_commit: str = "off"
+    wal_receiver_timeout: str = "-1"  #: as it was given; -1: the target's setting
+    two_phase: str = "d"  #: d disabled, p pending, e enabled
+    disable_on_error: bool = False
+    password_required: bool = True
+    password_enforced: bool = False  #: --password-required was given: binds every role but superusers of the target
+    run_as_owner: bool = False
+    origin: str = "any"  #: any, none
+    failover: bool = False
+    messages: bool = False  #: pg_logical_emit_message() into the log
+    apply_mode: str = "batched"  #: batched, transactional
+    copy_atomic: bool = False
+    skip_lsn: int = 0
+    skips: tuple[str, ...] = ()  #: all that is to be skipped, as it is shown
+    owner: str = ""  #: role name of the target connection
+    dboid: int = 0  #: oid of the target database
+    max_sync_workers: int = 2  #: max_sync_workers_per_subscription: tables that synchronize at once
+    copy_workers: int = 2  #: chunks of one table that copy at once
+    #: transactions in progress that are applied at once (max_parallel_apply_workers_per_subscription)
+    max_parallel_apply_workers: int = 2
+    on_conflict: tuple[str, ...] = ()  #: rules, see conflict_rules.py
+    unavailable: tuple[str, ...] = ()  #: what the target's role may not do, see preflight.py
+
+
+def receiver_timeout(text: str) -> float | None:
+    """Read the option wal_receiver_timeout as ``parse_int`` (guc.c) does.
+
+    :return: seconds, 0 for never; None where the target's setting holds.
+    :raises UsageError: in the server's words.
+    """
+    if text == "-1":
+        return None
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f'invalid value for parameter "wal_receiver_timeout": "{text}"',
+            hint='Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".',
+            sqlstate="22023",
+        )
+    milliseconds = round(float(match[1]) * _MILLISECONDS[match[2] or "ms"])
+    if not 0 <= milliseconds < 2**31:
+        raise UsageError(
+            f'{milliseconds} ms is outside the valid range for parameter "wal_receiver_timeout"'
+            " (0 ms .. 2147483647 ms)",
+            sqlstate="22023",
+        )
+    return milliseconds / 1000

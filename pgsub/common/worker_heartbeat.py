@@ -1,0 +1,215 @@
+"""Heartbeats of workers to the launcher: small datagrams, lost ones do not matter.
+
+What a worker does between two commits (positions, bytes of a running copy) is for the eyes only. It must not be
+written to the target: two subscriptions that feed each other would keep each other awake. Whatever must not be lost
+goes through the ledger. A datagram is a code of authentication (BLAKE2b, RFC 7693, under a random key of the launcher)
+and JSON. Nothing is parsed before the code was checked: any user of the machine may send to the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, field, fields
+
+from pgsub.common.errors import PgsubError
+from pgsub.common.threads import Owned
+
+#: Bytes of a datagram at most, and of the code of authentication that it begins with. A pulse has some 700.
+MAX_BYTES, CODE_BYTES = 4096, 16
+#: After an error of the socket that is no end of it (memory of the system, say).
+_PAUSE = 0.2
+#: A chunk's pulse says nothing any more after so long.
+CHUNK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PulseAddress:
+    """Where the launcher listens; part of every task's spec."""
+
+    host: str
+    port: int
+    key: str
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What one worker has to show: the columns of pg_stat_subscription and of pg_stat_progress_copy.
+
+    Positions are LSNs as integers, timestamps microseconds since 2000-01-01 UTC, 0 where there is none yet.
+    """
+
+    subid: int
+    worker: int  #: 0 apply, else the table's oid
+    chunk: int = -1  #: chunk of a copy, else -1
+    epoch: int = 0
+    pid: int = field(default_factory=os.getpid)
+    state: str = ""  #: live srsubstate of a sync worker, w and c included
+    received_lsn: int = 0
+    last_msg_send_time: int = 0
+    last_msg_receipt_time: int = 0
+    latest_end_lsn: int = 0
+    latest_end_time: int = 0
+    position: int = 0  #: everything before is applied or needs no applying, idle stretches included
+    changes: int = 0
+    transactions: int = 0
+    #: how changes were executed, since the worker began: see the row of pg_stat_subscription_stats
+    changes_in_sets: int = 0
+    changes_folded: int = 0
+    serial_relations: int = 0
+    set_fallbacks: int = 0
+    parallel: int = 0  #: transactions in progress that are being applied
+    untagged: bool = False  #: what it writes carries no replication origin
+    bytes_done: int = 0
+    rows_done: int = 0
+
+
+_TYPES = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Pulse)}
+
+
+def _code(key: str, body: bytes) -> bytes:
+    return hashlib.blake2b(body, key=bytes.fromhex(key), digest_size=CODE_BYTES).digest()
+
+
+def _opened(key: str, datagram: bytes) -> Pulse | None:
+    """The pulse that a datagram holds; None where it is not of one of the launcher's own workers."""
+    code, body = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
+    if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, body)):
+        return None
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.keys() != _TYPES.keys():
+        return None  # a worker of another version
+    fit = all(type(values[name]) is kind for name, kind in _TYPES.items())
+    return Pulse(**values) if fit and all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int) else None
+
+
+class PulseSender:
+    """Sends at most every ``interval`` seconds, from the worker's own thread."""
+
+    def __init__(self, address: PulseAddress | None, interval: float = 0.2) -> None:
+        self._address = address
+        self._interval = interval
+        self._next = 0.0
+        self._socket: socket.socket | None = None
+
+    def send(self, pulse: Pulse, *, now: bool = False) -> None:
+        """Send if it is time, or ``now``; a launcher that cannot be reached is no error of the worker."""
+        clock = time.monotonic()
+        if self._address is None or (not now and clock < self._next):
+            return
+        self._next = clock + self._interval
+        body = json.dumps(asdict(pulse)).encode()
+        with contextlib.suppress(OSError):
+            self._connected(self._address).send(_code(self._address.key, body) + body)
+
+    def _connected(self, address: PulseAddress) -> socket.socket:
+        """Bound to the one address that leads there, and closed to all others."""
+        if self._socket is None:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            opened = socket.socket(family, socket.SOCK_DGRAM)
+            try:
+                opened.connect((address.host, address.port))
+            except OSError:
+                opened.close()
+                raise
+            self._socket = opened
+        return self._socket
+
+
+class PulseReceiver:
+    """The launcher's end: keeps the newest pulse of each worker and chunk.
+
+    :param host: address to bind, loopback for a local Spark master.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((host, 0))
+        self._key = os.urandom(16).hex()
+        self._lock = threading.Lock()
+        self._newest: dict[tuple[int, int, int], tuple[float, Pulse]] = {}
+        self._news: dict[int, threading.Event] = {}
+        self._thread: Owned | None = None
+        self._closing = False
+        self.address = PulseAddress(host, self._socket.getsockname()[1], self._key)
+
+    def start(self) -> PgsubError | None:
+        """Receive from now on, in a thread; to be called again now and then, for what ends the thread must not blind.
+
+        :return: what ended it, if it had to be started again.
+        """
+        before = self._thread
+        if before is not None and before.is_alive():
+            return None
+        self._thread = Owned("pulses", "pulses", self._receive)
+        self._thread.start()
+        return None if before is None else before.death
+
+    def _receive(self) -> None:
+        """Thread body; ends when the socket is closed."""
+        while not self._closing:
+            try:
+                datagram = self._socket.recv(MAX_BYTES + 1)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    return
+                time.sleep(_PAUSE)
+                continue
+            assert self._thread is not None
+            self._thread.alive()
+            pulse = _opened(self._key, datagram)
+            if pulse is not None:
+                self._keep(pulse)
+
+    def _keep(self, pulse: Pulse) -> None:
+        key = pulse.subid, pulse.worker, pulse.chunk
+        with self._lock:
+            before = self._newest.get(key)
+            self._newest[key] = (time.monotonic(), pulse)
+            if pulse.worker == 0 and (before is None or before[1].position != pulse.position):
+                self._news.setdefault(pulse.subid, threading.Event()).set()
+
+    def news(self, subid: int) -> threading.Event:
+        """Return the event that is set whenever apply of a subscription has got further; the caller clears it."""
+        with self._lock:
+            return self._news.setdefault(subid, threading.Event())
+
+    def newest(self, subid: int, worker: int) -> Pulse | None:
+        """The newest pulse of a worker itself, not of a chunk; None before the first one and once it was forgotten."""
+        with self._lock:
+            _, pulse = self._newest.get((subid, worker, -1), (0.0, None))
+            return pulse
+
+    def of(self, subid: int) -> list[tuple[float, Pulse]]:
+        """Newest pulses of a subscription's workers, each with its age in seconds.
+
+        A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
+        """
+        clock = time.monotonic()
+        with self._lock:
+            for key in [k for k, (at, _) in self._newest.items() if k[2] >= 0 and clock - at > CHUNK_SECONDS]:
+                del self._newest[key]
+            return [(clock - at, pulse) for (owner, _, _), (at, pulse) in self._newest.items() if owner == subid]
+
+    def forget(self, subid: int, worker: int) -> None:
+        """A worker ended: what it showed is no longer true."""
+        with self._lock:
+            for key in [k for k in self._newest if k[:2] == (subid, worker)]:
+                del self._newest[key]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

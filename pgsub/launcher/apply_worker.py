@@ -1,0 +1,112 @@
+"""The apply worker as its launcher sees it: started under a new epoch, heard of when it ends, started again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import psycopg
+
+from pgsub.apply.worker import worker
+from pgsub.apply.worker.start import WorkerSpec
+from pgsub.apply.worker.worker import WorkerResult
+from pgsub.common.errors import PgsubError, Said, said
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.launcher.engine import Engine
+from pgsub.launcher.error_reporting import APPLY, Trouble
+from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.retry import Retry
+from pgsub.tablesync.context import Job
+from pgsub.target.ledger import subscription
+
+Log = Callable[[str, Said], None]
+
+
+class ApplySide:
+    """Keeps one apply worker running.
+
+    :param until_lsn: apply nothing beyond; 0 for no end.
+    :param interval: see :func:`pgsub.launcher.retry.interval`.
+    :ivar reached: the worker ended at ``until_lsn``.
+    :ivar failed: the error it ended with last, None once it is past that.
+    """
+
+    def __init__(
+        self,
+        sub: Subscription,
+        engine: Engine,
+        pulses: PulseReceiver,
+        trouble: Trouble,
+        log: Log,
+        *,
+        spool_dir: str,
+        until_lsn: int,
+        interval: float,
+    ) -> None:
+        self._sub = sub
+        self._engine = engine
+        self._pulses = pulses
+        self._trouble = trouble
+        self._log = log
+        self._spool_dir = spool_dir
+        self._until = until_lsn
+        self._job: Job | None = None
+        self._retry = Retry(interval=interval)
+        self.reached = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether its job runs."""
+        return self._job is not None and not self._job.done()
+
+    @property
+    def failed(self) -> PgsubError | None:
+        """The error it ended with last, None once it is past that."""
+        return self._retry.error
+
+    def tick(self, session: psycopg.Connection) -> None:
+        """Hear of its end, or start it if it is due."""
+        if self._job is not None:
+            if self._job.done():
+                self._ended(self._job, session)
+                self._job = None
+        elif self._retry.due() and not self.reached:
+            self._start(session)
+
+    def _start(self, session: psycopg.Connection) -> None:
+        sub = self._sub
+        assert sub.slot_name is not None
+        claim = subscription.take_over(session, sub.subid, subscription.APPLY)
+        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._pulses.address, self._until, self._spool_dir)
+        self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
+        if self._retry.failures == 0:
+            self._log("LOG", said(f'logical replication apply worker for subscription "{sub.name}" has started'))
+
+    def _ended(self, job: Job, session: psycopg.Connection) -> None:
+        self._pulses.forget(self._sub.subid, subscription.APPLY)
+        try:
+            result: WorkerResult = job.result(0)[0]
+        except PgsubError as error:
+            self._retry.failed(error)
+            position = None
+            with contextlib.suppress(psycopg.Error):  # a lost session is met again at once
+                position = subscription.apply_position(session, self._sub.subid)
+            self._trouble.report(APPLY, error, "apply_error_count", position)
+            return
+        self._retry.succeeded()
+        self.reached = result.outcome == "reached"
+
+    def clear_if_past(self, mirror: Mirror) -> None:
+        """Forget an error that the running worker got past."""
+        pulse, place = mirror.apply_pulse(), self._trouble.place(APPLY)
+        if self.alive and pulse is not None and pulse.position > place and not (place and mirror.held.is_next(place)):
+            if self._retry.error is not None:
+                self._retry.succeeded()
+            self._trouble.clear(APPLY, pulse.position)
+
+    def cancel(self) -> None:
+        """Give it up: what it has not committed is rolled back and sent again."""
+        if self._job is not None and not self._job.done():
+            self._job.cancel()
+        self._job = None

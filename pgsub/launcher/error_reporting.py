@@ -1,0 +1,136 @@
+"""What is told of a subscription's errors: log, state store, counters, disabling. In this order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import Directive, PgsubError, Said, StateStoreError, SubscriptionNotFound, said
+from pgsub.common.subscription import Subscription
+from pgsub.launcher import faults
+from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.retry import worth_reporting
+from pgsub.protocol.lsn import MAX_LSN
+
+Log = Callable[[str, Said], None]
+
+APPLY = "apply"  #: the apply worker in the record of errors
+#: Starts from one position after the first from which a subscription is called blocked.
+RESTARTS = 2
+#: Records that wait for a store that cannot be written; of more the oldest are given up, the log has them.
+WAITING = 1000
+
+
+class Trouble:
+    """One subscription's errors.
+
+    :param recorder: its way to the store, None for the direct one.
+    :ivar disabling: the fault for which disable_on_error disables the subscription: nothing of it may run any more.
+    :ivar disabled_by: likewise, once that is recorded.
+    """
+
+    def __init__(self, store: StateStore, sub: Subscription, log: Log, recorder: Recorder | None = None) -> None:
+        self._store = store
+        self._sub = sub
+        self._log = log
+        self._recorder = recorder
+        #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
+        self._shown: dict[str, int] = {}
+        self._records: deque[Callable[[], None]] = deque(maxlen=WAITING)
+        self.disabling: PgsubError | None = None
+        self.disabled_by: PgsubError | None = None
+        self._record(self._read)
+
+    def _read(self) -> None:
+        self._shown = {row.worker: row.finish_lsn or 0 for row in self._store.errors(self._sub.subid)} | self._shown
+
+    def _record(self, work: Callable[[], None]) -> None:
+        self._records.append(work)
+        self.flush()
+
+    def flush(self) -> None:
+        """Record what could not be recorded when it was told, in that order; perhaps again what was done unheard."""
+        while self._records:
+            try:
+                if self._recorder is None:
+                    self._records[0]()
+                else:
+                    self._recorder.run(self._records[0])
+            except StateStoreError:
+                if self._recorder is None:
+                    raise
+                return
+            except SubscriptionNotFound:
+                pass  # dropped meanwhile
+            self._records.popleft()
+
+    def report(self, worker: str, error: PgsubError, counter: str | None = None, position: int | None = None) -> None:
+        """A worker ended with an error.
+
+        :param worker: :data:`APPLY` or :func:`sync_name`.
+        :param counter: the statistic that a data or schema fault adds to.
+        :param position: where apply is by the ledger, None where nobody knows.
+        """
+        if not worth_reporting(error):
+            return
+        self._log("ERROR", error.said())
+        self._shown[worker] = faults.place(error)
+        row = ErrorRow.of(error, worker, position)
+        counts = counter if error.directive is Directive.FAULT else None
+        if counts is not None and self._disables():
+            self.disabling = error
+        self._record(lambda: self._write(worker, error, row, counts))
+
+    def _disables(self) -> bool:
+        """Whether faults disable the subscription, as far as is known while the store cannot be asked."""
+        known = None if self._recorder is None else self._recorder.current(self._sub.subid)
+        return known is not None and known.disable_on_error
+
+    def _write(self, worker: str, error: PgsubError, row: ErrorRow, counter: str | None) -> None:
+        if self._store.subscription_by_id(self._sub.subid) is None:
+            return
+        with self._store.batch():
+            self._store.record_error(self._sub.subid, row)
+            if counter is not None:
+                faults.count(self._store, self._sub, error, worker, counter)
+        if counter is not None:
+            self._disable_if_asked(error)
+
+    def _disable_if_asked(self, error: PgsubError) -> None:
+        current = self._store.subscription_by_id(self._sub.subid)
+        if current is None or not current.disable_on_error:
+            self.disabling = None
+            return
+        self._log("LOG", said(f'subscription "{self._sub.name}" has been disabled because of an error'))
+        self._store.set_enabled(self._sub.subid, False)
+        self._store.journal("disable", self._sub.subid, self._sub.name, {"because": "error"})
+        self.disabled_by = error
+
+    def place(self, worker: str) -> int:
+        """Finish LSN of the error shown for a worker, 0 for none."""
+        return self._shown.get(worker, 0)
+
+    def clear(self, worker: str, position: int = MAX_LSN) -> None:
+        """The worker got past it, whichever launcher met it.
+
+        :param position: where it is; conflicts that this covers are no longer in the way.
+        """
+        if self._shown.pop(worker, None) is not None:
+            self._record(lambda: self._passed(worker, position))
+
+    def _passed(self, worker: str, position: int) -> None:
+        with self._store.batch():
+            self._store.clear_error(self._sub.subid, worker)
+            self._store.conflicts_passed(self._sub.subid, worker, position)
+
+    def keep_only(self, workers: Iterable[str]) -> None:
+        """Forget the errors of all other workers: their tables are done."""
+        for worker in self._shown.keys() - set(workers):
+            self.clear(worker)
+
+
+def sync_name(relid: int) -> str:
+    """How the record of errors calls a tablesync worker."""
+    return f"table synchronization {relid}"

@@ -1,0 +1,91 @@
+"""How many transactions wait behind the one that apply cannot get past, for ``status``.
+
+They are counted on a temporary copy of the slot (:mod:`pgsub.apply.preview.slot_reader`), as a preview reads it: now
+and then, for a second, and only while the subscription is blocked. The server has no such number.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pgsub.apply.preview.slot_reader import Ended, Reading, reading
+from pgsub.apply.stream.transactions import Kind
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY, RESTARTS
+from pgsub.publisher import slots
+from pgsub.publisher.connect import Connection
+from pgsub.target.ledger.subscription import Identity
+
+#: Seconds between counts.
+EVERY = 60.0
+#: Transactions, seconds and bytes that are counted at most at a time.
+MOST, SECONDS, BYTES = 10_000, 1.0, 16 << 20
+#: Slots and walsenders that others are left with.
+_SPARE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Published transactions behind the failing one; ``complete``: there are no more of them."""
+
+    transactions: int
+    complete: bool
+
+
+class Backlog:
+    """Counts what waits for one subscription.
+
+    :param known: what the ledger knows of the publisher.
+    :param must_use_password: see :func:`pgsub.publisher.connect.connect`.
+    """
+
+    def __init__(self, sub: Subscription, store: StateStore, known: Identity, *, must_use_password: bool) -> None:
+        self._sub = sub
+        self._store = store
+        self._known = known
+        self._must_use_password = must_use_password
+        self._next = 0.0
+        self._behind: tuple[int, int] | None = None  #: position, and finish LSN of the failing transaction
+        self._last: Waiting | None = None
+
+    def waiting(self, connection: Connection) -> Waiting | None:
+        """Count, or say again what was counted less than a minute ago; None where nothing is blocked or nobody knows.
+
+        :param connection: to the publisher.
+        """
+        row = next((one for one in self._store.errors(self._sub.subid) if one.worker == APPLY), None)
+        if row is None or row.restarts < RESTARTS or row.position is None or self._known.system_identifier is None:
+            self._behind = self._last = None
+            return None
+        behind = row.position, row.finish_lsn or row.position - 1
+        if behind != self._behind or time.monotonic() >= self._next:
+            self._behind, self._next = behind, time.monotonic() + EVERY
+            self._last = self._count(connection, row.position, behind[1])
+        return self._last
+
+    def _count(self, connection: Connection, start: int, behind: int) -> Waiting | None:
+        current = self._store.subscription_by_id(self._sub.subid)
+        room = slots.free_slots(connection)
+        if current is None or room.max - room.used <= _SPARE or room.free_walsenders <= _SPARE:
+            return None
+        must, prepares = self._must_use_password, current.two_phase == "e"
+        try:
+            with reading(self._sub, self._known, start, two_phase=prepares, must_use_password=must) as opened:
+                return count(opened, behind)
+        except PgsubError:
+            return None  # the apply worker meets the same problem and reports it
+
+
+def count(opened: Reading, behind: int) -> Waiting:
+    """Count transactions that finish behind an LSN, within the bounds."""
+    found, size, end = 0, 0, time.monotonic() + SECONDS
+    for step in opened.steps():
+        if isinstance(step, Ended):
+            size += step.header.size
+            found += step.header.finish_lsn > behind and step.header.kind in (Kind.COMMIT, Kind.PREPARE)
+        if found >= MOST or size >= BYTES or time.monotonic() >= end:
+            return Waiting(found, False)
+    return Waiting(found, True)

@@ -1,0 +1,139 @@
+"""How far the running copies are: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' pulses.
+
+Totals are estimates. The catalog knows how large a table is on disk, the wire carries text: as soon as a chunk is done
+it tells how much the one is of the other, so the totals come nearer to the truth as the copy goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.catalog.rows import CopyRow
+from pgsub.catalog.times import utc_now
+from pgsub.common.worker_heartbeat import Pulse
+from pgsub.target.ledger.subscription import RelationState
+
+#: Seconds over which the rate is measured.
+WINDOW = 10.0
+_SHORTEST = 0.5  #: seconds below which it would only be noise
+
+# A chunk whose pulse is still remembered may be done: its bytes are those of the ledger then.
+_CHUNKS = """
+SELECT c.srrelid::bigint, count(*), count(c.xid),
+       coalesce(sum(c.bytes_total), 0)::bigint,
+       coalesce(sum(c.bytes_total) FILTER (WHERE c.xid IS NOT NULL), 0)::bigint,
+       coalesce(sum(c.rows_total), 0)::bigint, coalesce(sum(c.bytes_done), 0)::bigint,
+       coalesce(sum(c.rows_done), 0)::bigint,
+       array_agg(c.chunk) FILTER (WHERE c.xid IS NULL AND (c.srrelid, c.chunk) IN (
+           SELECT l.relid, l.chunk FROM unnest(%s::bigint[]::oid[], %s::int[]) AS l (relid, chunk)))
+  FROM pgsub.copy_chunk c WHERE c.subid = %s AND c.srrelid = ANY (%s::bigint[]::oid[]) GROUP BY c.srrelid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The chunks of one table's copy. ``estimated`` values are the catalog's before the copy, 0 where unknown."""
+
+    relid: int
+    total: int
+    done: int
+    estimated_bytes: int
+    estimated_bytes_done: int  #: of the chunks that are done
+    estimated_rows: int
+    bytes_done: int
+    rows_done: int
+    running: Sequence[int] | None  #: numbers of those that tell by pulses how far they are
+
+
+class Copies:
+    """Remembers of each copy when it was first seen and how fast it is.
+
+    :param clock: seconds, never backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started: dict[int, str] = {}
+        self._seen: dict[int, deque[tuple[float, int]]] = {}
+
+    def read(
+        self, session: psycopg.Connection, subid: int, relations: Collection[RelationState], pulses: Sequence[Pulse]
+    ) -> list[CopyRow]:
+        """The copies of these tables.
+
+        :param relations: those whose sync worker runs.
+        :param pulses: the newest ones of the subscription.
+        """
+        copying = {one.srrelid: one for one in relations if one.srsubstate == "d"}
+        for relid in self._seen.keys() - copying.keys():
+            del self._seen[relid], self._started[relid]
+        if not copying:
+            return []
+        live = [pulse for pulse in pulses if pulse.chunk >= 0 and pulse.worker in copying]
+        rows = session.execute(
+            _CHUNKS.encode(), ([p.worker for p in live], [p.chunk for p in live], subid, list(copying))
+        ).fetchall()
+        return [
+            self._row(copying[relid], Chunks(relid, *values), [p for p in live if p.worker == relid])
+            for relid, *values in rows
+        ]
+
+    def _row(self, relation: RelationState, chunks: Chunks, pulses: Sequence[Pulse]) -> CopyRow:
+        moving = sum(pulse.bytes_done for pulse in pulses if pulse.chunk in (chunks.running or ()))
+        processed = chunks.bytes_done + moving
+        return CopyRow(
+            relation.srrelid,
+            relation.schemaname,
+            relation.relname,
+            pid=pulses[0].pid if pulses else None,
+            bytes_processed=processed,
+            bytes_total=total_bytes(chunks, processed),
+            tuples_processed=processed_rows(chunks, moving),
+            tuples_total=chunks.estimated_rows,
+            chunks_done=chunks.done,
+            chunks_total=chunks.total,
+            started_at=self._started.setdefault(relation.srrelid, utc_now()),
+            bytes_per_second=self._rate(relation.srrelid, processed),
+        )
+
+    def _rate(self, relid: int, processed: int) -> int | None:
+        """Bytes a second over the last seconds, None before it can be told."""
+        seen, now = self._seen.setdefault(relid, deque()), self._clock()
+        if seen and processed < seen[-1][1]:
+            seen.clear()  # a new attempt
+        seen.append((now, processed))
+        while len(seen) > 2 and now - seen[1][0] >= WINDOW:
+            seen.popleft()
+        span = now - seen[0][0]
+        return int((processed - seen[0][1]) / span) if span >= _SHORTEST else None
+
+
+def total_bytes(chunks: Chunks, processed: int) -> int:
+    """Bytes that the copy will have moved; 0 where nothing is known.
+
+    :param processed: bytes so far.
+    """
+    if chunks.done == chunks.total:
+        return chunks.bytes_done
+    scale = chunks.bytes_done / chunks.estimated_bytes_done if chunks.bytes_done and chunks.estimated_bytes_done else 1
+    left = (chunks.estimated_bytes - chunks.estimated_bytes_done) * scale
+    total = chunks.bytes_done + int(left)
+    return max(total, processed) if total else 0
+
+
+def processed_rows(chunks: Chunks, moving: int) -> int:
+    """Rows so far: those of the chunks that are done, and what the bytes of the others come to.
+
+    :param moving: bytes of chunks that are being copied.
+    """
+    if chunks.rows_done and chunks.bytes_done:
+        return chunks.rows_done + moving * chunks.rows_done // chunks.bytes_done
+    if not chunks.estimated_bytes:
+        return chunks.rows_done
+    rows = moving * chunks.estimated_rows // chunks.estimated_bytes
+    return chunks.rows_done + min(rows, max(chunks.estimated_rows - chunks.rows_done, 0))

@@ -1,0 +1,53 @@
+"""How much is kept of which held tables, for the state store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub.catalog.rows import HeldRow
+from pgsub.launcher.mirror.paced import Paced
+from pgsub.target.ledger import held_tables
+from pgsub.target.ledger.held_tables import Held
+from pgsub.target.ledger.subscription import RelationState
+
+
+class HeldTables:
+    """Of one subscription.
+
+    :param session: the launcher's own target session.
+    """
+
+    def __init__(self, session: psycopg.Connection, subid: int) -> None:
+        self._session = session
+        self._subid = subid
+        self._look: Paced[list[Held]] = Paced(lambda: held_tables.overview(session, subid), [])
+
+    @property
+    def releasing(self) -> bool:
+        """Whether kept changes are being applied, as of the last look."""
+        return any(one.releasing and one.changes for one in self._look.last)
+
+    def is_next(self, finish_lsn: int) -> bool:
+        """Whether it is of a kept transaction that is to be applied now: the stream has passed it long ago."""
+        known = any(one.releasing for one in self._look.last)
+        return known and finish_lsn in held_tables.next_released(self._session, self._subid)
+
+    def look_again(self) -> None:
+        """What is held may have changed."""
+        self._look.again()
+
+    def read(self, relations: Sequence[RelationState]) -> list[HeldRow]:
+        """As of the last look, which may be now."""
+        return rows(relations, self._look())
+
+
+def rows(relations: Sequence[RelationState], found: Sequence[Held]) -> list[HeldRow]:
+    """By the names that the tables bear now."""
+    names = {one.srrelid: (one.schemaname, one.relname) for one in relations}
+    return [
+        HeldRow(one.srrelid, *names[one.srrelid], one.held_at, one.releasing, one.changes, one.bytes)
+        for one in found
+        if one.srrelid in names
+    ]

@@ -1,0 +1,359 @@
+"""From the ledger and the workers' pulses into the state store. Nothing here decides anything.
+
+``state.db`` follows outside the chain that carries the promise: only durable positions, and conflicts before the
+feedback that passes them (the worker holds its feedback back until the event is gone from the ledger).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsub.catalog.conflicts import APPLIED, SKIPPED
+from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, WorkerRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import ago, wire_time
+from pgsub.common import failpoints
+from pgsub.common.errors import Said, StateStoreError, field, said
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import Pulse, PulseReceiver
+from pgsub.launcher import faults
+from pgsub.launcher.mirror import lock_waits
+from pgsub.launcher.mirror.copy_progress import Copies
+from pgsub.launcher.mirror.held_stats import HeldTables
+from pgsub.launcher.mirror.paced import Paced
+from pgsub.launcher.mirror.shown import Shown
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger import skip, skipped_changes, subscription, two_phase
+from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.two_phase import Pending
+from pgsub.target.session import origins
+
+Log = Callable[[str, Said], None]
+Run = Callable[[Callable[[], None]], None]
+
+_COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
+#: A pulse older than this shows nothing any more: its worker hangs or is gone.
+STALE_SECONDS = 30.0
+#: Table states that did not change in the ledger are written again so often, for the store may have been changed by
+#: others; without a change of theirs nothing is written.
+AGAIN_SECONDS = 1.0
+#: Looks at the ledger until nobody writes between one and its write; the next refresh has more of them.
+TRIES = 3
+
+# A new row version has another place or another xmin. Both are gone with the session when the target crashes.
+_FINGERPRINT = """
+SELECT count(*), sum(pg_catalog.hashtextextended(
+       pg_catalog.concat_ws(' ', r.ctid, r.xmin, c.relnamespace, n.nspname, c.relname), 0))
+  FROM pgsub.subscription_rel r LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+  LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.subid = %s
+"""
+_PROGRESS = """
+SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phase::text, c.skip_lsn::text, c.skip_rows,
+       c.skip_lsns::text[], c.skip_rules, p.reported_lsn::text
+  FROM pgsub.progress p JOIN pgsub.subscription s USING (subid) JOIN pgsub.control c USING (subid, worker)
+ WHERE subid = %s AND worker = 0
+"""
+
+
+class Mirror:
+    """Keeps one subscription's rows of the state store.
+
+    :param session: the launcher's own target session.
+    :param run: does what concerns the store, or raises StateStoreError; see the launcher's recorder.
+    :ivar relations: the ledger's table states; ``two_phase``, ``remote_lsn`` and ``reported_lsn`` likewise.
+    :ivar held: tables whose changes are kept.
+    """
+
+    def __init__(
+        self,
+        session: psycopg.Connection,
+        store: StateStore,
+        sub: Subscription,
+        pulses: PulseReceiver,
+        log: Log,
+        run: Run = lambda work: work(),
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._sub = sub
+        self._pulses = pulses
+        self._log = log
+        self._run = run
+        self._told: set[int] = set()  #: events that the log has and the state store may lack
+        self._copies = Copies()
+        self.held = HeldTables(session, sub.subid)
+        self._shown_tables = Shown(lambda: frozenset(store.relations(sub.subid)))
+        self._shown_held = Shown(lambda: frozenset(store.held(sub.subid)))
+        self._shown_skip = Shown(self._skips)
+        self._outdated = False  #: somebody else wrote what the mirror was about to write
+        self._shown_skipped = Shown(lambda: store.skipped(sub.subid))
+        with contextlib.suppress(StateStoreError):  # what cannot be read now counts as touched
+            run(self._look)
+        self._skipped = Paced(lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0))
+        self._locks: Paced[dict[str, str]] = Paced(lambda: lock_waits.locks(session, sub.subid), {})
+        self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
+        self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
+        self._fingerprint: tuple[Any, ...] | None = None
+        self._write_at = 0.0  #: when the table states are written at the latest
+        self._shown_two_phase = sub.two_phase  #: in the state store
+        self.two_phase = sub.two_phase
+        self.relations: list[RelationState] = []
+        self.remote_lsn = self.reported_lsn = 0
+
+    def _look(self) -> None:
+        for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
+            shown.look()
+
+    def refresh(self, *, apply_alive: bool, syncing: set[int]) -> None:
+        """Read the ledger and write what changed; again where a command has shown meanwhile what was not read yet.
+
+        :raises StateStoreError: nothing was written; what was read is known all the same.
+        :param apply_alive: whether the apply job runs.
+        :param syncing: relids whose sync worker runs.
+        """
+        for _ in range(TRIES):
+            self._outdated = False
+            self._refresh(apply_alive, syncing)
+            if not self._outdated:
+                return
+
+    def _refresh(self, apply_alive: bool, syncing: set[int]) -> None:
+        subid = self._sub.subid
+        self._read_relations()
+        row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
+        prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
+        heard = self._pulses.of(subid)
+        pulses = [p for age, p in heard if age < STALE_SECONDS]
+        workers = self._workers(heard, apply_alive, syncing)
+        copies = self._copying(pulses, syncing)
+        held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
+        if row is not None:
+            self.remote_lsn, self.two_phase = parse_lsn(row[1]), row[2]
+            self.reported_lsn = parse_lsn(row[7])
+        failpoints.point("mirror.before_state_db")
+        self._run(lambda: self._write(row, prepared, pulses, workers, copies, held, skipped))
+
+    def _write(
+        self,
+        row: tuple[Any, ...] | None,
+        prepared: list[Pending],
+        pulses: list[Pulse],
+        workers: list[WorkerRow],
+        copies: list[CopyRow],
+        held: list[HeldRow],
+        skipped: SkippedRow,
+    ) -> None:
+        subid = self._sub.subid
+        counted, steps = self._counts(pulses)
+        with self._store.batch():
+            self._write_relations()
+            if row is not None:
+                self._store.put_origin(subid, parse_lsn(row[0]), None)
+                self._two_phase(row[2], prepared)
+                self._skip(skip.decoded(*row[3:6]), skip.floods(row[6]))
+            self._store.put_workers(subid, workers)
+            self._store.put_copy_progress(subid, copies)
+            self._write_held(held)
+            self._write_skipped(skipped)
+            self._origins(pulses)
+            if steps:
+                self._store.add_stats(subid, **steps)
+        self._counted |= counted  # only now: what was rolled back is written the next time
+        if row is not None:
+            self._shown(row[2])
+
+    def _origins(self, pulses: list[Pulse]) -> None:
+        """What ``create`` saw of origins may have changed: they are given to roles, and run out."""
+        shown = self._store.subscription_by_id(self._sub.subid)
+        for pulse in pulses:
+            if pulse.worker == subscription.APPLY and shown is not None:
+                others = tuple(name for name in shown.unavailable if name != origins.FEATURE)
+                found = (*others, origins.FEATURE) if pulse.untagged else others
+                if set(found) != set(shown.unavailable):
+                    self._store.alter(self._sub.subid, unavailable=found)
+
+    def _shown(self, state: str) -> None:
+        """The state store shows it."""
+        if state != self._shown_two_phase and state == two_phase.ENABLED:
+            self._log("LOG", said(f'two_phase is enabled for subscription "{self._sub.name}"'))
+        self._shown_two_phase = state
+
+    def _counts(self, pulses: list[Pulse]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
+        """What workers have counted since their start, and that since it was last added to the statistics."""
+        counted: dict[tuple[int, int], Counter[str]] = {}
+        steps: Counter[str] = Counter()
+        for pulse in pulses:
+            if pulse.chunk < 0:
+                worker, now = (pulse.worker, pulse.epoch), Counter({name: getattr(pulse, name) for name in _COUNTED})
+                steps.update(now - self._counted.get(worker, Counter()))
+                counted[worker] = now
+        return counted, steps
+
+    def _two_phase(self, state: str, prepared: list[Pending]) -> None:
+        rows = [PreparedRow(one.gid, one.xid, one.prepare_lsn, one.prepared_at) for one in prepared]
+        self._store.put_prepared(self._sub.subid, rows)
+        if state != self._shown_two_phase:
+            self._store.alter(self._sub.subid, two_phase=state)
+
+    def _skip(self, pending: skip.Skip | None, rules: Sequence[skip.Flood]) -> None:
+        """What the command that set it wrote may have come after it was consumed."""
+        wanted = (pending.lsn if pending is not None else 0, skip.shown(pending, rules))
+        if not self._shown_skip.untouched():
+            self._outdated = True
+        elif self._skips() not in (None, wanted):
+            self._store.alter(self._sub.subid, skip_lsn=wanted[0], skips=wanted[1])
+            self._shown_skip.wrote(wanted)
+
+    def _skips(self) -> tuple[int, tuple[str, ...]] | None:
+        shown = self._store.subscription_by_id(self._sub.subid)
+        return None if shown is None else (shown.skip_lsn, shown.skips)
+
+    def _read_relations(self) -> None:
+        """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
+        found = self._session.execute(_FINGERPRINT.encode(), (self._sub.subid,)).fetchone()
+        if found != self._fingerprint:
+            self.relations = subscription.relations(self._session, self._sub.subid)
+            self._fingerprint, self._write_at = found, 0.0
+
+    def _write_relations(self) -> None:
+        clock = time.monotonic()
+        if clock < self._write_at:
+            return
+        if not self._shown_tables.untouched():
+            self._fingerprint, self._outdated = None, True
+            return
+        rows = [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in self.relations]
+        self._store.put_relations(self._sub.subid, rows)
+        self._shown_tables.wrote(frozenset(rows))
+        self._write_at = clock + AGAIN_SECONDS
+
+    def _write_held(self, rows: Sequence[HeldRow]) -> None:
+        if not self._shown_held.untouched():
+            self.held.look_again()
+            self._outdated = True
+            return
+        self._store.put_held(self._sub.subid, rows)
+        self._shown_held.wrote(frozenset(rows))
+
+    def _write_skipped(self, row: SkippedRow) -> None:
+        if not self._shown_skipped.untouched():
+            self._skipped.again()
+            self._outdated = True
+            return
+        self._store.put_skipped(self._sub.subid, row)
+        self._shown_skipped.wrote(self._store.skipped(self._sub.subid))
+
+    def apply_pulse(self) -> Pulse | None:
+        """The apply worker's newest pulse."""
+        return self._pulses.newest(self._sub.subid, subscription.APPLY)
+
+    def _workers(self, heard: Sequence[tuple[float, Pulse]], apply_alive: bool, syncing: set[int]) -> list[WorkerRow]:
+        """Workers whose task runs; of one that gives no sign of life what it told last, and what it waits for."""
+        rows: dict[int, WorkerRow] = {}
+        for age, pulse in heard:
+            alive = apply_alive if pulse.worker == subscription.APPLY else pulse.worker in syncing
+            if alive and (pulse.chunk < 0 or (pulse.worker not in rows and age < STALE_SECONDS)):
+                rows[pulse.worker] = _worker(pulse)
+                if pulse.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
+                    role = "apply" if pulse.worker == subscription.APPLY else f"sync:{pulse.worker}"
+                    since = self._silent.setdefault(pulse.worker, ago(age))  # the same at every look
+                    rows[pulse.worker] = replace(
+                        rows[pulse.worker], silent_since=since, waits_for=self._locks().get(role)
+                    )
+                elif pulse.chunk < 0:
+                    self._silent.pop(pulse.worker, None)
+        shown = [rows[worker] for worker in sorted(rows)]
+        apply = self.apply_pulse() if apply_alive else None
+        if apply is not None and subscription.APPLY in rows:  # threads of the leader's process
+            shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
+        return shown
+
+    def _copying(self, pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
+        relations = [one for one in self.relations if one.srrelid in syncing]
+        rows = self._copies.read(self._session, self._sub.subid, relations, pulses)
+        return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
+
+    def events(self) -> None:
+        """Move conflicts and messages from the ledger into log and state store, then let the worker's feedback pass."""
+        rows = self._session.execute(
+            "SELECT id, body FROM pgsub.event WHERE subid = %s ORDER BY id LIMIT 1000", (self._sub.subid,)
+        ).fetchall()
+        if not rows:
+            return
+        failpoints.point("mirror.before_events")
+        for event, body in rows:  # once, however often recording is tried
+            if event not in self._told:
+                self._told.add(event)
+                self._tell(body)
+        self._run(lambda: self._write_events(rows))
+        self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
+        self._told -= {row[0] for row in rows}
+
+    def _write_events(self, rows: list[tuple[Any, ...]]) -> None:
+        with self._store.batch():
+            self._record([(event, body) for event, body in rows if body["kind"] == "conflict"])
+            for _, body in rows:  # what became of conflicts, those of the same commit too
+                if body["kind"] == "skipped":
+                    self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
+                elif body["kind"] == "replayed":
+                    place = (parse_lsn(body["finish_lsn"]), body.get("conflict"), body.get("table"))
+                    self._store.conflicts_replayed(self._sub.subid, *place)
+                elif body["kind"] == "advanced":
+                    self._store.conflicts_left_out(self._sub.subid, parse_lsn(body["from"]), parse_lsn(body["to"]))
+
+    def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
+        if conflicts:
+            found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
+            added = self._store.add_conflicts(found)
+            met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
+            self._store.add_stats(self._sub.subid, **met)
+
+    def _tell(self, body: dict[str, Any]) -> None:
+        """What the log is told of an event."""
+        if body["kind"] == "message":
+            self._message(body)
+        elif body["kind"] == "log":
+            self._log(body["level"], Said(body["text"]))
+        elif body["kind"] == "conflict" and not body.get("quiet"):
+            self._conflict(body)
+
+    def _message(self, body: dict[str, Any]) -> None:
+        place = f" in transaction {body['xid']}" if body["transactional"] else ""
+        text = f'logical decoding message "{body["prefix"]}": {body["content"]}'.replace("\n", "\n\t")
+        context = (
+            f'processing remote data for replication origin "pgsub_{self._sub.subid}" during message type "MESSAGE"'
+            f"{place}, emitted at {body['lsn']}"
+        )
+        self._log("LOG", Said(f"{text}\n{field('CONTEXT', context)}"))
+
+    def _conflict(self, body: dict[str, Any]) -> None:
+        self._log("LOG", said(body["message"], detail=body["detail"], context=body["context"]))
+
+
+def _action(body: dict[str, Any]) -> str:
+    """What a worker did with a conflict that did not stop it, or does not any more."""
+    if body.get("action"):
+        return str(body["action"])
+    return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
+
+
+def _worker(pulse: Pulse) -> WorkerRow:
+    apply = pulse.worker == subscription.APPLY
+    return WorkerRow(
+        "apply" if apply else "table synchronization",
+        pulse.pid,
+        relid=None if apply else pulse.worker,
+        received_lsn=pulse.received_lsn or None,
+        last_msg_send_time=wire_time(pulse.last_msg_send_time) if pulse.last_msg_send_time else None,
+        last_msg_receipt_time=wire_time(pulse.last_msg_receipt_time) if pulse.last_msg_receipt_time else None,
+        latest_end_lsn=pulse.latest_end_lsn or None,
+        latest_end_time=wire_time(pulse.latest_end_time) if pulse.latest_end_time else None,
+    )

@@ -1,0 +1,102 @@
+"""Looks at the subscription's slot on the publisher now and then, for ``status``. Never in the way of anything."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from pgsub.catalog.rows import SlotRow
+from pgsub.catalog.store import StateStore
+from pgsub.catalog.times import utc_now, utc_text
+from pgsub.common.errors import PgsubError
+from pgsub.common.subscription import Subscription
+from pgsub.common.threads import Owned
+from pgsub.launcher.mirror.backlog import Backlog, Waiting
+from pgsub.launcher.mirror.mirror import Run
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+
+SECONDS = 5.0
+#: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
+WINDOW, SHORTEST = 300.0, 20.0
+
+
+class SlotWatch:
+    """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up.
+
+    A look that came to nothing, however it ended, is followed by another.
+    """
+
+    def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run) -> None:
+        self._sub = sub
+        self._store = store
+        self._backlog = backlog
+        self._run = run  #: see :class:`~pgsub.launcher.mirror.mirror.Mirror`
+        self._next = 0.0
+        self._thread: Owned | None = None
+        self._growth: deque[tuple[float, int]] = deque()
+
+    def tick(self) -> None:
+        """Look again if it is time."""
+        clock = time.monotonic()
+        if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
+            return
+        self._next = clock + SECONDS
+        self._thread = Owned("slot_watch", "slot watch", self._look)
+        self._thread.start()
+
+    def _look(self) -> None:
+        assert self._sub.slot_name is not None
+        try:
+            connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
+            try:
+                state = slots.slot_state(connection, self._sub.slot_name)
+                waiting = self._backlog.waiting(connection) if state is not None else None
+            finally:
+                connection.close()
+            row = self._row(state, waiting) if state is not None else None
+            self._run(lambda: self._store.put_slot(self._sub.subid, row))
+        except PgsubError:
+            return  # the apply worker meets the same problem and reports it
+
+    def close(self) -> None:
+        """Wait for a look under way."""
+        if self._thread is not None:
+            self._thread.join(2)
+
+    def _rate(self, current_lsn: int) -> int | None:
+        """Bytes a second that the publisher's WAL grew by; None before it can be told."""
+        growth, now = self._growth, time.monotonic()
+        if growth and current_lsn < growth[-1][1]:
+            growth.clear()  # another server answers
+        growth.append((now, current_lsn))
+        while now - growth[0][0] > WINDOW:
+            growth.popleft()
+        seconds = now - growth[0][0]
+        return int((current_lsn - growth[0][1]) / seconds) if seconds >= SHORTEST else None
+
+    def _row(self, state: slots.SlotState, waiting: Waiting | None) -> SlotRow:
+        return SlotRow(
+            state.name,
+            plugin=state.plugin,
+            slot_type="logical" if state.plugin else "physical",
+            database=state.database,
+            active=state.active,
+            active_pid=state.active_pid,
+            restart_lsn=state.restart_lsn,
+            confirmed_flush_lsn=state.confirmed_flush_lsn,
+            wal_status=state.wal_status,
+            safe_wal_size=state.safe_wal_size,
+            two_phase=state.two_phase,
+            invalidation_reason=state.invalidation_reason,
+            failover=state.failover,
+            synced=state.synced,
+            conflicting=state.conflicting,
+            inactive_since=utc_text(state.inactive_since) if state.inactive_since else None,
+            retained_bytes=state.retained_bytes,
+            taken_at=utc_now(),
+            current_lsn=state.current_lsn,
+            wal_bytes_per_second=self._rate(state.current_lsn),
+            waiting_transactions=None if waiting is None else waiting.transactions,
+            waiting_at_least=None if waiting is None else not waiting.complete,
+        )

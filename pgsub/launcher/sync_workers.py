@@ -1,0 +1,137 @@
+"""The tablesync workers as their launcher sees them. Mirrors ProcessSyncingTablesForApply's bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pgsub.common.errors import Directive, PgsubError
+from pgsub.common.threads import Owned
+from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.launcher import faults
+from pgsub.launcher.error_reporting import APPLY, Trouble, sync_name
+from pgsub.launcher.retry import RETRY_SECONDS, Retry
+from pgsub.tablesync import order
+from pgsub.tablesync.context import SyncContext
+from pgsub.tablesync.coordinator import TableSync
+from pgsub.tablesync.copy.task import LOCKED
+from pgsub.tablesync.sync_states import INIT
+from pgsub.target.ledger.subscription import RelationState
+
+
+@dataclass(slots=True)
+class _Sync:
+    """One worker: a table, or some small ones together."""
+
+    relids: tuple[int, ...]
+    thread: Owned
+    failure: PgsubError | None = None  #: of all of them
+    errors: dict[int, PgsubError] = field(default_factory=dict)
+    outdated: set[int] = field(default_factory=set)  #: tables that a refresh took from it: its errors say nothing now
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread did, however."""
+        return not self.thread.is_alive()
+
+
+class SyncSide:
+    """Synchronizes what is not synchronized, a few tables at once; an error of one table never stops the others.
+
+    :param context: what is lent to each table's synchronization; its ``stopping`` event ends them.
+    :param interval: see :func:`pgsub.launcher.retry.interval`.
+    """
+
+    def __init__(
+        self, context: SyncContext, pulses: PulseReceiver, trouble: Trouble, interval: float = RETRY_SECONDS
+    ) -> None:
+        self._context = context
+        self._sub = context.subscription
+        self._pulses = pulses
+        self._trouble = trouble
+        self._interval = interval
+        self._running: list[_Sync] = []
+        self._retries: dict[int, Retry] = {}
+        self._states: dict[int, str] = {}  #: as of the last look
+
+    @property
+    def alive(self) -> set[int]:
+        """Tables whose worker runs."""
+        return {relid for sync in self._running if not sync.ended for relid in sync.relids}
+
+    def tick(self, relations: Sequence[RelationState], alive: set[int]) -> None:
+        """Hear of ends, start what is due.
+
+        :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
+        """
+        self._begin_anew(relations)
+        for sync in list(self._running):
+            if not alive.intersection(sync.relids):
+                self._ended(sync)
+        open_tables = [rel for rel in relations if order.unfinished(rel)]
+        self._trouble.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
+        busy = {relid for sync in self._running for relid in sync.relids}
+        free = self._sub.max_sync_workers - len(self._running)
+        waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
+        if free > 0 and waiting:
+            alone = {relid for relid, retry in self._retries.items() if retry.own}
+            for relids in order.next_workers(waiting, free, alone=alone):
+                self._start(relids)
+
+    def _begin_anew(self, relations: Sequence[RelationState]) -> None:
+        """A table that a refresh removed, or set back to be copied again, is not kept waiting for its old failures."""
+        states = {rel.srrelid: rel.srsubstate for rel in relations}
+        for relid, before in self._states.items():
+            if relid not in states or (states[relid] == INIT and before != INIT):
+                self._retries.pop(relid, None)
+                for sync in self._running:
+                    sync.outdated.add(relid)
+        self._states = states
+
+    def _retry(self, relid: int) -> Retry:
+        return self._retries.setdefault(relid, Retry(interval=self._interval))
+
+    def _start(self, relids: tuple[int, ...]) -> None:
+        def body() -> None:
+            try:
+                sync.errors = TableSync(self._context, *relids).run()
+            except PgsubError as error:
+                sync.failure = error
+            except Exception as error:
+                sync.failure = faults.bug(error)
+
+        sync = _Sync(relids, Owned("sync", f"sync {relids[0]}", body))
+        self._running.append(sync)
+        sync.thread.start()
+
+    def _ended(self, sync: _Sync) -> None:
+        self._running.remove(sync)
+        for relid in sync.relids:
+            self._pulses.forget(self._sub.subid, relid)
+            if relid in sync.outdated:
+                continue
+            error = sync.errors.get(relid) or sync.failure or sync.thread.death
+            if error is None:
+                self._retry(relid).succeeded()
+                continue
+            if relid in sync.errors and error.sqlstate == LOCKED and len(sync.relids) > 1:
+                self._retry(relid).own = True  # no error: from now on it waits for the lock by itself, as by the server
+                continue
+            self._retry(relid).failed(error, growing=True)
+            own = relid in sync.errors or len(sync.relids) == 1
+            # what no retry mends is tried one by one: so it is found out whose it is
+            self._retry(relid).own = own or error.directive is not Directive.RETRY
+            # what is the matter with all of them is told of one
+            if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
+                self._trouble.report(sync_name(relid), error, "sync_table_error_count")
+
+    def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:
+        """The error to end with when all that is left to synchronize fails on what no retry mends, else None."""
+        errors = [self._fault(rel.srrelid) for rel in relations if rel.srsubstate != "r"]
+        return errors[0] if errors and all(errors) else None
+
+    def _fault(self, relid: int) -> PgsubError | None:
+        retry = self._retries.get(relid)
+        if retry is None or retry.error is None or retry.error.directive is Directive.RETRY:
+            return None
+        return retry.error

@@ -1,0 +1,82 @@
+"""After a lost attempt of a chunked copy: exactly its rows are removed, nobody else's.
+
+Every row of a chunk carries the xid that the chunk recorded. Local rows stay; a row that was changed locally
+meanwhile carries another xid, is kept and reported, and the table stays in error rather than silently go on.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import pasted
+from pgsub.common.errors import ApplyError
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session import roles
+from pgsub.target.sql import statements
+
+#: How long the clean-up waits for local writers before it is put off.
+LOCK_TIMEOUT = "5s"
+
+
+def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
+    """Remove what the chunks of earlier attempts committed, and their ledger rows.
+
+    The attempt's sessions were evicted before, so no late chunk commits after this; and a synchronization that
+    another one took over removes nothing of what that one copies.
+
+    :return: rows removed.
+    :raises Fenced: the epoch was raised.
+    :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
+    :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
+    """
+    table = statements.table_name(target)
+    subid = claim.subid
+    with subscription.durable(connection):
+        states.fence(connection, claim)
+        chunks = connection.execute(
+            "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
+            " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",
+            (subid, target.oid),
+        ).fetchall()
+        removed = 0
+        if chunks:
+            # others queue behind a lock that is waited for
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+            xids = [str(row[0]) for row in chunks]
+            with roles.acting(connection, target.acts_as):
+                connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+                removed = connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
+                ).rowcount
+            expected = sum(row[1] for row in chunks)
+            streamed = _was_caught_up(connection, claim)
+            if (removed != expected or streamed) and not _is_empty(connection, target):
+                meanwhile = "by the catch-up that followed" if streamed else "locally meanwhile"
+                fault = ApplyError(
+                    f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
+                    detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
+                    f" {meanwhile}{', and rows may have been added' if streamed else ''}.",
+                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {pasted.statement(table)};",
+                )
+                fault.relation = f"{target.schema}.{target.name}"
+                raise fault
+        connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
+    return removed
+
+
+def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
+    """Whether transactions were applied to the table after its copy: their rows cannot be told from local ones."""
+    row = connection.execute(
+        "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s",
+        (claim.subid, claim.worker),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
+    table = statements.table_name(target)
+    with roles.acting(connection, target.acts_as):
+        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

@@ -1,0 +1,155 @@
+"""What a plain copy has met that a unique index refused: looked for once it has failed, for the record of conflicts.
+
+The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody looks at, so
+the publisher's row is searched by that key, in the snapshot that was copied, and tried alone, as apply tries it. The
+look has connections of its own, is bounded, changes nothing, and may fail without harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+
+import psycopg
+from psycopg import sql
+
+from pgsub.apply.conflicts import record as conflicts_record
+from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.common import pasted
+from pgsub.common.errors import ApplyError
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.snapshot import use_snapshot
+from pgsub.tablesync.copy import resolving
+from pgsub.tablesync.copy.resolving import Described
+from pgsub.target.catalog import unique_indexes
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+from pgsub.target.session.owner import must_use_password
+from pgsub.target.sql import conflict_search
+
+_log = logging.getLogger(__name__)
+
+#: Ways to read the values of a key that are tried: a comma in one of them makes them ambiguous.
+_READINGS = 20
+#: Rows of the publisher that are tried where a part of the key is an expression.
+_CANDIDATES = 20
+
+
+def record(
+    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, rows_of: Described
+) -> ConflictRecord | None:
+    """The conflict that ended a copy.
+
+    :param met: as the target said it.
+    :param snapshot: of the slot, while its holder lives.
+    :param rows_of: what was copied.
+    :return: None where it is no conflict in the server's sense; without the rows where they cannot be told.
+    """
+    if met.sqlstate != "23505":
+        return None
+    name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
+    try:
+        with contextlib.closing(target.connect(sub.target, name)) as session:
+            look = _Look(sub, claim, rows_of, session, met.diag)
+            return look.record(snapshot)
+    except Exception as trouble:  # the error itself is told whatever comes of this
+        _log.debug("what the copy of %s has met is not recorded: %s", rows_of.relation.name, trouble)
+    return None
+
+
+class _Look:
+    def __init__(
+        self,
+        sub: Subscription,
+        claim: Claim,
+        rows_of: Described,
+        session: psycopg.Connection,
+        diag: psycopg.errors.Diagnostic,
+    ) -> None:
+        self._sub, self._claim, self._rows_of = sub, claim, rows_of
+        self._session, self._diag = session, diag
+
+    def record(self, snapshot: str) -> ConflictRecord | None:
+        """In full if that can be had."""
+        diag = self._diag
+        place = (diag.schema_name or "", diag.table_name or "")
+        keys = unique_indexes.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
+        if keys is None:
+            return None
+        told = conflicts_record.copied_over(self._rows_of.relation, diag)
+        try:
+            for values in _readings(told.key, keys):
+                for row in self._publishers(snapshot, keys, values):
+                    found = self._tried(row)
+                    if found is not None:
+                        return found
+        except Exception as trouble:  # the key alone is something
+            _log.debug("the rows that met in %s.%s are not told: %s", *place, trouble)
+        return told
+
+    def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
+        """Rows that may have this key, as COPY sends them: by those of its parts that are columns.
+
+        Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
+        """
+        sub = self._sub
+        must = must_use_password(self._session, sub)
+        names = {column.name: sql.Identifier(column.name) for column in self._rows_of.relation.columns}
+        columns = {**names, **{pasted.name(text): one for text, one in names.items()}}
+        parts = [
+            sql.SQL("{} IS NULL").format(columns[key])
+            if value == "null"
+            else sql.SQL("{} = {}").format(columns[key], sql.Literal(value))
+            for key, value in zip(keys, values, strict=True)
+            if key in columns
+        ]
+        if not parts:
+            return []
+        query = sql.SQL("COPY (SELECT * FROM ({}) AS {} WHERE {} LIMIT {}) TO STDOUT").format(
+            sql.SQL(self._rows_of.selection),
+            sql.Identifier(self._rows_of.relation.name),
+            sql.SQL(" AND ").join(parts),
+            sql.Literal(1 if len(parts) == len(keys) else _CANDIDATES),
+        )
+        with contextlib.closing(
+            publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+        ) as source:
+            use_snapshot(source, snapshot)
+            source.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(conflict_search.TIMEOUT)))
+            try:
+                with source.cursor() as cursor, cursor.copy(query) as copy:
+                    return [bytes(row) for row in copy]
+            except (psycopg.errors.DataError, psycopg.errors.SyntaxErrorOrAccessRuleViolation):
+                return []  # not a value of that column, or no such column there: another reading may be right
+
+    def _tried(self, row: bytes) -> ConflictRecord | None:
+        """What stops the row when it comes alone."""
+        writer = resolving.Writer(self._session, self._sub, self._claim, tagged=False)
+        try:
+            self._session.execute("BEGIN")
+            limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}")
+            self._session.execute(limits.format(sql.Literal(conflict_search.TIMEOUT)))
+            for _ in resolving.store(writer, self._rows_of, [row]):
+                pass
+        except ApplyError as error:
+            found: ConflictRecord | None = error.record
+            indexes = (found.index_name or "").split(", ") if found is not None else []
+            return found if self._diag.constraint_name in indexes else None
+        finally:
+            self._session.execute("ROLLBACK")
+        return None
+
+
+def _readings(key: str, names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The values in ``(a, b)=(1, 2)``; where some of them hold commas, the ways to divide them."""
+    before = f"({', '.join(names)})=("
+    if not (key.startswith(before) and key.endswith(")")):
+        return
+    parts = key[len(before) : -1].split(", ")
+    for cuts in itertools.islice(itertools.combinations(range(1, len(parts)), len(names) - 1), _READINGS):
+        bounds = (0, *cuts, len(parts))
+        yield [", ".join(parts[start:stop]) for start, stop in itertools.pairwise(bounds)]

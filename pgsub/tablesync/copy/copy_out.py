@@ -1,0 +1,159 @@
+"""What a publisher answers to COPY TO STDOUT, checked message by message. Mirrors getCopyDataMessage (fe-protocol3.c).
+
+The publisher, or whoever writes on a line that nothing encrypts, is not trusted: kinds, lengths and order of messages
+are checked before a byte of a row comes out, and only contents of CopyData come out, never a header. Protocol sections
+"Simple Query", "COPY Operations" and "Asynchronous Operations".
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import psycopg
+
+from pgsub.common.errors import ProtocolViolation
+from pgsub.protocol import frames
+
+_HEADER = frames.HEADER
+_COPY_DATA = ord("d")
+_NO_LIMIT = 1 << 62
+_COUNT = re.compile(rb"COPY [0-9]{1,20}\0")
+
+
+class Stage(enum.Enum):
+    """What came last, as far as it decides what may come next."""
+
+    ASKED = "the query"
+    ROWS = "CopyOutResponse"
+    DONE = "CopyDone"
+    COMPLETE = "CommandComplete"
+    FAILED = "ErrorResponse"
+    ENDED = "ReadyForQuery"
+
+
+_NEXT: dict[tuple[Stage, bytes], Stage] = {
+    (Stage.ASKED, b"H"): Stage.ROWS,
+    (Stage.ROWS, b"d"): Stage.ROWS,
+    (Stage.ROWS, b"c"): Stage.DONE,
+    (Stage.DONE, b"C"): Stage.COMPLETE,
+    (Stage.COMPLETE, b"Z"): Stage.ENDED,
+    (Stage.FAILED, b"Z"): Stage.ENDED,
+    **{(stage, b"E"): Stage.FAILED for stage in Stage if stage is not Stage.ENDED},
+}
+
+
+class CopyOut:
+    """Finds the rows in the publisher's answer, however its bytes arrive.
+
+    A message of any size passes through a small buffer: it comes out in parts.
+
+    :ivar stage: what came last.
+    :ivar failure: the publisher's first error, as psycopg would raise it.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage.ASKED
+        self.failure: psycopg.Error | None = None
+        self._left = 0  #: bytes to come of a message that has begun
+        self._wanted = False  #: that message is CopyData
+
+    def cut(self, buffer: bytearray, have: int) -> tuple[list[memoryview], int]:
+        """Contents of CopyData in a buffer.
+
+        :param buffer: what was left by the call before, and what came since.
+        :param have: bytes in the buffer.
+        :return: stretches, valid until the buffer changes, and the number of bytes that are done with; the rest is the
+            beginning of a message.
+        :raises ProtocolViolation: these bytes are no answer to COPY TO STDOUT.
+        """
+        found: list[memoryview] = []
+        at, before = 0, -1
+        while before < at < have:
+            before = at
+            if self._left:
+                at = self._begun(buffer, at, have, found)
+            elif buffer[at] == _COPY_DATA:
+                at = self._rows(buffer, at, have, found)
+            else:
+                at = self._other(buffer, at, have)
+        return found, at
+
+    def _begun(self, buffer: bytearray, at: int, have: int, found: list[memoryview]) -> int:
+        end = min(have, at + self._left)
+        if self._wanted:
+            found.append(memoryview(buffer)[at:end])
+        self._left -= end - at
+        return end
+
+    def _rows(self, buffer: bytearray, at: int, have: int, found: list[memoryview]) -> int:
+        """Take the messages that are whole, and begin the one that is not."""
+        self._step(b"d")
+        edges = frames.walk(buffer, have, _NO_LIMIT, at)
+        found += frames.contents(buffer, edges)
+        at = edges[-1]
+        if have - at >= _HEADER and buffer[at] == _COPY_DATA:
+            self._left, self._wanted = frames.size_of(buffer, at) - _HEADER, True
+            at += _HEADER
+        return at
+
+    def _other(self, buffer: bytearray, at: int, have: int) -> int:
+        """Take one message that is no CopyData; of an error that no buffer holds the beginning is enough."""
+        if have - at < _HEADER:
+            return at
+        kind, size = bytes(buffer[at : at + 1]), frames.size_of(buffer, at)
+        if kind in frames.ANY_TIME:
+            self._left, self._wanted = size - _HEADER, False
+            return at + _HEADER
+        known = min(size, len(buffer))
+        if (self.stage, kind) not in _NEXT or (known < size and kind != b"E"):
+            raise self._unexpected(kind)
+        if have - at < known:
+            return at
+        self._message(kind, bytes(buffer[at + _HEADER : at + known]))
+        self._step(kind)
+        self._left, self._wanted = size - known, False
+        return at + known
+
+    def _message(self, kind: bytes, body: bytes) -> None:
+        if kind == b"E":
+            self.failure = self.failure or reported(body)
+        elif kind == b"H":
+            formats = (body[:1] + body[3:]).strip(b"\0\1")
+            _check(len(body) == 3 + 2 * int.from_bytes(body[1:3], "big") and not formats, "CopyOutResponse")
+        elif kind == b"c":
+            _check(not body, "CopyDone")
+        elif kind == b"C":
+            _check(_COUNT.fullmatch(body) is not None, "CommandComplete")
+        elif self.stage is not Stage.FAILED:  # the transaction that holds the snapshot goes on
+            _check(body == b"T", "ReadyForQuery")
+
+    def _step(self, kind: bytes) -> None:
+        stage = _NEXT.get((self.stage, kind))
+        if stage is None:
+            raise self._unexpected(kind)
+        self.stage = stage
+
+    def _unexpected(self, kind: bytes) -> ProtocolViolation:
+        return ProtocolViolation(
+            f"unexpected message type 0x{kind.hex()} in the publisher's answer to COPY, after {self.stage.value}"
+        )
+
+
+def _check(fits: bool, what: str) -> None:
+    if not fits:
+        raise ProtocolViolation(f"malformed {what} in the publisher's answer to COPY")
+
+
+def reported(body: bytes) -> psycopg.Error:
+    """An ErrorResponse as psycopg would raise it."""
+    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0") if field}
+    kind = psycopg.Error
+    try:
+        kind = psycopg.errors.lookup(fields.get(b"C", ""))
+    except KeyError:
+        pass
+    lines = [fields.get(b"M", "unknown error"), fields.get(b"D"), fields.get(b"H")]
+    error = kind("\n".join(line for line in lines if line))
+    error.sqlstate = error.sqlstate or fields.get(b"C")
+    return error

@@ -1,0 +1,155 @@
+"""Rows of a COPY from the publisher's socket to the target's, in messages made here."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Callable
+
+import psycopg
+from psycopg import pq
+
+from pgsub.tablesync.copy.copy_out import CopyOut, Stage
+
+#: Called again and again with the bytes moved so far.
+Moved = Callable[[int], None]
+
+_BUFFER = 1 << 18
+_HEADER = struct.Struct(">cI")
+
+
+class TargetSpoke(Exception):
+    """The target ended the copy by itself; its result says why."""
+
+
+class SourceError(Exception):
+    """The publisher failed, or was lost; ``error`` is what psycopg would have raised."""
+
+    def __init__(self, error: psycopg.Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Passthrough:
+    """The publisher's socket read here, the rows in its answer sent on in CopyData messages made here.
+
+    No header of the publisher's reaches the target, so what the target takes for a message is one of ours whatever the
+    publisher sends. libpq knows nothing of the query, and once ReadyForQuery has been read has missed nothing.
+    """
+
+    def __init__(self, source: socket.socket, target: socket.socket, pgconn: pq.abc.PGconn, meter: Moved) -> None:
+        self._source, self._target = source, target
+        self._pgconn = pgconn
+        self._meter = meter
+        self._buffer = bytearray(_BUFFER)
+        self._have = 0  #: bytes in the buffer
+        self._answer = CopyOut()
+        self._size = 0
+        self._spoke = False  #: the target has an error to report
+
+    def run(self, copy_out: str) -> int:
+        """:return: bytes of the rows.
+
+        :raises SourceError: the publisher failed.
+        :raises ProtocolViolation: what came is no answer to a COPY.
+        """
+        query = copy_out.encode() + b"\0"
+        self._ask(memoryview(b"Q" + struct.pack(">I", len(query) + 4) + query))
+        while self._answer.stage is not Stage.ENDED:
+            self._receive()
+            self._hand_on()
+            self._meter(self._size)
+        if self._answer.failure is not None:
+            raise SourceError(self._answer.failure)
+        if self._have:  # libpq would miss it: a server that ends its session between two queries
+            raise self._lost(None)
+        return self._size
+
+    def _ask(self, query: memoryview) -> None:
+        while query:
+            try:
+                query = query[self._source.send(query, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                wait(self._source, select.POLLOUT)
+            except OSError as error:
+                raise self._lost(error) from None
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                count = self._source.recv_into(memoryview(self._buffer)[self._have :])
+            except BlockingIOError:
+                wait(self._source, select.POLLIN, self._idle)
+                continue
+            except OSError as error:
+                raise self._lost(error) from None
+            if not count:
+                raise self._lost(None)
+            self._have += count
+            return
+
+    def _idle(self) -> None:
+        """Whoever waits still lives, and what it has moved is worth telling."""
+        self._meter(self._size)
+
+    def _lost(self, error: OSError | None) -> SourceError:
+        reason = f": {error.strerror}" if error is not None else ""
+        return SourceError(self._answer.failure or psycopg.OperationalError(f"the connection was lost{reason}"))
+
+    def _hand_on(self) -> None:
+        """Everything in the buffer but the beginning of a message that is not known yet."""
+        stretches, done = self._answer.cut(self._buffer, self._have)
+        if size := sum(map(len, stretches)):
+            self._send(memoryview(b"".join([_HEADER.pack(b"d", size + 4), *stretches])))
+            self._size += size
+            if self._spoke:
+                raise TargetSpoke
+        self._buffer[: self._have - done] = self._buffer[done : self._have]
+        self._have -= done
+
+    def _send(self, data: memoryview) -> None:
+        """A message that has begun is finished whatever the target says: libpq's next one must not end up in it."""
+        while data:
+            wanted = select.POLLOUT if self._spoke else select.POLLIN | select.POLLOUT
+            if wait(self._target, wanted, self._idle) & ~select.POLLOUT:
+                self._listen()
+            try:
+                data = data[self._target.send(data, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if self._spoke:
+                    raise TargetSpoke from None
+                raise _target_lost(error) from None
+
+    def _listen(self) -> None:
+        """The target speaks while rows are sent: an error ends the copy now, for it reads on without storing."""
+        try:
+            kind = self._target.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise _target_lost(error) from None
+        if kind == b"":
+            raise TargetSpoke
+        if kind == b"E":
+            self._spoke = True
+        else:
+            self._pgconn.consume_input()
+
+
+def _target_lost(error: OSError) -> psycopg.OperationalError:
+    return psycopg.OperationalError(f"the connection was lost: {error.strerror}")
+
+
+def wait(what: socket.socket | int, events: int, idle: Callable[[], None] = lambda: None) -> int:
+    """Wait for one of these events of poll(2); which of them came.
+
+    :param idle: called twice a second meanwhile.
+    """
+    poll = select.poll()
+    poll.register(what, events)
+    while not (ready := poll.poll(500)):
+        idle()
+    return ready[0][1]

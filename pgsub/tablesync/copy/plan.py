@@ -1,0 +1,145 @@
+"""How a table is copied: in one transaction or in chunks, and which chunks. No IO but the look under the lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import conflict_rules
+from pgsub.common.subscription import Subscription
+from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.session import roles
+from pgsub.target.sql import statements
+
+#: Size of a chunk at most; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
+CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
+#: A table below this is copied in one transaction, as the server does.
+CHUNKED_FROM_BYTES = CHUNK_BYTES
+
+
+#: Chunks for each task at least, so that the last task at work is not alone for long.
+CHUNKS_PER_TASK = 4
+#: But no chunk below this part of the largest size: each costs some round trips.
+_SMALLEST = 8
+_OF_INSERTS = frozenset({"insert_exists", "multiple_unique_conflicts", conflict_rules.IDENTICAL})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a table: the publisher's COPY and what it is expected to give."""
+
+    number: int
+    copy_out: str
+    bytes: int
+    rows: int | None  #: estimate, None where the table was never analyzed
+    leaf: Leaf | None = None  #: whose blocks it reads; None: it is the whole table
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """``mode`` is atomic (rows commit together with ``f``) or chunked; ``reason`` says why not chunked."""
+
+    mode: str
+    reason: str
+    copy_in: str
+    binary: bool
+    chunks: tuple[Chunk, ...]
+
+
+def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
+    """Why a table has to be copied in one transaction, None where chunks are safe if it is found empty.
+
+    Half a table is visible while chunks commit, and what a trigger did cannot be undone.
+    """
+    if sub.copy_atomic:
+        return "copy_atomic is set"
+    if remote.bytes < CHUNKED_FROM_BYTES:
+        return "the table is small"
+    if not all(leaf.readable for leaf in remote.leaves):
+        return "a partition cannot be read by itself"
+    if not replica:
+        return "session_replication_role cannot be set"
+    if target.fires:
+        return "a trigger on the target table would fire"
+    if target.rules:
+        return "a rule on the target table would apply"
+    return None
+
+
+def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, publisher_version: int) -> bool:
+    """Whether the copy goes in the binary format, as the server's own copy_table decides."""
+    if not sub.binary or publisher_version < 160000:
+        return False
+    types = {c.name: c.type_oid for c in target.columns}
+    # beyond the built-in ones an oid means nothing on another server
+    return all(c.type_oid < 10000 and types.get(c.name) == c.type_oid for c in remote.columns)
+
+
+def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str], ...]:
+    """The rules for conflicts that a copied row can meet."""
+    found = conflict_rules.of_table(sub.on_conflict, target.schema, target.name)
+    return tuple(rule for rule in found if rule[0] in _OF_INSERTS)
+
+
+def make(
+    sub: Subscription, remote: RemoteTable, target: TargetRelation, *, mode: str, reason: str, publisher_version: int
+) -> CopyPlan:
+    """The statements of a copy.
+
+    :param mode: atomic or chunked, as decided with the look under the lock.
+    """
+    names = [c.name for c in remote.columns]
+    rules = rules_of(sub, target)
+    binary = not rules and binary_copy(sub, remote, target, publisher_version)
+    times = any(resolution == conflict_rules.LAST_UPDATE_WINS for _, resolution in rules)
+    copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
+    rows = int(remote.reltuples) if remote.reltuples >= 0 else None
+    if mode == "atomic":
+        whole = copy_statement(remote, columns=names, binary=binary, times=times).as_string(None)
+        return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
+    chunks: list[Chunk] = []
+    for leaf, start, stop in chunk_ranges(sub, remote):
+        text = copy_statement(
+            remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary, times=times
+        )
+        share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
+        chunks.append(
+            Chunk(
+                len(chunks),
+                text.as_string(None),
+                int(leaf.bytes * share),
+                int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
+                leaf,
+            )
+        )
+    return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))
+
+
+def chunk_ranges(sub: Subscription, remote: RemoteTable) -> list[tuple[Leaf, int, int | None]]:
+    """Leaf, first block and the block after the last one of every chunk: small enough to keep all tasks at work."""
+    size = min(CHUNK_BYTES, max(CHUNK_BYTES // _SMALLEST, remote.bytes // (CHUNKS_PER_TASK * sub.copy_workers)))
+    return [(leaf, start, stop) for leaf in remote.leaves for start, stop in ranges(leaf, size)]
+
+
+def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
+    """Block ranges of a leaf, of about so many bytes with TOAST each; the last one is open-ended.
+
+    :param size: bytes of a range; a block is not divided.
+    """
+    count = max(1, min(leaf.pages, -(-leaf.bytes // size)))
+    bounds = [leaf.pages * i // count for i in range(count)]
+    return [(start, bounds[i + 1] if i + 1 < count else None) for i, start in enumerate(bounds)]
+
+
+def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
+    """Whether nobody's row is in the table, seen inside the caller's transaction under SHARE ROW EXCLUSIVE."""
+    table = statements.table_name(target)
+    connection.execute("SET LOCAL lock_timeout = '5s'")
+    with roles.acting(connection, target.acts_as):
+        connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None

@@ -1,0 +1,162 @@
+"""From tables to pieces of copy work: both sides described, how each table is copied, what its chunks are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.messages import Column, TypeName
+from pgsub.publisher import connect as publisher
+from pgsub.publisher.tables import RemoteTable, describe_tables
+from pgsub.tablesync.copy import plan, resolving
+from pgsub.tablesync.copy.task import Piece
+from pgsub.target.catalog.ddl_hints import column_types
+from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
+from pgsub.target.catalog.relation import TargetRelation, describe_many
+from pgsub.target.ledger import chunks, states
+from pgsub.target.ledger.chunks import ChunkKey
+from pgsub.target.ledger.subscription import Claim, RelationState, durable
+from pgsub.target.session import connect as target
+from pgsub.target.session import roles
+from pgsub.target.session.owner import must_use_password
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What there is to copy; ``errors`` are of tables that cannot be.
+
+    :ivar chunked: tables that are ``f`` only when all their pieces are done.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    chunked: list[int] = field(default_factory=list)
+    errors: dict[int, PgsubError] = field(default_factory=dict)
+
+
+def find_targets(
+    session: psycopg.Connection, sub: Subscription, rows: Sequence[RelationState]
+) -> tuple[dict[int, TargetRelation], dict[int, PgsubError]]:
+    """Describe the target tables; errors for those that are gone, were made anew, or may not be written."""
+    found, errors = {}, dict[int, PgsubError]()
+    names = [(row.schemaname, row.relname) for row in rows]
+    described = describe_many(session, names, replica=target.is_replica(session))
+    for row in rows:
+        relation = described.get((row.schemaname, row.relname))
+        if relation is None or relation.oid != row.srrelid:
+            hint = "Create the table on the target, then refresh the subscription: the new table is copied then.\n"
+            errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
+            continue
+        try:
+            check_replicable(relation)
+            decided = roles.decided(relation, sub)
+            roles.check_own(session, relation, sub, "INSERT")
+            found[row.srrelid] = decided
+        except (PermissionMissing, SchemaFault) as error:
+            errors[row.srrelid] = error
+    return found, errors
+
+
+def prepare(
+    session: psycopg.Connection,
+    sub: Subscription,
+    targets: Mapping[int, TargetRelation],
+    claims: Mapping[int, Claim],
+    attempts: Mapping[int, int],
+) -> Prepared:
+    """Describe the tables on the publisher, decide how each is copied, and write its chunks to the ledger.
+
+    :param targets: by oid; tables in one call share a slot and are copied in this order.
+    """
+    prepared = Prepared()
+    must = must_use_password(session, sub)
+    with contextlib.closing(
+        publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
+    ) as source:
+        names = [(relation.schema, relation.name) for relation in targets.values()]
+        described = describe_tables(source, names, sub.publications)
+        version = source.info.server_version
+    with durable(session):
+        states.fence_all(session, [claims[relid] for relid in targets])
+        for relid, relation in targets.items():
+            name = (relation.schema, relation.name)
+            if name in described.faults:
+                prepared.errors[relid] = described.faults[name]
+                continue
+            table = Table(described.tables[name], relation, claims[relid], attempts[relid])
+            try:
+                _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
+            except SchemaFault as fault:
+                prepared.errors[relid] = fault
+    return prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Both sides of a table, and which attempt of its copy this is."""
+
+    remote: RemoteTable
+    target: TargetRelation
+    claim: Claim
+    attempt: int
+
+
+def _other_types(
+    session: psycopg.Connection, remote: RemoteTable, target: TargetRelation
+) -> tuple[tuple[str, str], ...]:
+    """The publisher's types, as SQL of the target, of columns that are of other types there.
+
+    :raises SchemaFault: the target lacks a column, or has it as a generated one: logicalrep_rel_open in copy_table,
+        which asks before the first row, and where there is none.
+    """
+    ours = {c.name: (c.type_oid, c.typmod) for c in target.columns if not c.generated}
+    other = [c for c in remote.columns if ours.get(c.name) != (c.type_oid, c.typmod)]
+    names = {c.type_oid: TypeName(c.type_oid, c.type_schema, c.type_name) for c in other}
+    types = column_types(session, [Column(0, c.name, c.type_oid, c.typmod) for c in other], names)
+    found = {c.name: text for c, text in zip(other, types, strict=True)}
+    for fault in column_faults({name: text for name, text in found.items() if name not in ours}, target):
+        raise fault
+    shown = {c.name: c.full_type for c in target.columns}
+    return tuple((name, text) for name, text in found.items() if text != shown[name])
+
+
+def _prepare(
+    session: psycopg.Connection, sub: Subscription, table: Table, version: int, prepared: Prepared, *, together: bool
+) -> None:
+    relation = table.target
+    types = _other_types(session, table.remote, relation)
+    reason = plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session))
+    if reason is None and together:
+        reason = "the table is copied together with others"
+    if reason is None and not plan.empty_under_lock(session, relation):
+        reason = "the target table is not empty"
+    mode = "chunked" if reason is None else "atomic"
+    made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
+    described = resolving.described(table.remote, relation)
+    resolves = bool(plan.rules_of(sub, relation))
+    pieces = [
+        Piece(
+            ChunkKey(table.claim, table.attempt, chunk.number),
+            relation.schema,
+            relation.name,
+            mode == "atomic",
+            chunk.copy_out,
+            made.copy_in,
+            chunk.bytes,
+            chunk.rows,
+            described,
+            resolves,
+            chunk.leaf,
+            types,
+            relation.acts_as,
+        )
+        for chunk in made.chunks
+    ]
+    chunks.plan(session, [(piece.key, piece.bytes, piece.rows) for piece in pieces], mode)
+    prepared.pieces += pieces
+    if mode == "chunked":
+        prepared.chunked.append(relation.oid)

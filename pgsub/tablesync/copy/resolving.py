@@ -1,0 +1,159 @@
+"""A copy whose conflicts are resolved by rules: rows come one by one and go as inserts of apply, many at a time.
+
+Slower than :mod:`pgsub.tablesync.copy.stream`, where no value is looked at; it is the way of tables that have such
+rules. All of it is one transaction, as there. The server has no such copy: its copy_table (tablesync.c) fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.apply.commit.ledger_commit import LedgerCommit
+from pgsub.apply.conflicts.report import explained
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.resolve.resolver import Change
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import failpoints
+from pgsub.common.errors import ProtocolViolation
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.messages import Column, Relation
+from pgsub.publisher.connect import Connection
+from pgsub.publisher.tables import RemoteTable, selection
+from pgsub.tablesync.copy.passthrough import Moved, SourceError
+from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.ledger.progress import Progress
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session import connect as target
+
+#: Rows and bytes that are tried together.
+ROWS, BYTES = 2000, 4 << 20
+
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+_CONTROL = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+_NULL = rb"\N"
+_TIME = re.compile(rb"-?[0-9]{1,18}")
+_KEY = 1  #: flag of a column of the replica identity
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What rows are of.
+
+    :ivar relation: as a Relation message would describe it, with the columns that are copied.
+    :ivar oid: of the target's table.
+    :ivar selection: SQL of the publisher that gives all of them.
+    """
+
+    relation: Relation
+    oid: int
+    selection: str
+
+
+def described(remote: RemoteTable, local: TargetRelation) -> Described:
+    """A table that is to be copied."""
+    full = remote.replica_identity == "f"
+    sent = tuple(Column(_KEY if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
+    relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
+    return Described(relation, local.oid, selection(remote, [c.name for c in sent]).as_string(None))
+
+
+class Writer:
+    """One target session that stores rows with their conflicts resolved.
+
+    :param session: the caller opens and ends transactions.
+    :param tagged: whether what it writes carries a replication origin.
+    """
+
+    def __init__(self, session: psycopg.Connection, sub: Subscription, claim: Claim, *, tagged: bool) -> None:
+        tracked = tagged and target.tracks_commits(session)
+        self.relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
+        self.ending = LedgerCommit(session, Progress(session, claim, tagged=tagged), sub.subid)
+        self.executor = Executor(session, sub.subid, self.relations, self.ending.record, set_based=False)
+        self.session, self.sub = session, sub
+
+
+def move(source: Connection, writer: Writer, copy_out: str, rows_of: Described, moved: Moved) -> tuple[int, int]:
+    """Run the publisher's COPY and store its rows, inside the open transactions of both connections.
+
+    :param copy_out: in text form; a column more than there are is the row's commit time.
+    :return: rows taken, those that rules left out among them, and bytes.
+    :raises SourceError: the publisher failed.
+    :raises PgsubError: a row that no rule helps.
+    """
+    count = size = 0
+    for rows, read in store(writer, rows_of, _rows(source, copy_out)):
+        count, size = count + rows, size + read
+        moved(size)
+        failpoints.point("copy.middle")
+    return count, size
+
+
+def store(writer: Writer, rows_of: Described, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    """Store rows in the open transaction of the writer's session.
+
+    :param rows: as COPY sends them in text form.
+    :return: rows and bytes of each batch, once it is under way.
+    :raises PgsubError: a row that no rule helps.
+    """
+    executor = writer.executor
+    writer.relations.learn(rows_of.relation)
+    with explained(writer.session, writer.sub), executor.naming_rows():
+        executor.begin()
+        for changes, size in _batches(rows, rows_of.relation):
+            executor.copied(changes, lambda relation, oid, finish_lsn: rows_of.oid)
+            yield len(changes), size
+        writer.ending.record(executor.finish())
+
+
+def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:
+    """The publisher's rows; its errors are told from the target's."""
+    try:
+        with source.cursor() as cursor, cursor.copy(copy_out.encode()) as copy:
+            for row in copy:
+                yield bytes(row)
+    except psycopg.Error as error:
+        raise SourceError(error) from None
+
+
+def _batches(rows: Iterable[bytes], relation: Relation) -> Iterator[tuple[list[Change], int]]:
+    waiting: list[Change] = []
+    size = 0
+    for row in rows:
+        waiting.append(_change(row, relation))
+        size += len(row)
+        if len(waiting) >= ROWS or size >= BYTES:
+            yield waiting, size
+            waiting, size = [], 0
+    if waiting:
+        yield waiting, size
+
+
+def _change(row: bytes, relation: Relation) -> Change:
+    """A row of COPY in text form as an INSERT message of a transaction that nobody knows.
+
+    :raises ProtocolViolation: it is no such row.
+    """
+    fields = row[:-1].split(b"\t") if len(row) > 1 or relation.columns else []
+    values = [_value(field) for field in fields]
+    time = (values.pop() if len(values) > len(relation.columns) else None) or b"0"
+    if len(values) != len(relation.columns) or row[-1:] != b"\n" or not _TIME.fullmatch(time):
+        raise ProtocolViolation(
+            "malformed row in the publisher's answer to COPY",
+            detail=f"A row of {len(relation.columns)} columns in text form was expected.",
+        )
+    transaction = RemoteTransaction(0, 0, commit_ts=int(time))
+    parts = [b"I", relation.relid.to_bytes(4, "big"), b"N", len(values).to_bytes(2, "big")]
+    for value in values:
+        parts += [b"n"] if value is None else [b"t", len(value).to_bytes(4, "big"), value]
+    return transaction, b"".join(parts)
+
+
+def _value(field: bytes) -> bytes | None:
+    if b"\\" not in field:
+        return field
+    return None if field == _NULL else _ESCAPED.sub(lambda found: _CONTROL.get(found[1], found[1]), field)

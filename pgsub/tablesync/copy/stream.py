@@ -1,0 +1,150 @@
+"""Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
+
+Between connections that nothing encrypts rows go from socket to socket (:mod:`pgsub.tablesync.copy.passthrough`), and a
+row of any size passes through one small buffer. libpq would make an object of every row and copy each several times; it
+remains for encrypted connections. Either way the target is sent messages made here, and no header of the publisher's.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+import psycopg
+from psycopg import pq
+
+from pgsub.common import failpoints
+from pgsub.publisher.connect import Connection
+from pgsub.tablesync.copy.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
+
+__all__ = ["SourceError", "move"]
+
+_BLOCK = 1 << 17  #: libpq's way: one row a message costs twice the time of messages joined to blocks
+
+
+def move(
+    source: Connection, session: psycopg.Connection, copy_out: str, copy_in: str, moved: Moved, *, raw: bool
+) -> tuple[int, int]:
+    """Run both statements and move all rows, inside the open transactions of both connections.
+
+    After an error neither connection is good for anything but closing.
+
+    :param raw: :func:`~pgsub.publisher.channel.plain` holds for both.
+    :return: rows stored on the target, and bytes of the rows.
+    :raises SourceError: the publisher failed.
+    :raises psycopg.Error: the target failed.
+    """
+    session.pgconn.nonblocking = 1
+    result = session.pgconn.exec_(copy_in.encode())
+    if result.status != pq.ExecStatus.COPY_IN:
+        raise _error(result)
+    meter = _Meter(moved)
+    if raw:
+        with _dup(source) as sender, _dup(session) as receiver:
+            try:
+                size = Passthrough(sender, receiver, session.pgconn, meter).run(copy_out)
+            except TargetSpoke:
+                _end(session.pgconn)
+                raise psycopg.OperationalError("the target ended the copy") from None
+    else:
+        size = _through_libpq(source.pgconn, session.pgconn, copy_out, meter)
+    failpoints.point("copy.middle")
+    return _end(session.pgconn), size
+
+
+def _end(target: pq.abc.PGconn) -> int:
+    target.put_copy_end()
+    _flush(target)
+    result = _answer(target)
+    if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+        raise _error(result)
+    while _answer(target) is not None:
+        pass
+    return result.command_tuples or 0
+
+
+class _Meter:
+    """Reports progress, and gives a failpoint its chance once a block."""
+
+    def __init__(self, moved: Moved) -> None:
+        self._moved = moved
+        self._marked = 0
+
+    def __call__(self, size: int) -> None:
+        self._moved(size)
+        if size - self._marked >= _BLOCK:
+            self._marked = size
+            failpoints.point("copy.middle")
+
+
+def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, meter: _Meter) -> int:
+    """The same with libpq on both ends.
+
+    Both connections are waited for with poll: libpq's blocking calls would hold the interpreter. A block is flushed
+    before the next one is read, so libpq keeps no more than that in memory.
+    """
+    result = source.exec_(copy_out.encode())
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise SourceError(_error(result))
+    size = held = 0
+    block: list[bytes | memoryview] = []
+    while True:
+        try:
+            count, data = _row(source)
+        except psycopg.Error as error:
+            raise SourceError(error) from None
+        if count > 0:
+            block.append(data)
+            held += count
+        if held >= _BLOCK or (count < 0 and held):
+            target.put_copy_data(block[0] if len(block) == 1 else b"".join(block))
+            _flush(target)
+            size, held, block = size + held, 0, []
+            meter(size)
+        if count < 0:
+            break
+    # an error of the publisher ends the rows as their end does: only the result tells which it was
+    result_or_none = _answer(source)
+    if result_or_none is None or result_or_none.status != pq.ExecStatus.COMMAND_OK:
+        raise SourceError(_error(result_or_none))
+    if _answer(source) is not None:
+        raise SourceError(psycopg.OperationalError("the publisher sent more than was asked for"))
+    return size
+
+
+def _row(source: pq.abc.PGconn) -> tuple[int, memoryview]:
+    """The publisher's next row; a negative length at the end."""
+    while True:
+        count, data = source.get_copy_data(1)
+        if count:
+            return count, data
+        wait(source.socket, select.POLLIN)
+        source.consume_input()
+
+
+def _answer(connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """The next result."""
+    while connection.is_busy():
+        wait(connection.socket, select.POLLIN)
+        connection.consume_input()
+    return connection.get_result()
+
+
+def _flush(target: pq.abc.PGconn) -> None:
+    while target.flush():
+        if wait(target.socket, select.POLLIN | select.POLLOUT) & select.POLLIN:
+            target.consume_input()
+
+
+def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
+    """The server's error; without an SQLSTATE it is libpq that speaks, of a connection that was lost."""
+    if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+        return psycopg.OperationalError("the connection was lost")
+    error = psycopg.errors.error_from_result(result)
+    return error if error.sqlstate else psycopg.OperationalError(str(error))
+
+
+def _dup(connection: psycopg.Connection) -> socket.socket:
+    """The connection's socket, non-blocking as libpq made it; closing it leaves the connection open."""
+    return socket.socket(fileno=os.dup(connection.fileno()))

@@ -1,0 +1,120 @@
+"""The copy tasks at work on the pieces of one slot's snapshot: how many run, what is tried again, what has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsub.common.errors import Directive, Fenced, PgsubError, TargetUnavailable
+from pgsub.publisher.snapshot import SlotSnapshot
+from pgsub.tablesync.context import Job, SyncContext
+from pgsub.tablesync.copy import task
+from pgsub.tablesync.copy.task import CopyResult, CopySpec, Piece
+from pgsub.target.ledger import chunks
+
+_POLL = 0.02
+#: Tries of one piece while the snapshot lives.
+TRIES = 5
+
+
+class Workforce:
+    """Copies pieces with a number of tasks at once; each takes piece after piece.
+
+    :param session: the coordinator's, on the target: the ledger says what is done.
+    :param width: tasks at once at most.
+    :ivar errors: by table; its other pieces are not copied any more.
+    """
+
+    def __init__(
+        self,
+        context: SyncContext,
+        session: psycopg.Connection,
+        snapshot: SlotSnapshot,
+        pieces: Sequence[Piece],
+        width: int,
+    ) -> None:
+        self._context = context
+        self._session = session
+        self._snapshot = snapshot
+        self._pieces = list(pieces)
+        self._wanted = min(width, len(pieces))
+        self._running: list[Job] = []
+        self._tries: dict[chunks.ChunkKey | None, int] = {}
+        self._alone = len({piece.key.claim.worker for piece in pieces}) == 1
+        self.errors: dict[int, PgsubError] = {}
+
+    def run(self) -> None:
+        """Until every piece is done or its table has failed.
+
+        :raises Fenced: asked to stop.
+        :raises PgsubError: no further piece can be copied: the snapshot is gone, a server cannot be reached.
+        """
+        try:
+            while self._pieces:
+                self._wanted = max(self._wanted, 1)
+                while len(self._running) < self._wanted:
+                    self._start()
+                self._wait()
+        finally:
+            for job in self._running:
+                job.cancel()
+
+    def _start(self) -> None:
+        context, first = self._context, self._pieces[0]
+        spec = CopySpec(
+            context.subscription,
+            tuple(self._pieces),
+            self._snapshot.snapshot_name,
+            self._snapshot.slot_name,
+            context.pulse,
+            spare=bool(self._running),
+            grouped=not self._alone,
+        )
+        name = f"copy {first.name}" + ("" if self._alone else f" and {len(self._pieces) - 1} more")
+        self._running.append(context.submit(name, task.run, [spec]))
+
+    def _wait(self) -> None:
+        """Until one task has ended; what it left is seen in the ledger, also when it was killed."""
+        while not any(job.done() for job in self._running):
+            if self._context.stopping.is_set():
+                raise Fenced("asked to stop")
+            time.sleep(_POLL)
+        for job in [job for job in self._running if job.done()]:
+            self._running.remove(job)
+            self._ended(job)
+        undone = chunks.undone(self._session, [piece.key for piece in self._pieces])
+        if len(undone) < len(self._pieces):
+            self._tries.pop(None, None)  # something was done meanwhile
+        self._pieces = [p for p in self._pieces if p.key in undone and p.key.claim.worker not in self.errors]
+        if self._pieces and not self._running and self._wanted <= 0:
+            self._failed(None, TargetUnavailable("a piece of the copy is locked by a session whose task has ended"))
+            self._context.stopping.wait(1)  # the next take-over ends that session
+
+    def _ended(self, job: Job) -> None:
+        try:
+            results: list[CopyResult] = job.result(0)
+        except PgsubError as error:
+            self._failed(None, error)
+            return
+        if results[0].error is not None:
+            self._failed(results[0].failed, results[0].error)
+        else:
+            self._wanted -= 1  # it found nothing that nobody else copies
+
+    def _failed(self, piece: chunks.ChunkKey | None, error: PgsubError) -> None:
+        """Try a piece again as long as that may help; else its table has failed.
+
+        :param piece: None where a task could not even begin, or was killed.
+        """
+        self._tries[piece] = self._tries.get(piece, 0) + 1
+        hopeless = error.directive is not Directive.RETRY or self._tries[piece] >= TRIES
+        hopeless |= error.sqlstate == task.LOCKED and not self._alone  # it leaves the others, and waits by itself
+        if piece is None or not self._snapshot.alive():
+            if hopeless or not self._snapshot.alive():
+                raise error
+        elif hopeless and self._alone:
+            raise error
+        elif hopeless:
+            self.errors[piece.claim.worker] = error

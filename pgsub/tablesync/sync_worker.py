@@ -1,0 +1,166 @@
+"""The tablesync worker after its copy: streams its own slot until the table changes hands. Mirrors tablesync.c.
+
+Without shared memory: a chase while apply is far, then a claim that fixes where the table changes hands. In the
+terms of the server ``c`` (catchup) is this worker at work.
+"""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+
+from pgsub.apply.conflicts.report import explained
+from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.relation_map import local_name
+from pgsub.apply.rows.session import Streams
+from pgsub.apply.stream.batch import Batch
+from pgsub.apply.worker.loop import ApplyLoop
+from pgsub.apply.worker.policy import Positions
+from pgsub.apply.worker.start import WorkerSpec, streams
+from pgsub.apply.worker.worker import WorkerResult
+from pgsub.common import failpoints
+from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.protocol.lsn import covered
+from pgsub.protocol.messages import Relation
+from pgsub.tablesync import sync_states
+from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger.progress import Control
+
+#: Chase freely while apply is further ahead than this, and for so many looks; then claim.
+NEAR_BYTES = 16 << 20
+CHASES = 20
+_LOOK_SECONDS = 0.1
+
+
+def run(spec: WorkerSpec) -> WorkerResult:
+    """Apply this table's changes from its slot until ``s`` is committed.
+
+    :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
+    """
+    with streams(spec) as opened:
+        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=sync_states.CATCHUP)
+        loop = ApplyLoop(
+            opened,
+            SyncRole(opened, spec),
+            pulse,
+            PulseSender(spec.pulse),
+            transactional=spec.subscription.apply_mode == "transactional",
+        )
+        with explained(opened.connection, spec.subscription):
+            outcome = loop.run()
+        return WorkerResult(outcome, loop.remote_lsn, loop.position)
+
+
+class SyncRole:
+    """Only this worker's table, and with a claim only what the claim covers."""
+
+    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+        assert spec.relation is not None
+        self._streams = opened
+        self._claim = spec.claim
+        self._relation = spec.relation
+        self._handover: int | None = None
+        self._reached = False  #: a transaction beyond the claim came: everything before it is applied
+        self._looks = 0
+        self._lost = 0  #: claims that were taken back: then it chases longer before the next one
+        self._start = 0  #: where the copy left it
+        self._next_look = 0.0
+        self._done = False
+
+    def attach(self, loop: Positions) -> None:
+        """See :class:`~pgsub.apply.worker.policy.Role`; an older attempt's claim still stands and is kept."""
+        self._loop = loop
+        self._start = loop.remote_lsn
+        rows = subscription.relations(self._streams.connection, self._claim.subid)
+        self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+
+    def admit(self, batch: Batch) -> int:
+        """Nothing beyond the claim."""
+        if self._handover is None:
+            return len(batch)
+        for number, transaction in enumerate(batch.transactions()):
+            if not covered(transaction.finish_lsn, self._handover):
+                self._reached = True
+                return number
+        return len(batch)
+
+    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+        """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
+        ours = oid == self._claim.worker or local_name(relation) == self._relation
+        return self._claim.worker if ours else None
+
+    def holds(self) -> bool:
+        """Never: only a table that is apply's can be held."""
+        return False
+
+    def unfinished(self) -> bool:
+        """Never: see :meth:`boundary`."""
+        return False
+
+    def admits_early(self) -> tuple[int, Filter] | None:
+        """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
+        return None
+
+    def refused(self) -> bool:
+        """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""
+        self._attempt()
+        if not self._done:
+            time.sleep(0.02)
+        return self._done
+
+    def boundary(self, control: Control | None) -> bool:
+        """Try to hand over; True once ``s`` is committed."""
+        if self._done:
+            return True
+        clock = time.monotonic()
+        if clock < self._next_look:
+            return False
+        self._next_look = clock + _LOOK_SECONDS
+        self._attempt()
+        return self._done
+
+    @property
+    def _position(self) -> int:
+        """S: everything before is applied here; with a claim never beyond it."""
+        if self._handover is None:
+            return self._loop.position
+        reached = self._handover if self._reached else min(self._loop.position, self._handover)
+        return max(self._start, reached)  # a claim from before the copy lies before what came with it
+
+    def _attempt(self) -> None:
+        self._looks += 1
+        connection, position = self._streams.connection, self._position
+        apply_lsn = subscription.apply_position(connection, self._claim.subid)
+        if self._handover is None and apply_lsn > position:
+            if apply_lsn - position > NEAR_BYTES and self._looks < CHASES << min(self._lost, 8):
+                return
+        elif self._handover is not None and position < self._handover:
+            self._recheck()
+            return
+        try:
+            self._hand_over(apply_lsn, position)
+        except psycopg.errors.LockNotAvailable:
+            return  # apply holds its row in a long transaction; the stream is served meanwhile
+
+    def _hand_over(self, apply_lsn: int, position: int) -> None:
+        connection = self._streams.connection
+        if self._handover is None and apply_lsn > position:
+            self._handover = states.claim_handover(connection, self._claim, position)
+            failpoints.point("sync.after_claim")
+            return
+        failpoints.point("sync.before_s")
+        outcome = states.try_done(connection, self._claim, position)
+        self._done = outcome.done
+        if not outcome.done and outcome.handover_lsn != self._handover:
+            self._forget_claim(outcome.handover_lsn)
+
+    def _recheck(self) -> None:
+        """Apply may have taken the claim back while this worker was on its way."""
+        rows = subscription.relations(self._streams.connection, self._claim.subid)
+        standing = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+        if standing != self._handover:
+            self._forget_claim(standing)
+
+    def _forget_claim(self, standing: int | None) -> None:
+        self._handover, self._reached, self._looks, self._lost = standing, False, 0, self._lost + 1

@@ -1,0 +1,55 @@
+"""Values that are read with the modifier of their column: numeric(10,2), varchar(5), interval hour.
+
+The server's subscriber hands a column's modifier to its input function (slot_store_data, worker.c). A parameter of a
+statement is read without one, and what an explicit cast makes of it afterwards is another value: ``varchar(3)`` cuts
+off what does not fit, ``interval hour`` makes 0 hours of 5 seconds where the input function reads 5 hours.
+"""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from pgsub.protocol.messages import Column
+from pgsub.target.catalog.relation import TargetColumn
+
+_INTERVALS = (1186, 1187)  #: and the array of it
+#: Types of which a modifier that is no smaller takes every value as it is: time, timestamp, timestamptz, timetz; char,
+#: varchar, varbit.
+_WIDENED = (1083, 1114, 1184, 1266, 1042, 1043, 1562)
+_BUILT_IN = 16384  #: types with smaller oids are the same on every server
+
+
+def read(column: TargetColumn, text: sql.Composable) -> sql.Composed:
+    """Compose what a column's input function makes of a text, given the column's modifier.
+
+    No cast does that. ``json_to_record`` does: it hands a string on as it is (populate_scalar, jsonfuncs.c).
+
+    :param text: an expression of type text.
+    """
+    # the catalog query wrote the type as SQL
+    return sql.SQL(
+        "(SELECT pgsub_r.pgsub_v FROM pg_catalog.json_to_record(pg_catalog.json_build_object('pgsub_v'::text, {}))"
+        " AS pgsub_r (pgsub_v {}))"
+    ).format(text, sql.SQL(column.full_type))
+
+
+def is_read_by(column: TargetColumn) -> bool:
+    """Tell whether an assignment does not make of a value what the column's input function makes of its text.
+
+    So it is with the fields of an interval, and with types that have no cast to themselves.
+    """
+    if not column.fits:
+        return True
+    fields = column.typmod >> 16 & 0x7FFF  # INTERVAL_RANGE; all bits are INTERVAL_FULL_RANGE
+    return column.type_oid in _INTERVALS and column.typmod >= 0 and fields != 0x7FFF
+
+
+def changes(remote: Column, column: TargetColumn) -> bool:
+    """Tell whether a column's modifier may make another value of what the publisher's column has."""
+    if column.typmod < 0:
+        return False
+    if remote.type_oid != column.type_oid or column.type_oid >= _BUILT_IN:
+        return True
+    if remote.typmod == column.typmod:
+        return False
+    return column.type_oid not in _WIDENED or not 0 <= remote.typmod <= column.typmod

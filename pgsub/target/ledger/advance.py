@@ -1,0 +1,75 @@
+"""``pg_replication_origin_advance`` for a subscription of pgsub: the ledger's position moves without a transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.common.errors import StateForbids, said
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.subscription import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where apply is.
+
+    :ivar remote_lsn: the end of its last transaction; ``reported_lsn`` what it let the publisher forget.
+    """
+
+    remote_lsn: int
+    reported_lsn: int
+
+    @property
+    def furthest(self) -> int:
+        """Nothing before it is sent again."""
+        return max(self.remote_lsn, self.reported_lsn)
+
+
+def position(connection: psycopg.Connection, subid: int) -> Position:
+    """:raises StateForbids: the ledger does not know the subscription."""
+    row = connection.execute(
+        "SELECT remote_lsn::text, reported_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0", (subid,)
+    ).fetchone()
+    if row is None:
+        raise subscription.unknown(subid)
+    return Position(parse_lsn(row[0]), parse_lsn(row[1]))
+
+
+def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int) -> None:
+    """Move apply's position, durably and in one commit with what says so in the log.
+
+    A table that waits for its hand-over is given back its freedom: it has to catch up beyond the new position, with
+    what apply is about to leave out.
+
+    :param claim: apply's, raised after its worker had ended.
+    :param old: where it was when the operator decided.
+    :raises StateForbids: it is elsewhere by now.
+    """
+    with states.deciding(connection, claim.subid):
+        states.fence(connection, claim)
+        if position(connection, claim.subid) != old:
+            raise StateForbids("the subscription's position moved meanwhile", hint="Look again, then try again.")
+        connection.execute(
+            "WITH waiting AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"
+            " AND srsubstate IN ('d', 'f') ORDER BY srrelid FOR UPDATE)"
+            " UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %(subid)s"
+            " AND srrelid IN (SELECT srrelid FROM waiting)",
+            {"subid": claim.subid},
+        )
+        connection.execute(
+            "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"
+            " WHERE subid = %(subid)s AND worker = 0",
+            {"to": format_lsn(to), "subid": claim.subid},
+        )
+        text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"
+        moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
+        with connection.cursor() as cursor:
+            rows = [
+                (claim.subid, document(connection, body))
+                for body in ({"kind": "log", "level": "LOG", "text": said(text)}, moved)
+            ]
+            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

@@ -1,0 +1,111 @@
+"""Rows of pgsub.copy_chunk: what of a copy is to do, is being done, and is durably done.
+
+A chunk's row is locked by whoever copies it and tells its xid once it is done, in the transaction of its rows: a chunk
+is copied once, however many workers look for work and however often one of them dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.target.ledger import states
+from pgsub.target.ledger.subscription import Claim
+from pgsub.target.session.connect import SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """Which chunk of which attempt of which table's copy, and the claim under which it is copied."""
+
+    claim: Claim
+    attempt: int
+    number: int
+
+    @property
+    def params(self) -> tuple[int, int, int, int]:
+        """Values of the primary key."""
+        return self.claim.subid, self.claim.worker, self.attempt, self.number
+
+
+_KEY = "subid = %s AND srrelid = %s AND attempt = %s AND chunk = %s"
+
+
+def plan(connection: psycopg.Connection, rows: Sequence[tuple[ChunkKey, int | None, int | None]], mode: str) -> None:
+    """Write the chunks of one or more tables and how they are copied, inside the caller's transaction.
+
+    :param rows: chunk, estimated bytes, estimated rows.
+    :param mode: atomic or chunked.
+    """
+    subid, relids = rows[0][0].claim.subid, {key.claim.worker for key, _, _ in rows}
+    states.lock_tables(connection, subid, relids)
+    connection.execute(
+        "UPDATE pgsub.subscription_rel SET copy_mode = %s WHERE subid = %s AND srrelid = ANY (%s)",
+        (mode, subid, list(relids)),
+    )
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
+            " VALUES (%s, %s, %s, %s, %s, %s)",
+            [(*key.params, size, count) for key, size, count in rows],
+        )
+
+
+def begin(session: psycopg.Connection, key: ChunkKey, *, durable: bool) -> bool:
+    """Begin the chunk's transaction and lock its row.
+
+    While it lasts the session goes by the table's name, so that a take-over of that table ends it.
+
+    :param durable: whether the commit is synchronous, whatever the session's default is.
+    :return: False, and no transaction, where there is nothing to do: done, being done, or of an attempt that is over.
+    """
+    name = SessionName(key.claim.subid, f"copy:{key.claim.worker}", key.claim.epoch)
+    opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
+    session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on" if durable else ""))
+    row = session.execute(
+        f"SELECT FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED".encode(), key.params
+    ).fetchone()
+    if row is None:
+        session.execute("ROLLBACK")
+    return row is not None
+
+
+def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, atomic: bool) -> bool:
+    """Record the chunk as done in the transaction of its rows; with ``atomic`` the table's copy is done with it.
+
+    :return: whether this attempt is still the table's; else the caller rolls back.
+    :raises Fenced: the epoch was raised.
+    """
+    session.execute(
+        "UPDATE pgsub.copy_chunk SET xid = pg_catalog.pg_current_xact_id(), rows_done = %s, bytes_done = %s"
+        f" WHERE {_KEY}".encode(),
+        (rows, size, *key.params),
+    )
+    if atomic:
+        return states.finish_copy(session, key.claim, key.attempt)
+    states.fence(session, key.claim)
+    return True
+
+
+def undone(connection: psycopg.Connection, keys: Collection[ChunkKey]) -> set[ChunkKey]:
+    """Those that are not done yet."""
+    by_params = {key.params: key for key in keys}
+    relids = sorted({key.claim.worker for key in keys})
+    subids = sorted({key.claim.subid for key in keys})
+    rows = connection.execute(
+        "SELECT subid, srrelid::bigint, attempt, chunk FROM pgsub.copy_chunk"
+        " WHERE subid = ANY (%s) AND srrelid = ANY (%s) AND xid IS NULL",
+        (subids, relids),
+    )
+    return {by_params[row] for row in rows if row in by_params}
+
+
+def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Remove the book-keeping of copies and of sync workers' progress, inside the caller's transaction."""
+    connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s)", (subid, list(relids)))
+    connection.execute(
+        "DELETE FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s) AND worker <> 0", (subid, list(relids))
+    )

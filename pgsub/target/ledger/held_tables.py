@@ -1,0 +1,225 @@
+"""Held tables in the ledger: their changes are kept instead of made, until they are released.
+
+The server has nothing like it. What apply decides by is changed as the state of a table is (:mod:`states`): under the
+lock of its row. Kept changes are written by the transaction that would have made them, so with a prepared one they may
+come to light later than others. A released table is one of ``releasing`` until no such is left: whatever is seen of it
+is applied before any newer change of the table is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import psycopg
+
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.target.ledger import states
+from pgsub.target.ledger.subscription import Claim
+
+_TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
+_EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
+#: Rows that are looked at together at most.
+_LOOKED_AT = 5000
+
+
+class Held(NamedTuple):
+    """A held table, and what can be seen of its kept changes.
+
+    :ivar held_at: as RFC 3339 text.
+    :ivar releasing: they are being applied.
+    :ivar bytes: of their messages.
+    """
+
+    srrelid: int
+    held_at: str
+    releasing: bool
+    changes: int
+    bytes: int
+
+
+class Stretch(NamedTuple):
+    """Changes of one table in one remote transaction, in their order.
+
+    :ivar id: 0 until it is written; tells the order of a table's stretches.
+    :ivar commit_ts: as in :class:`~pgsub.apply.stream.transactions.RemoteTransaction`.
+    :ivar relation: the Relation message that describes them.
+    :ivar messages: see :mod:`pgsub.protocol.kept`.
+    :ivar changes: how many.
+    """
+
+    id: int
+    srrelid: int
+    xid: int
+    finish_lsn: int
+    commit_ts: int
+    relation: bytes
+    messages: bytes
+    changes: int
+
+
+def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
+    """Oids of held tables as of this statement, and whether each is being released."""
+    rows = connection.execute("SELECT srrelid::bigint, releasing FROM pgsub.held_table WHERE subid = %s", (subid,))
+    return dict(rows.fetchall())
+
+
+def overview(connection: psycopg.Connection, subid: int) -> list[Held]:
+    """All held tables with how much is kept."""
+    rows = connection.execute(
+        "SELECT t.srrelid::bigint,"
+        " pg_catalog.to_char(t.held_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),"
+        " t.releasing, coalesce(k.changes, 0)::bigint, coalesce(k.bytes, 0)::bigint"
+        " FROM pgsub.held_table t LEFT JOIN LATERAL (SELECT sum(changes) AS changes, sum(bytes) AS bytes"
+        " FROM pgsub.held_change c WHERE c.subid = t.subid AND c.srrelid = t.srrelid) AS k ON true"
+        " WHERE t.subid = %s ORDER BY t.srrelid",
+        (subid,),
+    )
+    return [Held(*row) for row in rows]
+
+
+def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Hold tables, inside the caller's transaction, which holds apply's row; nothing happens to those that are held.
+
+    What an earlier hold left behind, where the table was not subscribed meanwhile, is gone.
+    """
+    connection.execute(
+        f"DELETE FROM pgsub.held_change c WHERE {_TABLES} AND NOT EXISTS (SELECT FROM pgsub.held_table t"
+        " WHERE t.subid = c.subid AND t.srrelid = c.srrelid)".encode(),
+        (subid, list(relids)),
+    )
+    connection.execute(
+        "INSERT INTO pgsub.held_table AS t (subid, srrelid) SELECT %s, r FROM pg_catalog.unnest(%s::oid[]) AS r"
+        " ON CONFLICT (subid, srrelid) DO UPDATE SET releasing = false, drained_lsn = NULL WHERE t.releasing",
+        (subid, list(relids)),
+    )
+
+
+def release(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Have what is kept applied, inside the caller's transaction, which holds apply's row."""
+    connection.execute(
+        f"UPDATE pgsub.held_table SET releasing = true, drained_lsn = NULL WHERE {_TABLES} AND NOT releasing".encode(),
+        (subid, list(relids)),
+    )
+
+
+def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+    """Tables are not held any more and what was kept is gone, inside the caller's transaction, which holds apply's row:
+    they are copied anew, or leave the subscription.
+    """
+    for table in ("held_change", "held_table"):
+        connection.execute(f"DELETE FROM pgsub.{table} WHERE {_TABLES}".encode(), (subid, list(relids)))
+
+
+def keep(connection: psycopg.Connection, subid: int, stretches: Sequence[Stretch]) -> None:
+    """Write them in their order, in the transaction that passes them."""
+    columns = list(zip(*stretches, strict=True))
+    _, relids, xids, lsns, times, relations, messages, changes = (list(column) for column in columns)
+    connection.execute(
+        "INSERT INTO pgsub.held_change (subid, srrelid, xid, finish_lsn, committed_at, relation, messages, changes,"
+        f" bytes) SELECT %s, r, x, f, {_EPOCH} + t * '1 microsecond'::interval, d, m, n, pg_catalog.length(m)"
+        " FROM ROWS FROM (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::bigint[]),"
+        " pg_catalog.unnest(%s::pg_lsn[]), pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%b::bytea[]),"
+        " pg_catalog.unnest(%b::bytea[]), pg_catalog.unnest(%s::integer[])) WITH ORDINALITY"
+        " AS k (r, x, f, t, d, m, n, number) ORDER BY number".encode(),
+        (subid, relids, xids, [format_lsn(lsn) for lsn in lsns], times, relations, messages, changes),
+    )
+
+
+def waiting(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
+    """Those of the tables that have kept changes, as of this statement."""
+    rows = connection.execute(
+        "SELECT r::bigint FROM pg_catalog.unnest(%s::oid[]) AS r WHERE EXISTS (SELECT FROM pgsub.held_change c"
+        " WHERE c.subid = %s AND c.srrelid = r)",
+        (list(relids), subid),
+    )
+    return {relid for (relid,) in rows}
+
+
+def keeps(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
+    """Whether changes of the transaction with this finish LSN are kept; in such a case it is applied but for them."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)"
+        " WHERE t.subid = %s AND c.finish_lsn = %s)",
+        (subid, format_lsn(finish_lsn)),
+    ).fetchone()
+    return row == (True,)
+
+
+def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
+    """Finish LSNs of the transactions that come next of each table that is being released."""
+    rows = connection.execute(
+        "SELECT c.finish_lsn::text FROM pgsub.held_table t, LATERAL (SELECT finish_lsn FROM pgsub.held_change h"
+        " WHERE h.subid = t.subid AND h.srrelid = t.srrelid ORDER BY h.id LIMIT 1) AS c"
+        " WHERE t.subid = %s AND t.releasing",
+        (subid,),
+    )
+    return {parse_lsn(lsn) for (lsn,) in rows}
+
+
+def first(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[Stretch]:
+    """The first kept changes of these tables, in their order.
+
+    :param size: bytes of their messages from which on no more are read.
+    """
+    looked_at = connection.execute(
+        "SELECT c.id, c.bytes FROM pg_catalog.unnest(%s::oid[]) AS r,"
+        " LATERAL (SELECT id, bytes FROM pgsub.held_change h WHERE h.subid = %s AND h.srrelid = r"
+        " ORDER BY h.id LIMIT %s) AS c ORDER BY c.id LIMIT %s",
+        (list(relids), subid, _LOOKED_AT, _LOOKED_AT),
+    )
+    chosen: list[int] = []
+    for number, length in looked_at:
+        if size <= 0:
+            break
+        chosen.append(number)
+        size -= length
+    rows = connection.execute(
+        "SELECT id, srrelid::bigint, xid, finish_lsn::text, (extract(epoch FROM committed_at -"
+        f" {_EPOCH}) * 1000000)::bigint, relation, messages, changes FROM pgsub.held_change"
+        f" WHERE {_TABLES} AND id = ANY (%s) ORDER BY id".encode(),
+        (subid, list(relids), chosen),
+        binary=True,  # in text form a bytea of more than 512 MB cannot be sent
+    )
+    return [
+        Stretch(number, relid, xid, parse_lsn(lsn), commit_ts, relation, messages, changes)
+        for number, relid, xid, lsn, commit_ts, relation, messages, changes in rows
+    ]
+
+
+def done(connection: psycopg.Connection, subid: int, stretches: Sequence[Stretch]) -> bool:
+    """Remove them in the transaction that applies them; False where they are not all there any more."""
+    relids = list({one.srrelid for one in stretches})
+    removed = connection.execute(
+        f"DELETE FROM pgsub.held_change WHERE {_TABLES} AND id = ANY (%s)".encode(),
+        (subid, relids, [one.id for one in stretches]),
+    )
+    return removed.rowcount == len(stretches)
+
+
+def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int], *, moved: bool) -> bool:
+    """Tables that are being released, of which nothing is kept any more, are as any other from now on.
+
+    But where a prepared transaction is undecided that may have kept changes: those come to light with its end. What was
+    prepared after all that could be seen was applied has kept none.
+
+    :param moved: changes of them were applied since this was called last.
+    :return: whether that is so of any.
+    :raises psycopg.errors.LockNotAvailable: somebody holds apply's row.
+    """
+    with states.deciding(connection, claim.subid) as apply_lsn:
+        states.fence(connection, claim)
+        empty = list(set(relids) - waiting(connection, claim.subid, relids))
+        noted = connection.execute(
+            f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"
+            " AND (%s OR drained_lsn IS NULL)".encode(),
+            (format_lsn(apply_lsn), claim.subid, empty, moved),
+        ).rowcount
+        ended = connection.execute(
+            f"DELETE FROM pgsub.held_table t WHERE {_TABLES} AND releasing AND NOT EXISTS (SELECT"
+            " FROM pgsub.prepared_pending p WHERE p.subid = t.subid AND p.prepare_lsn < t.drained_lsn)".encode(),
+            (claim.subid, empty),
+        ).rowcount
+        if not noted and not ended:
+            raise psycopg.Rollback()
+    return ended > 0

@@ -1,0 +1,206 @@
+"""Whose the ledger is: who may be trusted with it, and who is given the use of it.
+
+A ledger's owner can attach code to its tables, which runs with the rights of everybody who writes there. So it must be
+the session's user, a superuser or the database's owner; one that a superuser makes belongs to the bootstrap superuser,
+who is one for good, and a superuser gets GRANTs as everybody else, for it may be none later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import pasted
+from pgsub.common.errors import PermissionMissing, one_line
+
+#: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
+LOCK_KEY = 0x7067737562  # "pgsub"
+
+_TRUSTED = """
+trusted AS (
+     SELECT r.oid FROM pg_catalog.pg_roles r
+      WHERE r.rolsuper OR r.rolname = current_user
+         OR r.oid = (SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))
+"""
+_STRANGERS = f"""
+WITH {_TRUSTED},
+ledger AS (
+     SELECT n.oid, n.nspowner AS owner, 'SCHEMA pgsub' AS what FROM pg_catalog.pg_namespace n
+      WHERE n.nspname = 'pgsub' AND EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
+      UNION ALL
+     SELECT c.oid, c.relowner, 'TABLE pgsub.' || pg_catalog.quote_ident(c.relname)
+       FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+      WHERE n.nspname = 'pgsub' AND c.relkind IN ('r', 'p', 'v', 'm', 'f'))
+SELECT l.what, o.rolname::text FROM ledger l JOIN pg_catalog.pg_roles o ON o.oid = l.owner
+ WHERE l.owner NOT IN (SELECT oid FROM trusted) ORDER BY l.what
+"""
+# Functions of the system are pinned, and nothing is recorded to depend on them.
+_PLANTED = f"""
+WITH {_TRUSTED},
+ledger AS (
+     SELECT c.oid, 'pgsub.' || pg_catalog.quote_ident(c.relname) AS name
+       FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+      WHERE n.nspname = 'pgsub' AND c.relkind IN ('r', 'p')),
+part AS (
+     SELECT 'pg_catalog.pg_trigger'::regclass AS catalog, t.oid, l.name, 'TRIGGER ' || pg_catalog.quote_ident(t.tgname)
+            AS what FROM pg_catalog.pg_trigger t JOIN ledger l ON l.oid = t.tgrelid WHERE NOT t.tgisinternal
+      UNION ALL
+     SELECT 'pg_catalog.pg_policy'::regclass, p.oid, l.name, 'POLICY ' || pg_catalog.quote_ident(p.polname)
+       FROM pg_catalog.pg_policy p JOIN ledger l ON l.oid = p.polrelid
+      UNION ALL
+     SELECT 'pg_catalog.pg_attrdef'::regclass, a.oid, l.name, NULL
+       FROM pg_catalog.pg_attrdef a JOIN ledger l ON l.oid = a.adrelid
+      UNION ALL
+     SELECT 'pg_catalog.pg_constraint'::regclass, k.oid, l.name, NULL
+       FROM pg_catalog.pg_constraint k JOIN ledger l ON l.oid = k.conrelid
+      UNION ALL
+     SELECT 'pg_catalog.pg_class'::regclass, i.indexrelid, l.name, NULL
+       FROM pg_catalog.pg_index i JOIN ledger l ON l.oid = i.indrelid)
+SELECT l.name, 'RULE ' || pg_catalog.quote_ident(r.rulename)
+  FROM pg_catalog.pg_rewrite r JOIN ledger l ON l.oid = r.ev_class
+ UNION
+SELECT p.name, p.what
+  FROM part p JOIN pg_catalog.pg_depend d ON d.classid = p.catalog AND d.objid = p.oid
+  JOIN pg_catalog.pg_proc f ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND f.oid = d.refobjid
+ WHERE f.proowner NOT IN (SELECT oid FROM trusted)
+ ORDER BY 1, 2
+"""
+# What the role was granted itself: a superuser may do everything, for as long as it is one.
+_UNGRANTED = """
+SELECT r.rolname::text FROM pg_catalog.pg_namespace n, pg_catalog.pg_roles r
+ WHERE n.nspname = 'pgsub' AND r.rolname = coalesce(%s, current_user) AND r.oid <> n.nspowner AND (
+       NOT EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) a WHERE a.grantee = r.oid AND a.privilege_type = 'USAGE')
+       OR EXISTS (
+          SELECT FROM pg_catalog.pg_class c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS w
+           WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relowner <> r.oid
+             AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) a
+                              WHERE a.grantee = r.oid AND a.privilege_type = w)))
+"""
+# A schema without a table is no ledger yet, and whoever made it has attached nothing to one.
+_EMPTY = f"""
+WITH {_TRUSTED}
+SELECT n.oid FROM pg_catalog.pg_namespace n
+ WHERE n.nspname = 'pgsub' AND n.nspowner NOT IN (SELECT oid FROM trusted)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid)
+"""
+_GRANTEES = """
+SELECT DISTINCT r.rolname::text
+  FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a, pg_catalog.pg_roles r
+ WHERE n.nspname = 'pgsub' AND r.oid = a.grantee AND a.grantee <> n.nspowner
+"""
+_MAY_GIVE = """
+SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner
+ WHERE n.nspname = 'pgsub' AND pg_catalog.pg_has_role(current_user, o.oid, %s)
+"""
+
+
+def check(connection: psycopg.Connection) -> None:
+    """Whether whoever owns the ledger, or attached code to it, may be trusted; nothing where there is none.
+
+    Asked by every command before it writes there, and at the start of launchers, workers and copies.
+
+    :raises PermissionMissing: with what a superuser is to run.
+    """
+    strangers = connection.execute(_STRANGERS.encode()).fetchall()
+    if strangers:
+        raise _belongs_to(connection, strangers)
+    planted = connection.execute(_PLANTED.encode()).fetchall()
+    if planted:
+        raise _carries_code(planted)
+
+
+def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]) -> PermissionMissing:
+    row = connection.execute(
+        "SELECT current_user::text, pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(r.rolname)"
+        " FROM pg_catalog.pg_database d JOIN pg_catalog.pg_roles r ON r.oid = d.datdba"
+        " WHERE d.datname = pg_catalog.current_database()"
+    ).fetchone()
+    assert row is not None
+    user, grantee, owner = row
+    names = sorted({name for _, name in strangers})
+    return PermissionMissing(
+        f'the ledger on the target belongs to role "{names[0]}"',
+        detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
+        f' to the tables of schema pgsub would run with the rights of "{user}".',
+        hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
+        f" {pasted.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
+        + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
+        + grants(grantee),
+        sqlstate="42501",
+    )
+
+
+def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
+    table, what = planted[0]
+    drops = [one_line(f"DROP {what} ON {table};") for table, what in planted if what is not None]
+    named = f"{what.split()[0].lower()} {what.partition(' ')[2]}" if what else "a default, constraint or index"
+    return PermissionMissing(
+        f"{named} of {table} is no part of the ledger on the target",
+        detail="It would run with the rights of the user of --target, and whoever wrote it is not trusted with them.",
+        hint="Look at what it does and where it came from, then remove it:\n"
+        + ("\n".join(drops) or "psql -c " + pasted.word(f"\\d {table}")),
+        sqlstate="42501",
+    )
+
+
+def grants(roles: str) -> str:
+    """What others than the ledger's owner need.
+
+    :param roles: as SQL.
+    """
+    return (
+        f"GRANT USAGE ON SCHEMA pgsub TO {roles};\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO {roles};"
+    )
+
+
+def _owner(connection: psycopg.Connection) -> str | None:
+    right = "SET" if connection.info.server_version >= 160000 else "MEMBER"
+    row = connection.execute(_MAY_GIVE.encode(), (right,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def give(connection: psycopg.Connection, role: str | None = None) -> None:
+    """Make the GRANTs that a role lacks, where the session's user may; where not, nothing happens.
+
+    :param role: None for the session's own.
+    """
+    if not _lacking(connection, role):
+        return
+    with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
+        connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+        for name in _lacking(connection, role):
+            with acting(connection):
+                connection.execute(grants(sql.Identifier(name).as_string()).encode())
+
+
+def _lacking(connection: psycopg.Connection, role: str | None) -> list[str]:
+    return [name for (name,) in connection.execute(_UNGRANTED.encode(), (role,)).fetchall()]
+
+
+@contextlib.contextmanager
+def acting(connection: psycopg.Connection) -> Iterator[None]:
+    """Inside an open transaction be the ledger's owner, or who it is to be, where the session's user may."""
+    bootstrap = _bootstrap_superuser(connection)
+    if bootstrap is not None and connection.execute(_EMPTY.encode()).fetchone() is not None:
+        connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
+        for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # whom its maker let in
+            connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
+    owner = _owner(connection) or bootstrap
+    if owner is not None:
+        connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(owner)))
+    yield
+    if owner is not None:
+        connection.execute("RESET ROLE")
+
+
+def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:
+    """Who is to own a ledger that a superuser makes: the role that the server never lets be anything else."""
+    row = connection.execute(
+        "SELECT b.rolname::text FROM pg_catalog.pg_roles b, pg_catalog.pg_roles me WHERE b.oid = 10 AND b.rolsuper"
+        " AND me.rolname = current_user AND me.rolsuper"
+    ).fetchone()
+    return None if row is None else str(row[0])

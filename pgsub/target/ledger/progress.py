@@ -1,0 +1,292 @@
+"""A worker's own rows in the ledger: claim, lock, compare-and-set, report. Mirrors origin.c for one session.
+
+The progress row is addressed by its remembered ctid with the key as fall-back: under an old snapshot on the target
+the key's index chain grows with every version (76 µs became 350 µs after 24,000 updates, by ctid it stays).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common.errors import Fenced, StreamsMustRestart
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.target.ledger.skip import Flood, Skip, decoded, floods
+from pgsub.target.ledger.subscription import APPLY, Claim, RelationState, lsn_or_none
+from pgsub.target.sql.pipeline import FirstRow, Pipeline, StatementFailed
+from pgsub.target.sql.statements import Statement
+
+_COLUMNS = (
+    "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("
+    " SELECT pg_catalog.to_json(ARRAY[c.skip_lsn::text, c.skip_rows, pg_catalog.array_to_string(c.skip_lsns, ' '),"
+    " c.skip_rules::text])::text FROM pgsub.control c WHERE c.subid = progress.subid AND c.worker = 0"
+    " AND (c.skip_lsn IS NOT NULL OR c.skip_rules IS NOT NULL))"
+)
+_KEY = "subid = %s AND worker = %s"
+_MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
+
+_BEGIN = Statement(sql.Composed([sql.SQL("BEGIN")]), (), ())
+_COMMIT = Statement(sql.Composed([sql.SQL("COMMIT")]), (), ())
+_LOCK = Statement(
+    sql.Composed(
+        [
+            sql.SQL(f"SELECT {_COLUMNS} FROM pgsub.progress"),
+            sql.SQL(" WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"),
+        ]
+    ),
+    (),
+    (),
+)
+# An error where nothing is hit, so that the COMMIT behind it is not run.
+_ADVANCE = """
+WITH advanced AS (
+    UPDATE pgsub.progress SET remote_lsn = $1, remote_commit_ts = coalesce(
+        '2000-01-01 00:00:00+00'::timestamptz + $2::bigint * '1 microsecond'::interval, remote_commit_ts)
+    WHERE ctid = $3::tid AND subid = $4 AND worker = $5 AND remote_lsn = $6 AND EXISTS (
+        SELECT FROM pgsub.control c WHERE c.subid = $4 AND c.worker = $5 AND c.epoch = $7 AND c.token = $8)
+    RETURNING ctid::text AS place, remote_lsn, remote_commit_ts)
+SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) AS one LEFT JOIN advanced a ON true"""
+# In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
+_TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
+_NOT_HIT = "22012"  #: division_by_zero
+_DEALLOCATED = "26000"  #: invalid_sql_statement_name; see :mod:`pgsub.apply.worker.committer`
+_TEXT = (0,)
+#: What is sent, with which values, and who takes its first row.
+_Step = tuple[Statement, Sequence[object], FirstRow | None]
+
+
+@dataclass(slots=True)
+class Control:
+    """What an idle worker looks at: its flags and apply's version of the table states."""
+
+    stop: bool
+    states_version: int
+
+
+class Progress:
+    """The progress row of one worker under one claim, used by one session.
+
+    :param connection: the writing session, autocommit.
+    :param claim: the epoch this worker was started under.
+    :ivar skip: what is not to be applied, as it was when the row was read last; ``floods`` rules for it.
+    :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
+        as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
+    """
+
+    def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
+        self._connection = connection
+        self._pipeline = Pipeline(connection, "pgsubprogress")
+        self._tagged = tagged
+        advance = sql.SQL(_ADVANCE.format(_TAG if tagged else ""))
+        self._advance = Statement(sql.Composed([advance]), (), ())
+        self._claim = claim
+        self._key = (claim.subid, claim.worker)
+        self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
+        self._ctid: str | None = None
+        self.remote_lsn = 0
+        self.reported_lsn = 0
+        self.states_version = -1
+        self.skip: Skip | None = None
+        self.floods: tuple[Flood, ...] = ()
+
+    @property
+    def applies(self) -> bool:
+        """Whether it is apply's own row, not that of a sync worker."""
+        return self._claim.worker == APPLY
+
+    @property
+    def skips(self) -> bool:
+        """Whether anything is not to be applied."""
+        return self.skip is not None or bool(self.floods)
+
+    @property
+    def tagged(self) -> bool:
+        """Whether what the session writes carries a replication origin."""
+        return self._tagged
+
+    def claim(self) -> None:
+        """Take the epoch for this attempt; a second attempt of the same task ends here.
+
+        :raises Fenced: claimed already, or the epoch was raised.
+        """
+        row = self._connection.execute(
+            "UPDATE pgsub.control SET claimed_by = %s"
+            " WHERE subid = %s AND worker = %s AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true",
+            (uuid.uuid4(), *self._fence),
+        ).fetchone()
+        if row is None:
+            raise Fenced("another attempt of this worker holds the claim")
+        self._read("")
+
+    def read(self) -> None:
+        """Read the row without a lock: where the streams are to start."""
+        self._read("")
+
+    def _read(self, suffix: str) -> None:
+        row = None
+        if self._ctid is not None:
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = %s::tid AND {_KEY} {suffix}".encode(),
+                (self._ctid, *self._key),
+            ).fetchone()
+        if row is None:
+            row = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY} {suffix}".encode(), self._key
+            ).fetchone()
+        if row is None:
+            raise Fenced("the subscription was removed from the ledger")
+        self._take(row)
+
+    def _take(self, row: Sequence[Any]) -> None:
+        self._ctid = row[0]
+        self.remote_lsn, self.reported_lsn = parse_lsn(row[1]), parse_lsn(row[2])
+        self.states_version = int(row[3])
+        self.skip, self.floods = (None, ()) if row[4] is None else _skips(*json.loads(row[4]))
+
+    def open(self, expected: int) -> None:
+        """Begin a transaction and :meth:`lock` the row, in one round trip.
+
+        :raises StreamsMustRestart: as of :meth:`lock`.
+        """
+        steps: tuple[_Step, ...] = ((_BEGIN, (), None), (_LOCK, (self._ctid, *self._key), self._take))
+        self._ctid = None
+        try:
+            try:
+                self._together(*steps)
+            except StatementFailed as failure:
+                if failure.error.sqlstate != _DEALLOCATED:
+                    raise
+                self._together(*steps)
+        except StatementFailed as failure:
+            raise failure.error from None
+        if self._ctid is None:  # somebody else wrote the row
+            self._read("FOR UPDATE")
+        self._check(expected)
+
+    def _together(self, *steps: _Step) -> None:
+        for statement, values, on_row in steps:
+            texts = [None if value is None else str(value).encode() for value in values]
+            self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=on_row)
+        self._pipeline.sync()
+
+    def _moved(self, row: Sequence[str | None]) -> None:
+        self._ctid = row[0]
+
+    def lock(self, expected: int) -> None:
+        """Lock the row in the caller's transaction, before anything is decided about table states.
+
+        READ COMMITTED re-reads only the locked row after waiting: states are read in the *next* statement
+        (:func:`table_states`), and only when ``states_version`` moved.
+
+        :param expected: where this worker's memory says the ledger is.
+        :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
+        """
+        self._read("FOR UPDATE")
+        self._check(expected)
+
+    def _check(self, expected: int) -> None:
+        if self.remote_lsn != expected:
+            raise StreamsMustRestart(
+                "the ledger is not where this worker left it",
+                detail=f"Expected {format_lsn(expected)}, found {format_lsn(self.remote_lsn)}.",
+            )
+
+    def close(self, old: int, new: int, commit_ts: int | None) -> None:
+        """Compare-and-set of ``remote_lsn`` in the transaction that holds the data, and COMMIT, in one round trip.
+
+        :param old: where this batch began.
+        :param new: end LSN of its last transaction.
+        :param commit_ts: microseconds since 2000-01-01 UTC on the publisher.
+        :raises StreamsMustRestart: not one row was hit; the transaction is rolled back.
+        :raises StatementFailed: any other failure, of the COMMIT where :func:`of_commit` says so; rolled back.
+        :raises TargetUnavailable: the connection broke: only the ledger knows whether it is committed.
+        """
+        values = (format_lsn(new), commit_ts, self._ctid, *self._key, format_lsn(old), *self._fence[2:])
+        try:
+            self._together((self._advance, values, self._moved), (_COMMIT, (), None))
+        except StatementFailed as failure:
+            if failure.error.sqlstate == _NOT_HIT and not of_commit(failure):
+                raise StreamsMustRestart("compare-and-set of the progress row failed") from None
+            raise
+
+    def tag(self, end_lsn: int, commit_ts: int) -> None:
+        """Give a commit that does not :meth:`close` in its own transaction the publisher's position and time.
+
+        Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
+        """
+        if self._tagged:
+            self._connection.execute(
+                "SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn,"
+                " '2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval)",
+                (format_lsn(end_lsn), commit_ts),
+            )
+
+    def report(self, position: int) -> None:
+        """Record ``position`` as reported, durably: its flush makes every earlier commit of this server durable.
+
+        :param position: what the feedback may name as flushed from now on.
+        :raises Fenced: the epoch was raised meanwhile.
+        """
+        with self._connection.transaction():
+            self._connection.execute("SET LOCAL synchronous_commit = on")
+            row = self._connection.execute(
+                f"UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE {_KEY} AND {_MINE}"
+                " RETURNING ctid::text, reported_lsn::text".encode(),
+                (format_lsn(position), *self._key, *self._fence),
+            ).fetchone()
+        if row is None:
+            raise Fenced("another worker took over")
+        self._ctid, self.reported_lsn = row[0], parse_lsn(row[1])
+
+    def control(self) -> Control:
+        """The worker's flags, without a lock and without a write.
+
+        :raises Fenced: the epoch was raised meanwhile.
+        """
+        row = self._connection.execute(
+            "SELECT c.stop, p.states_version FROM pgsub.control c"
+            " JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0"
+            " WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s",
+            self._fence,
+        ).fetchone()
+        if row is None:
+            raise Fenced("another worker took over")
+        return Control(*row)
+
+    def unmirrored_events(self) -> tuple[int, int] | None:
+        """The first and the last of what the launcher still has to record, by id; None where there is nothing."""
+        row = self._connection.execute(
+            "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s", (self._claim.subid,)
+        ).fetchone()
+        return None if row is None or row[0] is None else (row[0], row[1])
+
+
+def _skips(
+    lsn: str | None, rows: str | None, several: str | None, rules: str | None
+) -> tuple[Skip | None, tuple[Flood, ...]]:
+    skip = decoded(lsn, rows, None if several is None else several.split())
+    return skip, () if rules is None else floods(json.loads(rules))
+
+
+def of_commit(failure: StatementFailed) -> bool:
+    """Whether it was the COMMIT of :meth:`Progress.close` that failed."""
+    return failure.tag is _COMMIT
+
+
+def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
+    """Table states by oid, as of this statement: what apply's filter decides with; names are the recorded ones."""
+    rows = connection.execute(
+        "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
+        " FROM pgsub.subscription_rel WHERE subid = %s",
+        (subid,),
+    )
+    return {
+        oid: RelationState(oid, schema, name, state, lsn_or_none(lsn), lsn_or_none(handover))
+        for oid, schema, name, state, lsn, handover in rows
+    }

@@ -1,0 +1,301 @@
+"""The ledger's tables in schema ``pgsub`` of the target database, and their migrations.
+
+Only the target can commit progress in the same transaction as the data, so the authority lives here.
+Mirrors pg_subscription_rel, pg_replication_origin and the launcher's shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+
+from pgsub.common.errors import PermissionMissing, StateForbids
+from pgsub.target.ledger import owner
+
+VERSION = 7
+
+
+def _granted_as_older(table: str) -> str:
+    """Roles that were granted the ledger's older tables get a new one too."""
+    return f"""
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT a.grantee::regrole AS role, pg_catalog.string_agg(a.privilege_type, ', ') AS privileges
+          FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
+         WHERE c.oid = 'pgsub.prepared_xact'::regclass AND a.grantee NOT IN (0, c.relowner)
+           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+         GROUP BY a.grantee
+    LOOP
+        EXECUTE pg_catalog.format('GRANT %s ON pgsub.{table} TO %s', granted.privileges, granted.role);
+    END LOOP;
+END $$;
+"""
+
+
+_V1 = """
+REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
+COMMENT ON SCHEMA pgsub IS 'ledger of pgsub: replication progress committed together with the data; do not edit';
+
+CREATE TABLE pgsub.ledger_version (version integer PRIMARY KEY, installed_at timestamptz NOT NULL DEFAULT now());
+
+-- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned
+CREATE TABLE pgsub.subscription (
+    subid integer PRIMARY KEY,
+    subname text NOT NULL,
+    state_store text NOT NULL,
+    system_identifier text,
+    publisher_dbname text,
+    publisher_dboid oid,
+    timeline integer,
+    slot_name text,
+    slot_intent boolean NOT NULL DEFAULT false,
+    consistent_point pg_lsn,
+    created_at timestamptz NOT NULL DEFAULT now());
+
+-- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data
+CREATE TABLE pgsub.control (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    worker oid NOT NULL,
+    epoch bigint NOT NULL DEFAULT 0,
+    token uuid NOT NULL,
+    claimed_by uuid,
+    stop boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (subid, worker));
+
+CREATE TABLE pgsub.progress (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    worker oid NOT NULL,
+    remote_lsn pg_lsn NOT NULL DEFAULT '0/0',
+    remote_commit_ts timestamptz,
+    reported_lsn pg_lsn NOT NULL DEFAULT '0/0',
+    states_version bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
+
+CREATE TABLE pgsub.subscription_rel (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    srrelid oid NOT NULL,
+    schemaname text NOT NULL,
+    relname text NOT NULL,
+    srsubstate "char" NOT NULL CHECK (srsubstate IN ('i', 'd', 'f', 's', 'r')),
+    srsublsn pg_lsn,
+    handover_lsn pg_lsn,
+    sync_slot text,
+    attempt integer NOT NULL DEFAULT 0,
+    copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
+    PRIMARY KEY (subid, srrelid),
+    UNIQUE (subid, schemaname, relname));
+
+CREATE TABLE pgsub.copy_chunk (
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    attempt integer NOT NULL,
+    chunk integer NOT NULL,
+    bytes_total bigint,
+    rows_total bigint,
+    bytes_done bigint,
+    rows_done bigint,
+    xid xid8,
+    PRIMARY KEY (subid, srrelid, attempt, chunk),
+    FOREIGN KEY (subid, srrelid) REFERENCES pgsub.subscription_rel ON DELETE CASCADE);
+
+-- what the launcher must have in its log and state store before feedback passes it
+CREATE TABLE pgsub.event (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    body jsonb NOT NULL);
+
+-- markers of prepared transactions, and changes that were not applied (dead letters)
+CREATE TABLE pgsub.prepared_xact (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    gid text NOT NULL,
+    PRIMARY KEY (subid, gid));
+
+CREATE TABLE pgsub.skipped_change (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    subid integer NOT NULL,
+    finish_lsn pg_lsn NOT NULL,
+    xid bigint NOT NULL,
+    schemaname text NOT NULL,
+    relname text NOT NULL,
+    body jsonb NOT NULL,
+    skipped_at timestamptz NOT NULL DEFAULT now(),
+    replayed_at timestamptz);
+"""
+
+# tables that are copied together share a slot, named here by each of them
+_V2 = """
+ALTER TABLE pgsub.subscription ADD COLUMN sync_groups integer NOT NULL DEFAULT 0;
+ALTER TABLE pgsub.subscription_rel ADD COLUMN spare_slot text, ADD COLUMN copy_bytes bigint;
+"""
+
+# two_phase: d disabled, p pending, e the slot may be two-phase. What is prepared and not decided is one row each,
+# written after the PREPARE by a commit of its own.
+_V3 = """
+ALTER TABLE pgsub.subscription
+    ADD COLUMN two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e'));
+CREATE TABLE pgsub.prepared_pending (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    gid text NOT NULL,
+    prepare_lsn pg_lsn NOT NULL,
+    xid bigint NOT NULL,
+    prepared_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (subid, gid));
+""" + _granted_as_older("prepared_pending")
+
+# ALTER SUBSCRIPTION ... SKIP: a flag of apply's row, cleared in the commit of the transaction that consumes it
+_V4 = """
+ALTER TABLE pgsub.control
+    ADD COLUMN skip_lsn pg_lsn, ADD COLUMN skip_rows text CHECK (skip_rows IN ('whole', 'conflicting'));
+"""
+
+# Tables whose changes are kept, and the changes: a stretch of one transaction's messages of one table a row, as
+# pgoutput sent them, each behind its length. Those of a table are made in the order of id. No foreign key: the rows may
+# be part of a prepared transaction, which would hold its lock until the publisher decides. releasing: what is kept is
+# being applied; drained_lsn: where apply was when all that could be seen was, see target/ledger/held_tables.py
+_V5 = (
+    """
+CREATE TABLE pgsub.held_table (
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    held_at timestamptz NOT NULL DEFAULT now(),
+    releasing boolean NOT NULL DEFAULT false,
+    drained_lsn pg_lsn,
+    PRIMARY KEY (subid, srrelid));
+CREATE TABLE pgsub.held_change (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    subid integer NOT NULL,
+    srrelid oid NOT NULL,
+    xid bigint NOT NULL,
+    finish_lsn pg_lsn NOT NULL,
+    committed_at timestamptz NOT NULL,
+    relation bytea NOT NULL,
+    messages bytea NOT NULL,
+    changes integer NOT NULL,
+    bytes integer NOT NULL,
+    PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
+"""
+    + _granted_as_older("held_table")
+    + _granted_as_older("held_change")
+)
+
+# several of them, the next one first; NULL where there is only one, which any transaction clears
+_V6 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
+"""
+
+# rules for floods: conflict, table, and how many rows are still to be left out
+_V7 = """
+ALTER TABLE pgsub.control ADD COLUMN skip_rules jsonb;
+"""
+
+_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6, 7: _V7}
+
+
+def installed_version(connection: psycopg.Connection) -> int:
+    """The ledger's version in this database, 0 where there is none."""
+    row = connection.execute("SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL").fetchone()
+    if not row or not row[0]:
+        return 0
+    row = connection.execute("SELECT max(version) FROM pgsub.ledger_version").fetchone()
+    return int(row[0]) if row and row[0] is not None else 0
+
+
+def check(connection: psycopg.Connection) -> None:
+    """Whether :func:`install` would succeed, without doing it.
+
+    :raises PermissionMissing: the role may not create what is missing.
+    """
+    row = connection.execute(
+        "SELECT CASE WHEN n.oid IS NULL THEN pg_catalog.has_database_privilege(current_database(), 'CREATE')"
+        " ELSE pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND (pg_catalog.has_schema_privilege(n.oid, 'CREATE')"
+        " OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r'))"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r'"
+        " AND NOT (pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'INSERT')"
+        " AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') AND pg_catalog.has_table_privilege(c.oid, 'DELETE'))) END"
+        " FROM (VALUES (pg_catalog.to_regnamespace('pgsub')::oid)) AS n(oid)"
+    ).fetchone()
+    if not row or not row[0]:
+        raise PermissionMissing(
+            "permission denied to keep the ledger on the target",
+            detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
+            hint=_hint(connection),
+            sqlstate="42501",
+        )
+
+
+def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: None) -> None:
+    """Create or upgrade the ledger, and give the session's user what it lacks there; safe with several callers at once.
+
+    :param clear: ends who must not go on anyhow; called before an upgrade, which needs the tables for itself.
+    :raises PermissionMissing: the role may not; the hint holds the statement to run.
+    :raises StateForbids: the ledger was written by a newer pgsub.
+    """
+    owner.give(connection)
+    version = installed_version(connection)
+    if version > VERSION:
+        raise StateForbids(
+            f"the ledger on the target has version {version}, this pgsub knows {VERSION}",
+            hint="Upgrade pgsub.",
+        )
+    if version < VERSION:
+        clear()
+        _install(connection, version)
+        owner.give(connection)
+
+
+def _install(connection: psycopg.Connection, version: int) -> None:
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (owner.LOCK_KEY,))
+            connection.execute("SET LOCAL lock_timeout = '5s'")  # workers of other subscriptions are at work
+            with owner.acting(connection):
+                _migrate(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        if version:
+            raise _not_upgraded(version, error) from None
+        raise PermissionMissing(
+            f"could not create the ledger schema on the target: {error.diag.message_primary}",
+            detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
+            hint=_hint(connection),
+            sqlstate=error.sqlstate,
+        ) from None
+
+
+def _migrate(connection: psycopg.Connection) -> None:
+    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+        connection.execute("CREATE SCHEMA pgsub")
+    for number in range(installed_version(connection) + 1, VERSION + 1):
+        connection.execute(_MIGRATIONS[number].encode())
+        connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
+
+
+def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
+    statements = [
+        f"{_MIGRATIONS[number].strip()}\nINSERT INTO pgsub.ledger_version (version) VALUES ({number});"
+        for number in range(version + 1, VERSION + 1)
+    ]
+    return PermissionMissing(
+        f"could not upgrade the ledger on the target: {error.diag.message_primary}",
+        detail=f"It has version {version}, this pgsub needs {VERSION}.",
+        hint="\n".join(
+            ["Let the owner of schema pgsub use this pgsub once, or run:", "BEGIN;", *statements, "COMMIT;"]
+        ),
+        sqlstate=error.sqlstate,
+    )
+
+
+def _hint(connection: psycopg.Connection) -> str:
+    row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
+    database, user = row.fetchone() or ("", "")
+    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL").fetchone() == (True,):
+        return f"Let the owner of schema pgsub run:\n{owner.grants(user)}"
+    return (
+        "Let an owner of the database run one of these:\n"
+        f"GRANT CREATE ON DATABASE {database} TO {user};\n"
+        f"CREATE SCHEMA pgsub AUTHORIZATION {user};"
+    )

@@ -1,0 +1,225 @@
+"""``subskiplsn`` in the ledger: which remote transactions are not to be applied, or not all of them.
+
+Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). It is a flag of
+apply's control row: setting it waits for no transaction, however large. Several LSNs are pgsub's own: each waits for
+its transaction, so those between them are applied. So are rules for floods: the next rows that meet a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from pgsub.common.errors import Said, StateForbids, StreamsMustRestart, said
+from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.target.ledger import held_tables, subscription
+from pgsub.target.ledger.documents import document
+
+WHOLE, CONFLICTING = "whole", "conflicting"
+_APPLY = "subid = %s AND worker = 0"
+#: Of the control row, as :func:`decoded` takes them.
+COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """A rule for a flood: the next rows of a table that meet a conflict are left out, and kept.
+
+    :ivar table: schema.table on the target.
+    :ivar limit: how many rows more.
+    """
+
+    conflict: str
+    table: str
+    limit: int
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Which rows it is about: table and type of conflict."""
+        return self.table, self.conflict
+
+    def __str__(self) -> str:
+        return f"{self.conflict} {self.table} {self.limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """What is set.
+
+    :ivar lsn: the finish LSN of the transaction, of several the next one's.
+    :ivar rows: ``whole``, or ``conflicting``: only the rows that cannot be applied.
+    :ivar later: of several the others, rising.
+    :ivar waits: it was one of several: it is not cleared by a transaction that comes before its own.
+    """
+
+    lsn: int
+    rows: str = WHOLE
+    later: tuple[int, ...] = ()
+    waits: bool = False
+
+    @property
+    def lsns(self) -> tuple[int, ...]:
+        """All of them, rising."""
+        return (self.lsn, *self.later)
+
+    def without(self, lsns: Sequence[int]) -> Skip | None:
+        """What is left once these were met, or missed."""
+        left = [lsn for lsn in self.lsns if lsn not in lsns]
+        return Skip(left[0], self.rows, tuple(left[1:]), self.waits) if left else None
+
+    def missed_at(self, finish_lsn: int) -> tuple[int, ...]:
+        """LSNs that a transaction clears that is not theirs (clear_subscription_skip_lsn): transactions come in order.
+
+        :param finish_lsn: of a transaction with changes, or the end of a prepared one.
+        """
+        if self.waits:
+            return tuple(lsn for lsn in self.lsns if lsn < finish_lsn)
+        return () if self.lsn == finish_lsn else self.lsns
+
+
+def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
+    """One LSN as the server has it; or several."""
+    first, *later = sorted(set(lsns))
+    return Skip(first, rows, tuple(later), waits=bool(later))
+
+
+def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, Said]:
+    """Level and text of what the log is told of one that was missed, in the server's words."""
+    return (
+        "WARNING",
+        said(
+            f'skip-LSN of subscription "{subname}" cleared',
+            detail=f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
+            f" {format_lsn(lsn)}.",
+        ),
+    )
+
+
+def shown(skip: Skip | None, rules: Sequence[Flood]) -> tuple[str, ...]:
+    """What is to be skipped, for people: one a transaction, one a rule."""
+    lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
+    return (*lsns, *map(str, rules))
+
+
+def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
+    """From :data:`COLUMNS`."""
+    if lsn is None or rows is None:
+        return None
+    later = tuple(parse_lsn(one) for one in (several or ())[1:])
+    return Skip(parse_lsn(lsn), rows, later, waits=several is not None)
+
+
+def _encoded(skip: Skip | None) -> tuple[str | None, str | None, list[str] | None]:
+    if skip is None:
+        return None, None, None
+    return format_lsn(skip.lsn), skip.rows, [format_lsn(lsn) for lsn in skip.lsns] if skip.waits else None
+
+
+def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
+    """What is set and not consumed.
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    row = connection.execute(f"SELECT {COLUMNS} FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
+    if row is None:
+        raise subscription.unknown(subid)
+    return decoded(*row)
+
+
+def floods(found: Sequence[Sequence[Any]] | None) -> tuple[Flood, ...]:
+    """From ``skip_rules``."""
+    return tuple(Flood(*one) for one in found or ())
+
+
+def _floods_encoded(connection: psycopg.Connection, rules: Sequence[Flood]) -> Jsonb | None:
+    return document(connection, [[one.conflict, one.table, one.limit] for one in rules]) if rules else None
+
+
+def pending_floods(connection: psycopg.Connection, subid: int) -> tuple[Flood, ...]:
+    """Rules that are not used up.
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
+    if row is None:
+        raise subscription.unknown(subid)
+    return floods(row[0])
+
+
+def set_floods(connection: psycopg.Connection, subid: int, rules: Sequence[Flood]) -> None:
+    """Set all of them durably."""
+    with subscription.durable(connection):
+        connection.execute(
+            f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
+            (_floods_encoded(connection, rules), subid),
+        )
+
+
+def use(
+    connection: psycopg.Connection, subid: int, rules: Sequence[Flood], used: Mapping[tuple[str, str], int]
+) -> tuple[Flood, ...]:
+    """Inside the transaction that leaves rows out by rules.
+
+    :param rules: as they were read in that transaction.
+    :param used: how many rows, by :attr:`Flood.place`.
+    :return: what is left of the rules.
+    :raises StreamsMustRestart: an operator has changed them meanwhile.
+    """
+    counted = [changed(one, limit=one.limit - used.get(one.place, 0)) for one in rules]
+    left = tuple(one for one in counted if one.limit > 0)
+    row = connection.execute(
+        f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
+        (_floods_encoded(connection, left), subid, _floods_encoded(connection, rules)),
+    ).fetchone()
+    if row is None:
+        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
+    return left
+
+
+def check(skip: Skip, remote_lsn: int) -> None:
+    """:raises StateForbids: an LSN lies behind what was applied, in the server's words."""
+    if skip.lsn < remote_lsn:
+        raise StateForbids(
+            f"skip WAL location (LSN {format_lsn(skip.lsn)}) must be greater than origin LSN {format_lsn(remote_lsn)}",
+            detail="What ends before the origin LSN is applied, or was left out, already.",
+            sqlstate="22023",
+        )
+
+
+def of_kept(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
+    """Whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
+    return not skip.waits and held_tables.keeps(connection, subid, skip.lsn)
+
+
+def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -> None:
+    """Set it durably, or clear it with None.
+
+    :raises StateForbids: see :func:`check`.
+    """
+    with subscription.durable(connection):
+        if skip is not None and not of_kept(connection, subid, skip):
+            check(skip, subscription.apply_position(connection, subid))
+        connection.execute(
+            f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),
+            (*_encoded(skip), subid),
+        )
+
+
+def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip | None) -> None:
+    """Inside the transaction that consumes it, or the first of several.
+
+    :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
+    """
+    row = connection.execute(
+        "UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[]"
+        f" WHERE {_APPLY} AND skip_lsn = %s AND skip_rows = %s AND skip_lsns IS NOT DISTINCT FROM %s::pg_lsn[]"
+        " RETURNING true".encode(),
+        (*_encoded(left), subid, *_encoded(skip)),
+    ).fetchone()
+    if row is None:
+        raise StreamsMustRestart("what is to be skipped was changed meanwhile")

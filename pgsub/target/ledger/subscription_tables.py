@@ -1,0 +1,219 @@
+"""Which tables a subscription has, and whose slot it streams: what REFRESH and ALTER change in the ledger.
+
+Mirrors AddSubscriptionRelState and RemoveSubscriptionRel (pg_subscription.c). All changes of one refresh commit
+together, under the lock of apply's row, and raise ``states_version``: apply decides by the old set or by the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.common.errors import Fenced, LockHeld
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import held_tables, states, subscription, two_phase
+from pgsub.target.ledger.subscription import APPLY, Claim, RelationState
+
+_LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
+_LOCK_SECONDS = 5.0
+_REL = "subid = %s AND srrelid = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A table that bears another name on the target, and on the publisher, than when it was subscribed."""
+
+    srrelid: int
+    schemaname: str
+    relname: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one refresh does to the set of tables.
+
+    :ivar claims: fence the sync workers of all tables in ``drop`` and ``again`` that had one.
+    """
+
+    add: Sequence[RelationState] = ()
+    drop: Sequence[int] = ()
+    rename: Sequence[Renamed] = ()
+    again: Sequence[int] = ()  #: emptied in the same transaction, and copied again
+    claims: Sequence[Claim] = ()
+
+    @property
+    def copies(self) -> bool:
+        """Whether a table is to be copied."""
+        return bool(self.again) or any(relation.srsubstate == "i" for relation in self.add)
+
+
+@contextlib.contextmanager
+def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterator[None]:
+    """Hold the subscription against other commands that change it, on whatever host and state store.
+
+    A launcher that serves it meanwhile is not kept from its work.
+
+    :raises LockHeld: another command changes it.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    query = "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)"
+    while connection.execute(query, (_LOCK_CLASS, subid)).fetchone() != (True,):
+        if time.monotonic() > deadline:
+            raise LockHeld(
+                f'subscription "{name}" is being changed by another command',
+                detail="It holds the subscription's maintenance lock on the target database.",
+                hint="Wait until it ends, then try again.",
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
+            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, subid))
+
+
+def forsake(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
+    """``f`` → ``d`` for tables that are about to lose their sync slot, so that no crash leaves an ``f`` without one.
+
+    From ``d`` a synchronization would begin anew, after it removed what this copy brought.
+    """
+    if not claims:
+        return
+    subid, relids = claims[0].subid, [claim.worker for claim in claims]
+    with states.deciding(connection, subid):
+        for claim in claims:
+            states.fence(connection, claim)
+        states.lock_tables(connection, subid, relids)
+        connection.execute(
+            "UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL"
+            " WHERE subid = %s AND srrelid = ANY (%s::oid[]) AND srsubstate = 'f'",
+            (subid, relids),
+        )
+
+
+def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
+    """Make the change inside the caller's transaction, which holds apply's row (:func:`states.deciding`).
+
+    :raises Fenced: a sync worker started again meanwhile, or made a slot that nobody would drop; do it all again.
+    :raises StateForbids: a table would be copied, and two_phase was enabled meanwhile.
+    """
+    if wanted.copies:
+        two_phase.refuse_copy(connection, subid)
+    for claim in wanted.claims:
+        states.fence(connection, claim)
+    rows = connection.execute(
+        "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
+        " WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
+        (subid, [*wanted.drop, *wanted.again]),
+    ).fetchall()
+    if {relid for relid, _ in rows} != {*wanted.drop, *wanted.again}:
+        raise Fenced("the subscription's tables changed meanwhile")
+    if any(slot is not None and relid in wanted.drop for relid, slot in rows):
+        raise Fenced("a table that is removed still has a slot")
+    held_tables.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy has what was kept
+    _forget(connection, subid, wanted.drop)
+    _rename(connection, subid, wanted.rename)
+    _again(connection, subid, wanted.again)
+    subscription.add_relations(connection, subid, wanted.add)
+
+
+def _forget(connection: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
+    """The control rows stay: should a table come back, its epochs go on and older sessions are still known as older."""
+    for table, column in (("copy_chunk", "srrelid"), ("subscription_rel", "srrelid"), ("progress", "worker")):
+        query = f"DELETE FROM pgsub.{table} WHERE subid = %s AND {column} = ANY (%s::oid[]) AND {column} <> 0"
+        connection.execute(query.encode(), (subid, list(relids)))
+
+
+def _rename(connection: psycopg.Connection, subid: int, renamed: Sequence[Renamed]) -> None:
+    """In two steps, for two tables may have changed their names for each other's."""
+    for one in renamed:
+        connection.execute(
+            f"UPDATE pgsub.subscription_rel SET schemaname = '', relname = srrelid::text WHERE {_REL}".encode(),
+            (subid, one.srrelid),
+        )
+    for one in renamed:
+        connection.execute(
+            f"UPDATE pgsub.subscription_rel SET schemaname = %s, relname = %s WHERE {_REL}".encode(),
+            (one.schemaname, one.relname, subid, one.srrelid),
+        )
+
+
+def _again(connection: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
+    """Any state → ``i``. A sync slot stays named: it is dropped afterwards, or by the next synchronization."""
+    if not relids:
+        return
+    connection.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL"
+        " WHERE subid = %s AND srrelid = ANY (%s::oid[])",
+        (subid, list(relids)),
+    )
+    for table, column in (("copy_chunk", "srrelid"), ("progress", "worker")):
+        query = f"DELETE FROM pgsub.{table} WHERE subid = %s AND {column} = ANY (%s::oid[]) AND {column} <> 0"
+        connection.execute(query.encode(), (subid, list(relids)))
+
+
+def adopt_publisher(
+    connection: psycopg.Connection, claim: Claim, *, system_identifier: str, dbname: str, dboid: int, timeline: int
+) -> None:
+    """Record whom a subscription that was created without a connection follows: the first that answered."""
+    with subscription.durable(connection):
+        states.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
+            " timeline = %s WHERE subid = %s AND system_identifier IS NULL",
+            (system_identifier, dbname, dboid, timeline, claim.subid),
+        )
+
+
+def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> None:
+    """Record where a slot that was made by hand begins, for a subscription that never received anything.
+
+    :param position: its confirmed_flush_lsn.
+    """
+    with subscription.durable(connection):
+        states.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s"
+            " AND reported_lsn = '0/0' AND remote_lsn = '0/0'",
+            (format_lsn(position), claim.subid, APPLY),
+        )
+        connection.execute(
+            "UPDATE pgsub.subscription SET consistent_point = %s WHERE subid = %s", (format_lsn(position), claim.subid)
+        )
+
+
+def replace_publisher(
+    connection: psycopg.Connection, claim: Claim, system_identifier: str, timeline: int, position: int
+) -> None:
+    """Record the cluster that took the publisher's place, and the position of the slot that came along.
+
+    ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
+    """
+    with subscription.durable(connection):
+        states.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, timeline = %s WHERE subid = %s",
+            (system_identifier, timeline, claim.subid),
+        )
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s",
+            (format_lsn(position), claim.subid, APPLY),
+        )
+
+
+def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
+    """The ledger follows ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    with subscription.durable(connection):
+        row = connection.execute(
+            "UPDATE pgsub.subscription SET subname = %s, slot_name = %s WHERE subid = %s RETURNING true",
+            (name, slot_name, subid),
+        ).fetchone()
+    if row is None:
+        raise subscription.unknown(subid)

@@ -1,0 +1,227 @@
+"""two_phase in the ledger: pending until every table is ``r``, then enabled for good; what is prepared meanwhile.
+
+Mirrors the tri-state of worker.c (run_apply_worker, AllTablesyncsReady) and twophase.c (LookupGXactBySubid). ``e`` is
+an intent: it is durable before the publisher is asked for a two-phase slot, so no slot is two-phase unknown to the
+ledger. Whoever gives a subscription a table to copy, or changes the state, takes the same lock (:func:`locked`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsub.common import pasted
+from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger import prepared as prepared_xacts
+from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger.subscription import Claim
+
+DISABLED, PENDING, ENABLED = "d", "p", "e"
+#: What the server's refusals call the commands (:func:`refuse_copy`).
+REFRESH, ALTER = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION with", "ALTER SUBSCRIPTION with refresh and"
+_NAMED = 20
+
+# Once every table is r everything before is applied: a table becomes r only when apply has passed its srsublsn.
+_BEHIND = """
+SELECT greatest(p.remote_lsn, p.reported_lsn,
+                (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid))::text
+  FROM pgsub.progress p WHERE p.subid = %s AND p.worker = 0
+"""
+_ALL_READY = """
+SELECT count(*) > 0 AND pg_catalog.bool_and(srsubstate = 'r') FROM pgsub.subscription_rel WHERE subid = %s
+"""
+_PREPARED = """
+SELECT x.gid, x.owner::text, x.owner = current_user OR r.rolsuper
+  FROM pg_catalog.pg_prepared_xacts x, pg_catalog.pg_roles r
+ WHERE x.database = pg_catalog.current_database() AND pg_catalog.starts_with(x.gid, %s) AND r.rolname = current_user
+ ORDER BY x.prepared, x.gid
+"""
+
+
+_PENDING = """
+SELECT gid, xid, prepare_lsn::text,
+       pg_catalog.to_char(prepared_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+  FROM pgsub.prepared_pending WHERE subid = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A row of pgsub.prepared_pending; ``prepared_at`` as RFC 3339 text."""
+
+    gid: str
+    xid: int
+    prepare_lsn: int
+    prepared_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A transaction of the subscription that is prepared on the target.
+
+    :ivar ours: whether this session's role may finish it.
+    """
+
+    gid: str
+    owner: str
+    ours: bool
+
+
+def state(connection: psycopg.Connection, subid: int) -> str:
+    """``d``, ``p`` or ``e``, read without a lock.
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    return _state(connection, subid, "")
+
+
+def locked(connection: psycopg.Connection, subid: int) -> str:
+    """:func:`state`, which stays as it is until the caller's transaction ends.
+
+    Not FOR UPDATE: where foreign keys are checked for this role, the marker of a prepared transaction holds the row's
+    key for as long as that is prepared.
+    """
+    return _state(connection, subid, " FOR NO KEY UPDATE")
+
+
+def _state(connection: psycopg.Connection, subid: int, lock: str) -> str:
+    query = f"SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s{lock}"
+    row = connection.execute(query.encode(), (subid,)).fetchone()
+    if row is None:
+        raise subscription.unknown(subid)
+    return str(row[0])
+
+
+def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
+    """``p`` → ``e`` if there is a table and every table is ``r``: before START_REPLICATION asks for two_phase.
+
+    :param claim: apply's.
+    :return: whether it is ``e``; and from where to start then. The slot keeps that position as its ``two_phase_at``,
+        which must not lie below the srsublsn of any table: what is prepared between the two would be sent as prepared
+        before srsublsn, and taken for a change that came with the copy.
+    :raises Fenced: the epoch was raised.
+    """
+    subid = claim.subid
+    with subscription.durable(connection):
+        subscription.lock_timeout(connection)
+        now = locked(connection, subid)
+        states.fence(connection, claim)
+        # a statement of its own: it must see what was committed while the lock was awaited
+        row = connection.execute(_ALL_READY.encode(), (subid,)).fetchone()
+        if now == PENDING and row is not None and row[0]:
+            _set(connection, subid, ENABLED)
+            now = ENABLED
+        position = behind(connection, subid)
+    return now == ENABLED, position
+
+
+def behind(connection: psycopg.Connection, subid: int) -> int:
+    """The furthest position that the ledger has of the publisher: apply's own, or where a table changed hands.
+
+    :raises Fenced: the subscription is gone.
+    """
+    row = connection.execute(_BEHIND.encode(), (subid,)).fetchone()
+    if row is None:
+        raise Fenced("the subscription was removed from the ledger")
+    return parse_lsn(row[0])
+
+
+def _set(connection: psycopg.Connection, subid: int, to: str) -> None:
+    connection.execute("UPDATE pgsub.subscription SET two_phase = %s WHERE subid = %s", (to, subid))
+
+
+def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH) -> None:
+    """Refuse to give the subscription a table to copy while ``e``.
+
+    A table that is not ``r`` would lose what was prepared before its snapshot and is committed after its hand-over:
+    COMMIT PREPARED carries no rows. Who goes on must ask again in the transaction that adds the table.
+
+    :param words: how the server calls the command.
+    :raises StateForbids: in the server's words.
+    """
+    if locked(connection, subid) == ENABLED:
+        name = subscription.identity(connection, subid).subname
+        raise StateForbids(
+            f"{words} copy_data is not allowed when two_phase is enabled",
+            detail="What is prepared before a table's copy and committed after it would be lost.",
+            hint="Add --no-copy-data, or disable two_phase, refresh, and enable it again:\n"
+            f"pgsub disable {name}\npgsub alter {name} --no-two-phase",
+            sqlstate="55000",
+        )
+
+
+def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
+    """What the ledger has as prepared and not decided."""
+    rows = connection.execute(_PENDING.encode(), (subid,)).fetchall()
+    return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in rows]
+
+
+def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
+    """The subscription's prepared transactions on the target, oldest first."""
+    rows = connection.execute(_PREPARED.encode(), (prepared_xacts.gid_prefix(subid),)).fetchall()
+    return [Prepared(*row) for row in rows]
+
+
+def check_finishable(found: Sequence[Prepared]) -> None:
+    """Whether this role may roll all of them back.
+
+    :raises PermissionMissing: only their owners and superusers may finish prepared transactions.
+    """
+    others = [one for one in found if not one.ours]
+    if others:
+        owners = ", ".join(sorted({f'"{one.owner}"' for one in others}))
+        statements = [f"{pasted.statement(prepared_xacts.rollback(one.gid))};" for one in others]
+        raise PermissionMissing(
+            "permission denied to finish prepared transactions on the target",
+            detail=f"They were prepared by role {owners}; only that role or a superuser may finish them.",
+            hint="\n".join(["Let one of them run this on the target, then try again:", *statements]),
+            sqlstate="42501",
+        )
+
+
+def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None:
+    """ROLLBACK PREPARED, for good: the publisher will not send them again. One that is gone meanwhile is passed over.
+
+    :param connection: in autocommit mode.
+    """
+    for one in found:
+        with contextlib.suppress(psycopg.errors.UndefinedObject):
+            connection.execute(prepared_xacts.rollback(one.gid))
+
+
+def ask_for(connection: psycopg.Connection, subid: int) -> None:
+    """``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
+    with subscription.durable(connection):
+        if locked(connection, subid) == DISABLED:
+            _set(connection, subid, PENDING)
+
+
+def check_disable(connection: psycopg.Connection, subid: int) -> None:
+    """Inside a transaction: refuse to end two_phase while something is prepared (``LookupGXactBySubid``).
+
+    :raises StateForbids: in the server's words, naming what is prepared.
+    """
+    locked(connection, subid)
+    rows = connection.execute("SELECT gid FROM pgsub.prepared_pending WHERE subid = %s", (subid,)).fetchall()
+    gids = sorted({gid for (gid,) in rows} | {one.gid for one in prepared(connection, subid)})
+    if gids:
+        raise StateForbids(
+            'cannot disable "two_phase" when prepared transactions exist',
+            detail="\n".join(["Prepared on the target:", *gids[:_NAMED], *(["…"] if len(gids) > _NAMED else [])]),
+            hint="Let them be committed or rolled back on the publisher, and let the subscription catch up.",
+            sqlstate="55000",
+        )
+
+
+def disable(connection: psycopg.Connection, subid: int) -> None:
+    """``d``, once the slot is not two-phase any more.
+
+    :raises StateForbids: see :func:`check_disable`.
+    """
+    with subscription.durable(connection):
+        check_disable(connection, subid)
+        _set(connection, subid, DISABLED)

@@ -1,0 +1,189 @@
+"""Sessions on the target; the only place that opens them. Mirrors InitializeLogRepWorker (worker.c)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import (
+    ApplyError,
+    InternalError,
+    PermissionMissing,
+    PgsubError,
+    SchemaFault,
+    StateForbids,
+    TargetUnavailable,
+    is_transient,
+    said_hint,
+)
+
+#: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
+_SETTINGS = {
+    "search_path": "",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "datestyle": "ISO",  # and in which order text of a text column names day and month stays the target's own
+    "extra_float_digits": "3",
+    "row_security": "off",
+    "array_nulls": "on",
+    "xmloption": "content",
+    "transform_null_equals": "off",
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "client_min_messages": "warning",
+    "jit": "off",
+    # the server, too, is to notice a launcher that vanished: its session holds the lock that the next one needs
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
+#: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
+#: and a backend that waits for a lock reads nothing. Whoever sends little has :data:`pgsub.common.conninfo.BELTS`.
+_PATIENCE = {"tcp_user_timeout": "300000"}
+_PASSWORD_STATES = ("28P01", "28000")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName:
+    """Who a target session belongs to: how a take-over finds the sessions of older epochs."""
+
+    subid: int
+    role: str  #: launcher, apply, sync:<relid>, copy:<relid>
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"pgsub {self.subid} {self.role} {self.epoch}"
+
+
+def connect(
+    conninfo: str,
+    name: SessionName | str,
+    *,
+    synchronous_commit: str = "on",
+    replica: bool = True,
+    bulk: bool = False,
+) -> psycopg.Connection:
+    """Open a session with everything pinned that apply relies on.
+
+    :param conninfo: without a password (a passfile is named in it).
+    :param name: the session's application_name.
+    :param synchronous_commit: the session's default for that setting.
+    :param replica: whether to try ``session_replication_role = replica``; see :func:`is_replica`.
+    :param bulk: whether rows will be sent: a vanished host is noticed within five minutes then, otherwise within one.
+        What the conninfo or its service says of it goes before.
+    :return: an autocommit connection.
+    :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
+    :raises StateForbids: a connection pooler answered.
+    """
+    given = ci.parse(conninfo, "target")
+    belts = ci.unsaid(given, {**ci.BELTS, **(_PATIENCE if bulk else {})})
+    params = {**belts, **given, "application_name": str(name), "client_encoding": "UTF8"}
+    try:
+        connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise _refused(error, params) from None
+    settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
+    settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if connection.info.server_version >= since}
+    # qualified: until then the search path is what the database's owner wants (CVE-2018-1058)
+    calls = sql.SQL(", ").join(
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v))
+        for k, v in settings.items()
+    )
+    try:
+        query = sql.SQL("SELECT {} WHERE {}").format(calls, ci.own_backend(connection))
+        if connection.execute(query).fetchone() is None:
+            connection.close()
+            raise _pooled()
+        if replica:
+            # works without; create and status say what that means and name the GRANT
+            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+                connection.execute("SET session_replication_role = replica")
+    except psycopg.Error as error:
+        connection.close()
+        raise translate(error, "prepare the session on the target") from None
+    return connection
+
+
+def is_replica(connection: psycopg.Connection) -> bool:
+    """Whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
+    return _scalar(connection, "SHOW session_replication_role") == "replica"
+
+
+def tracks_commits(connection: psycopg.Connection) -> bool:
+    """Whether the server remembers time and origin of commits."""
+    return _scalar(connection, "SHOW track_commit_timestamp") == "on"
+
+
+def is_superuser(connection: psycopg.Connection) -> bool:
+    """Whether the session's user is one, whatever role it has assumed meanwhile."""
+    return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
+
+
+def _pooled() -> StateForbids:
+    """In which mode a pooler is cannot be seen from here, and may change: without sessions there is no fencing."""
+    return StateForbids(
+        "the target's connection goes through a connection pooler",
+        detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
+        hint=ci.POOLER_HINT,
+    )
+
+
+def _scalar(connection: psycopg.Connection, query: str) -> object:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
+    state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
+    reason, *more = str(error).strip().splitlines() or [type(error).__name__]
+    reason = re.sub(r"^(connection failed: )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason)
+    hint = "Check host, port and that the server accepts connections."
+    if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
+        hint = "Check user, password (passfile, service or --target) and the server's pg_hba.conf."
+    elif "does not exist" in reason:
+        hint = "Check dbname and user in --target."
+    return TargetUnavailable(
+        f"could not connect to the target: {reason}",
+        detail=" ".join([f"The target is {ci.endpoint(params)}.", *map(str.strip, more)]),
+        hint=hint,
+        sqlstate=state,
+    )
+
+
+def translate(error: psycopg.Error, doing: str) -> PgsubError:
+    """What an error on an established target session means.
+
+    :param error: as psycopg raised it.
+    :param doing: completes "could not …".
+    :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.
+    """
+    diag = error.diag
+    message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = f"could not {doing}: {message}"
+    detail, hint, state = diag.message_detail, said_hint(diag.message_hint), error.sqlstate
+    if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return InternalError(text)  # psycopg refused our own statement: no server said anything
+    if is_transient(state):
+        return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
+    if state == "42501":
+        return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message), sqlstate=state)
+    if state in ("42P01", "42703", "3F000", "42809"):
+        return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
+    return ApplyError(text, detail=detail, hint=hint, context=diag.context, sqlstate=state)
+
+
+def _grant_hint(message: str) -> str:
+    if "schema" in message:
+        return "Grant the role of --target the right: GRANT USAGE ON SCHEMA … TO …"
+    return "Grant the role of --target the right: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON … TO …"

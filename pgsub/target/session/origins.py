@@ -1,0 +1,195 @@
+"""Replication origins as tags: what pgsub writes is told apart from local writes. Mirrors origin.c's session API.
+
+A peer that subscribes to the target with ``origin = none`` must not be sent what came from elsewhere. One session an
+origin at a time, so each writing session takes a free one of the pool ``pgsub_<subid>[_n]``. Progress is not kept in
+them: the ledger is the authority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+
+from pgsub.common.errors import TargetUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+
+#: Sessions of one subscription that write at once: apply, sync workers, chunks.
+POOL = 32
+#: Origins that a session which is not needed leaves to the rest of the server: the first session of another
+#: subscription cannot do without.
+LEFT_TO_OTHERS = 4
+_COUNTING = 0x70677375626F  #: "pgsubo", an advisory lock
+FEATURE = "replication origins"  #: as ``status`` names what is not available
+EXHAUSTED = "53400"  #: configuration_limit_exceeded, as replorigin_session_setup says that none is free
+SHORT_HINT = "Raise max_active_replication_origins (max_replication_slots before 18) and restart the target."
+
+#: Arguments differ by version: 19 added the pid of a session that has the origin already.
+_SETUP_WITH_PID = 190000
+
+
+def _functions(connection: psycopg.Connection) -> list[str]:
+    """What is called here, as this server's signatures."""
+    pid = ", integer" if connection.info.server_version >= _SETUP_WITH_PID else ""
+    return [
+        "pg_replication_origin_oid(text)",
+        "pg_replication_origin_create(text)",
+        "pg_replication_origin_drop(text)",
+        f"pg_replication_origin_session_setup(text{pid})",
+        "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
+    ]
+
+
+def allowed(connection: psycopg.Connection) -> bool:
+    """Whether the role may use origins: superusers may, others need EXECUTE on the functions."""
+    row = connection.execute(
+        "SELECT bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))"
+        " FROM pg_catalog.unnest(%s::text[]) AS f",
+        (_functions(connection),),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def grant_hint(connection: psycopg.Connection, role: str) -> str:
+    """The statements that allow a role to use origins on this server.
+
+    :param role: quoted name.
+    """
+    return "\n".join(f"GRANT EXECUTE ON FUNCTION {f} TO {role};" for f in _functions(connection))
+
+
+def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = False, spare: bool = False) -> str | None:
+    """Tag everything that this session commits from now on.
+
+    :param connection: autocommit, outside a transaction.
+    :param must: whether another session of the subscription is tagged: this one may not go on without, then.
+    :param spare: whether it can be done without this session: it takes no origin that others may need more.
+    :return: the origin's name; None where the role may not use origins, and where none is free and nobody could see
+        the difference (see :func:`needed`).
+    :raises TargetUnavailable: none is free (max_active_replication_origins), as the server's subscriber refuses to go
+        on untagged.
+    """
+    if not allowed(connection):
+        return None
+    try:
+        with _alone(connection):
+            return _attached(connection, sub.subid, spare=spare)
+    except TargetUnavailable:
+        if must or spare or needed(connection, sub):
+            raise
+        return None
+
+
+def needed(connection: psycopg.Connection, sub: Subscription) -> bool:
+    """Tell whether somebody tells the subscription's writes from local ones by their origin.
+
+    So do peers that replicate with ``origin = none``, as this subscription does itself, and whoever subscribes to its
+    tables from here.
+    """
+    if sub.origin == "none":
+        return True
+    row = connection.execute(_PUBLISHED.encode(), (sub.subid,)).fetchone()
+    return bool(row and row[0])
+
+
+_PUBLISHED = """
+SELECT EXISTS (
+       SELECT FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
+        WHERE coalesce(pg_catalog.pg_partition_root(g.relid), g.relid) IN (
+              SELECT coalesce(pg_catalog.pg_partition_root(r.srrelid), r.srrelid) FROM pgsub.subscription_rel r
+               WHERE r.subid = %s))
+"""
+
+
+@contextlib.contextmanager
+def _alone(connection: psycopg.Connection) -> Iterator[None]:
+    """Take an origin while nobody else of pgsub does: two that count what is left at once take one too many."""
+    connection.execute("SELECT pg_catalog.pg_advisory_lock(%s)", (_COUNTING,))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psycopg.Error):  # it goes with the session
+            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s)", (_COUNTING,))
+
+
+def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str | None:
+    for number in range(POOL):
+        name = f"pgsub_{subid}" + (f"_{number}" if number else "")
+        try:
+            if not _is_there(connection, name):
+                # where the first name is not taken yet, a session that cannot do without is still to come
+                others = LEFT_TO_OTHERS + (number == 0)
+                if spare and (left := free(connection)) is not None and left <= others:
+                    break
+                _create(connection, name)
+            connection.execute("SELECT pg_catalog.pg_replication_origin_session_setup(%s)", (name,))
+        except psycopg.errors.ObjectInUse:
+            continue
+        except psycopg.errors.InsufficientPrivilege:
+            return None
+        except (psycopg.errors.ConfigurationLimitExceeded, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+            raise TargetUnavailable(
+                error.diag.message_primary or str(error), hint=SHORT_HINT, sqlstate=EXHAUSTED
+            ) from None
+        return name
+    raise TargetUnavailable(
+        "no replication origin is free on the target for a further session", hint=SHORT_HINT, sqlstate=EXHAUSTED
+    )
+
+
+def _is_there(connection: psycopg.Connection, name: str) -> bool:
+    row = connection.execute("SELECT pg_catalog.pg_replication_origin_oid(%s)", (name,)).fetchone()
+    return bool(row and row[0] is not None)
+
+
+def _create(connection: psycopg.Connection, name: str) -> None:
+    try:
+        connection.execute("SELECT pg_catalog.pg_replication_origin_create(%s)", (name,))
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
+        pass  # another session of this subscription was faster
+
+
+def free(connection: psycopg.Connection) -> int | None:
+    """Count the replication origins that sessions of new names can have on this server.
+
+    One that a session has had once counts as taken until it is dropped (replorigin_session_setup).
+
+    :return: None where the role may not see it.
+    """
+    row = connection.execute(
+        "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_show_replication_origin_status()', 'EXECUTE')"
+    ).fetchone()
+    if row != (True,):
+        return None
+    row = connection.execute(
+        "SELECT s.setting::int - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_show_replication_origin_status())"
+        " FROM pg_catalog.pg_settings s WHERE s.name IN ('max_active_replication_origins', 'max_replication_slots')"
+        " ORDER BY s.name LIMIT 1"
+    ).fetchone()
+    return None if row is None else max(int(row[0]), 0)
+
+
+def drop_all(connection: psycopg.Connection, subid: int) -> None:
+    """Remove the subscription's origins; its writing sessions must have ended."""
+    if allowed(connection):
+        connection.execute(
+            "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin"
+            " WHERE roname ~ %s",
+            (f"^pgsub_{subid}(_[0-9]+)?$",),
+        )
+
+
+def advance(connection: psycopg.Connection, subid: int, position: int) -> None:
+    """Let the subscription's origin show a position that no commit carried; the ledger has it already.
+
+    Without the privilege, or while a session of the subscription holds the origin, the next commit will.
+    """
+    function = "pg_catalog.pg_replication_origin_advance(text, pg_lsn)"
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        connection.execute(
+            "SELECT pg_catalog.pg_replication_origin_advance(roname, %s::pg_lsn) FROM pg_catalog.pg_replication_origin"
+            " WHERE roname = %s AND pg_catalog.has_function_privilege(%s, 'EXECUTE')",
+            (format_lsn(position), f"pgsub_{subid}", function),
+        )

@@ -1,0 +1,129 @@
+"""As whom changes are made: as each table's owner, or as the session's user. Mirrors usercontext.c and run_as_owner.
+
+The server's subscriber refuses to apply where it may not become the owner, so that an owner's code (triggers, defaults,
+expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so a user that is
+no member of the owner but has rights of its own on the table goes on as itself: refusing would protect nobody. It is
+warned of, unless the owner is a superuser, who needs no such way and whom nobody should be made a member of. Where its
+rights do not suffice, what it lacks first is what the server says: that it may not become the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import pasted
+from pgsub.common.errors import PermissionMissing
+from pgsub.common.subscription import Subscription
+from pgsub.target.catalog.relation import TargetRelation
+
+FILTERED = "0A000"  #: feature_not_supported: the SQLSTATE of the refusal of row-level security
+#: What a change takes, by its message type; TRUNCATE is never made as the owner.
+NEEDED = {"INSERT": ("INSERT",), "UPDATE": ("SELECT", "UPDATE"), "DELETE": ("SELECT", "DELETE")}
+
+# A privilege on columns is taken for enough: whether it is, the change itself will tell.
+_LACKING = """
+SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
+       ARRAY(SELECT w FROM pg_catalog.unnest(%s::text[]) AS w
+              WHERE NOT pg_catalog.has_table_privilege(c.oid, w)
+                AND NOT (w <> 'DELETE' AND pg_catalog.has_any_column_privilege(c.oid, w)))
+  FROM pg_catalog.pg_class c WHERE c.oid = %s
+"""
+
+
+def decided(target: TargetRelation, sub: Subscription) -> TargetRelation:
+    """The table with the role that its changes are made as.
+
+    :raises PermissionMissing: the user is a member of the owner that may not SET ROLE (SwitchToUntrustedUser), or a
+        row security policy applies to the acting role (TargetPrivilegesCheck).
+    """
+    role = None
+    if not sub.run_as_owner and target.access in ("set", "refused"):
+        if target.access == "refused":
+            raise cannot_set_role(target, sub)
+        role = target.owner
+    if target.owner_row_security if role is not None else target.row_security:
+        raise row_security(target, role or target.user)
+    return replace(target, acts_as=role)
+
+
+def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMissing:
+    """The server's refusal, and both ways out."""
+    user, owner = pasted.name(target.user), pasted.name(target.owner)
+    return PermissionMissing(
+        f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
+        detail=f'The changes of "{target.schema}.{target.name}" are made as its owner.',
+        hint=f"Run this on the target: GRANT {owner} TO {user} WITH SET TRUE;\nOr let changes be made as the user of"
+        f" --target:\npgsub alter {sub.name} --run-as-owner",
+        sqlstate="42501",
+    )
+
+
+def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subscription, needed: str) -> None:
+    """Whether a user that may not become the owner can make a change as itself.
+
+    :param connection: its session, out of a transaction that has failed.
+    :param needed: the message type of the change, as in :data:`NEEDED`.
+    :raises PermissionMissing: it lacks a privilege.
+    """
+    if sub.run_as_owner or target.access not in ("none", "trusted"):
+        return
+    row = connection.execute(_LACKING.encode(), (list(NEEDED.get(needed, ())), target.oid)).fetchone()
+    usable, lacking = row or (True, [])
+    if usable and not lacking:
+        return
+    user, owner = pasted.name(target.user), pasted.name(target.owner)
+    what, grants = [], []
+    if not usable:
+        what.append(f'USAGE on schema "{target.schema}"')
+        grants.append(f"GRANT USAGE ON SCHEMA {pasted.name(target.schema)} TO {user};")
+    if lacking:
+        what.append(f'{", ".join(lacking)} on table "{target.schema}.{target.name}"')
+        table = pasted.name(target.schema, target.name)
+        grants.append(f"GRANT {', '.join(lacking)} ON TABLE {table} TO {user};")
+    become_it = ""
+    if target.access == "none":
+        option = " WITH SET TRUE" if target.server_version >= 160000 else ""
+        become_it = (
+            f"Run this on the target: GRANT {owner} TO {user}{option};\nOr let the role change the table as itself:\n"
+        )
+    raise PermissionMissing(
+        f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
+        detail=f"Its own privileges do not suffice: it lacks {' and '.join(what)}.",
+        hint=(become_it or "Run this on the target:\n") + "\n".join(grants),
+        sqlstate="42501",
+    )
+
+
+def row_security(target: TargetRelation, role: str) -> PermissionMissing:
+    """The server's refusal: policies would filter, or run code, row by row."""
+    return PermissionMissing(
+        f'user "{role}" cannot replicate into relation with row-level security enabled: "{target.name}"',
+        detail=f'A policy of "{target.schema}.{target.name}" applies to the role that makes its changes.',
+        hint=f"Run this on the target:\nALTER ROLE {pasted.name(role)} BYPASSRLS;",
+        sqlstate=FILTERED,
+    )
+
+
+def become(role: str | None) -> sql.Composed:
+    """The statement that changes the role until the transaction ends; None for the session's own.
+
+    Inside a subtransaction its end by ROLLBACK TO brings back the role from before.
+    """
+    if role is None:
+        return sql.SQL("RESET ROLE").format()
+    return sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role))
+
+
+@contextlib.contextmanager
+def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
+    """Act as a role inside an open transaction; an error leaves it to the rollback to change back."""
+    if role is not None:
+        connection.execute(become(role))
+    yield
+    if role is not None:
+        connection.execute(become(None))

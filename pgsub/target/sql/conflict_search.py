@@ -1,0 +1,225 @@
+"""Which rows of the target stand in the way of a row: looked for after a unique violation, index by index.
+
+Mirrors FindConflictTuple (execReplication.c) and GetTupleTransactionInfo (conflict.c). The server looks inside the
+transaction that fails; here it is rolled back already, so what that itself had done before is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+
+from pgsub.target.catalog import unique_indexes
+from pgsub.target.catalog.relation import TargetRelation, describe
+from pgsub.target.catalog.unique_indexes import UniqueIndex
+from pgsub.target.session import roles
+from pgsub.target.sql.conflict_search_sql import Texts, completed
+from pgsub.target.sql.statements import Statement
+
+#: Milliseconds that the look may take.
+TIMEOUT = 5000
+
+_EXPRESSIONS = """
+SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+  FROM pg_catalog.pg_attribute a
+  LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ WHERE a.attrelid = %s::oid AND a.attnum > 0 AND NOT a.attisdropped AND (d.oid IS NOT NULL OR a.attidentity <> '')
+"""
+
+_WRITTEN = """
+SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END,
+       ((extract(epoch FROM w.at) - 946684800) * 1000000)::bigint
+  FROM (SELECT * FROM pg_catalog.pg_xact_commit_timestamp_origin(%s::xid)) AS w (at, roident)
+  LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident
+ WHERE pg_catalog.current_setting('track_commit_timestamp')::bool AND w.at IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A row of the target that has a key already. What could not be read is None."""
+
+    index: str
+    key: str | None = None  #: of the index, as the server shows it: (a)=(1)
+    row: dict[str, str | None] | None = None  #: by column, in the table's order
+    xid: int | None = None  #: transaction on the target that wrote it
+    commit_ts: str | None = None  #: when, where the target tracks it
+    origin: str | None = None  #: None a local one, '' one that does not exist any more
+    identical: bool = False  #: no column that came from the publisher differs
+    ctid: str | None = None  #: where it is
+    at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
+
+    def told(self) -> dict[str, Any]:
+        """For a record: without what is of use only for a moment."""
+        return {name: value for name, value in asdict(self).items() if name not in ("ctid", "at")}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What was found.
+
+    :ivar hits: in the order of the server's report.
+    :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
+    :ivar moved: it would leave the partition that it is in.
+    :ivar indexes: all that stop a row at once, in the order in which the server looks into them; a violation of any
+        other is none of its conflicts.
+    """
+
+    hits: list[Hit]
+    remote: dict[str, str | None] | None
+    moved: bool
+    indexes: tuple[str, ...]
+
+
+def search(
+    connection: psycopg.Connection,
+    schema: str,
+    name: str,
+    change: Statement,
+    values: Sequence[bytes | None],
+    formats: Sequence[int],
+    *,
+    sent: Sequence[str],
+    inserts: bool,
+    role: str | None,
+) -> Search | None:
+    """Look for every row that stands in the way, without a lock and for :data:`TIMEOUT` at most.
+
+    :param connection: between statements; what it is in of a transaction is rolled back by the caller, or read only.
+    :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
+    :param change: :func:`~pgsub.target.sql.statements.resulting`; ``values`` and ``formats`` are its parameters.
+    :param sent: columns that came from the publisher.
+    :param role: that changes are made as.
+    :return: None where the table is gone.
+    :raises psycopg.Error: not allowed, or not in time.
+    """
+    table = describe(connection, schema, name)
+    if table is None:
+        return None
+    with _bounded(connection, role):
+        return TableSearch(connection, table).search(change, values, formats, sent=sent, inserts=inserts)
+
+
+class TableSearch:
+    """As :func:`search` for many rows of one table, in the transaction and the role that the session is in."""
+
+    def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
+        self._connection = connection
+        self.table = table
+        self._indexes = unique_indexes.immediate(connection, table.oid)
+        self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
+        tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
+        self._tracked = tracked == (True,)
+        self._looks: dict[int, _Look] = {}
+
+    def search(
+        self,
+        change: Statement,
+        values: Sequence[bytes | None],
+        formats: Sequence[int],
+        *,
+        sent: Sequence[str],
+        inserts: bool,
+    ) -> Search:
+        """What stands in the way of a row. Parameters as of :func:`search`; ``change`` says what the others are."""
+        look = self._looks.get(id(change))
+        if look is None:  # which keeps the statement, so that its id stays its own
+            look = self._looks[id(change)] = self._look(change, sent, inserts=inserts)
+        names, found = tuple(index.name for index in self._indexes), look.remote(values, formats)
+        if found is None:
+            return Search([], None, moved=False, indexes=names)
+        remote, tableoid = found
+        hits = [self._written(hit) for hit in look.hits(values, formats)]
+        return Search(hits, remote, moved=tableoid not in (None, self.table.oid), indexes=names)
+
+    def _look(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> _Look:
+        generated = {name: text for name, is_generated, text in self._expressions if is_generated}
+        # whose value an insert takes from a default: nobody knows it
+        unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
+        indexes = [index for index in self._indexes if not unknown.intersection(index.columns)]
+        remote = completed(self.table, change.text, generated)
+        return _Look(self._connection, self.table, change, Texts(self.table, remote, sent), indexes)
+
+    def _written(self, hit: Hit) -> Hit:
+        """With time and origin of the transaction that wrote it, where the target tracks them."""
+        return written(self._connection, hit) if self._tracked else hit
+
+
+def written(connection: psycopg.Connection, hit: Hit) -> Hit:
+    """With time and origin of the transaction that wrote it; as it is where the target does not know them."""
+    if hit.xid is None:
+        return hit
+    row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
+    return hit if row is None else replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
+
+
+@contextlib.contextmanager
+def _bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
+    connection.execute("SET TRANSACTION READ ONLY")
+    limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}").format(sql.Literal(TIMEOUT))
+    connection.execute(limits)
+    with roles.acting(connection, role):
+        yield
+
+
+class _Look:
+    """Runs them for rows of one shape: to compose them takes longer than that."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        table: TargetRelation,
+        change: Statement,
+        texts: Texts,
+        indexes: Sequence[UniqueIndex],
+    ) -> None:
+        self._connection = connection
+        self._table = table
+        self._change = change
+        self._names = [c.name for c in table.columns if not c.virtual]
+        self._remote = texts.remote().as_bytes(connection)
+        self._indexes = [(index, texts.hit(index).as_bytes(connection)) for index in indexes]
+
+    def remote(
+        self, values: Sequence[bytes | None], formats: Sequence[int]
+    ) -> tuple[dict[str, str | None], int | None] | None:
+        """The row as it would be, and the oid of the table that it is in now; None where there is none."""
+        found = self._one(self._remote, values, formats)
+        if found is None:
+            return None
+        return self._row(found[1]), None if found[0] is None else int(found[0])
+
+    def hits(self, values: Sequence[bytes | None], formats: Sequence[int]) -> Iterator[Hit]:
+        """The rows that have the keys of indexes already."""
+        for index, text in self._indexes:
+            found = self._one(text, values, formats)
+            if found is not None:
+                yield self._hit(index, found)
+
+    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> Hit:
+        width = len(index.keys)
+        key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
+        key = f"({', '.join(index.keys)})=({key_values})"
+        row, ctid = self._row(found[2 + width]), found[3 + width]
+        return Hit(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
+
+    def _row(self, values: str | None) -> dict[str, str | None]:
+        read = dict(zip(self._names, json.loads(values or "[]"), strict=True))
+        # of a virtual column the server's word
+        return {c.name: "virtual" if c.virtual else read[c.name] for c in self._table.columns}
+
+    def _one(self, text: bytes, values: Sequence[bytes | None], formats: Sequence[int]) -> list[str | None] | None:
+        """The first row as text."""
+        result = self._connection.pgconn.exec_params(text, values, self._change.types, formats)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(result)
+        if not result.ntuples:
+            return None
+        found = [result.get_value(0, n) for n in range(result.nfields)]
+        return [None if value is None else value.decode("utf-8", "replace") for value in found]

@@ -1,0 +1,92 @@
+"""Which partition a row of a partitioned table would be in. Mirrors ExecFindPartition (execPartition.c).
+
+No server says it outside an INSERT, so partition constraints are evaluated over the rows, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import psycopg
+from psycopg import sql
+
+from pgsub.target.catalog import modifier
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.session import roles
+
+#: Schema and name of a table.
+Name = tuple[str, str]
+
+_LEAVES = """
+SELECT n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintdef(t.relid)
+  FROM pg_catalog.pg_partition_tree(%s::oid) t
+  JOIN pg_catalog.pg_class c ON c.oid = t.relid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE t.isleaf AND t.level > 0 ORDER BY t.relid
+"""
+
+
+_COLUMNS = """
+SELECT a.attname::text FROM pg_catalog.pg_attribute a
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
+    """The columns of a partition in its own order, which need not be that of the partitioned table."""
+    return [name for (name,) in connection.execute(_COLUMNS.encode(), leaf)]
+
+
+def leaves(
+    connection: psycopg.Connection, table: TargetRelation, rows: Sequence[Mapping[str, str | None]]
+) -> list[Name | None]:
+    """The partition of each row; None where it cannot be told.
+
+    Inside an open transaction it is a savepoint: a value that no input function takes does no harm.
+
+    :param table: partitioned.
+    :param rows: values as text by column; what is not there is NULL.
+    """
+    try:
+        with connection.transaction(), roles.acting(connection, table.acts_as):
+            found = connection.execute(_LEAVES.encode(), (table.oid,)).fetchall()
+            return _routed(connection, table, rows, found) if found else [None] * len(rows)
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise  # the session is gone
+        return [None] * len(rows)
+
+
+def _routed(
+    connection: psycopg.Connection,
+    table: TargetRelation,
+    rows: Sequence[Mapping[str, str | None]],
+    found: Sequence[tuple[str, str, str | None]],
+) -> list[Name | None]:
+    columns = [column for column in table.columns if not column.generated]
+    # types and constraints were written as SQL by the catalog
+    cases = sql.SQL(" ").join(
+        sql.SQL("WHEN ({}) THEN {}").format(sql.SQL(constraint or "true"), sql.Literal(number))
+        for number, (_, _, constraint) in enumerate(found)
+    )
+    names = sql.SQL(", ").join(sql.Identifier(f"v{n}") for n in range(len(columns)))
+    values = sql.SQL(", ").join(
+        sql.SQL("{} AS {}").format(_value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
+        for n, column in enumerate(columns)
+    )
+    arrays = sql.SQL(", ").join(sql.SQL(f"${n}::text[]") for n in range(1, len(columns) + 1))
+    query = sql.SQL(
+        "SELECT CASE {} END FROM (SELECT pgsub_number, {} FROM unnest({})"
+        " WITH ORDINALITY AS pgsub_rows ({}, pgsub_number)) AS {} ORDER BY pgsub_number"
+    ).format(cases, values, arrays, names, sql.Identifier(table.name))
+    parameters = [[row.get(column.name) for row in rows] for column in columns]
+    with psycopg.RawCursor(connection) as cursor:  # names and constraints may hold a percent sign
+        numbers = cursor.execute(query, parameters).fetchall()
+    return [None if number is None else (found[number][0], found[number][1]) for (number,) in numbers]
+
+
+def _value(column: TargetColumn, text: sql.Composable) -> sql.Composed:
+    if modifier.is_read_by(column):
+        return modifier.read(column, text)
+    return sql.SQL("{}::{}").format(text, sql.SQL(column.full_type))

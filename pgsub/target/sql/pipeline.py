@@ -1,0 +1,215 @@
+"""Single-row statements in libpq's pipeline mode: many changes to a round trip, each with its own row count.
+
+psycopg's cursors cost more per statement than the server needs to run it, so this room speaks to ``pgconn``
+directly, with the wire's bytes as parameters.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import psycopg
+from psycopg import pq, sql
+
+from pgsub.common.errors import TargetUnavailable
+from pgsub.target.sql.statements import Statement
+
+#: Results to leave unread before the sender looks for some: enough to fill a round trip, little enough that neither
+#: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).
+WINDOW = 256
+#: Bytes of values after which the sender waits as well: they are in libpq's buffer and held by the senders' tags.
+WINDOW_BYTES = 4 << 20
+#: What prepared statements may cost this session and the server together, in parameters. An update of a table with
+#: many columns has as many shapes as there are sets of columns that are NULL or not sent.
+PREPARED = 40_000
+_STATEMENT = 8  #: what a statement without parameters costs
+
+_OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.starts_with(name, %s)"
+
+RowCount = Callable[[int], None]
+#: Takes the values of a row as text.
+FirstRow = Callable[[list[str | None]], None]
+
+
+class StatementFailed(Exception):
+    """A statement of the pipeline failed; everything after it was not run.
+
+    :ivar tag: what the sender named it by.
+    :ivar error: psycopg's exception with SQLSTATE and diagnostics.
+    :ivar statement: what failed, None where it was no single-row statement.
+    """
+
+    def __init__(self, tag: object, error: psycopg.Error, statement: Statement | None) -> None:
+        super().__init__(str(error))
+        self.tag = tag
+        self.error = error
+        self.statement = statement
+
+
+class Pipeline:
+    """Sends prepared statements and checks their row counts.
+
+    :param connection: an autocommit session; between :meth:`sync` and the next :meth:`send` others may use it.
+    :param prefix: of the names of what it prepares, its own in the session.
+    """
+
+    def __init__(self, connection: psycopg.Connection, prefix: str = "pgsub") -> None:
+        self._prefix = f"{prefix}_"
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._prepared: dict[int, tuple[bytes, Statement]] = {}  # oldest first
+        self._names = self._cost = 0
+        self._waiting: deque[tuple[object, Statement | None, RowCount | None, FirstRow | None]] = deque()
+        self._unread = self._unread_bytes = 0
+        self._active = False
+        self._failure: StatementFailed | None = None
+        self.undo = "ROLLBACK"  #: what leaves a transaction in which a statement failed
+
+    def send(
+        self,
+        statement: Statement,
+        values: Sequence[bytes | bytearray | None],
+        formats: Sequence[int],
+        tag: object,
+        on_count: RowCount | None = None,
+        on_row: FirstRow | None = None,
+    ) -> None:
+        """Queue one execution.
+
+        :param values: parameter values as they came from the wire.
+        :param formats: 0 text, 1 binary, one per value.
+        :param tag: returned in :class:`StatementFailed`.
+        :param on_count: called with the number of rows when the result is read.
+        :param on_row: called with the first row, if there is one.
+        """
+        if not self._active:
+            self._pgconn.nonblocking = 1
+            self._pgconn.enter_pipeline_mode()
+            self._active = True
+        name = self._name(statement, tag)
+        self._pgconn.send_query_prepared(name, values, param_formats=formats)
+        self._waiting.append((tag, statement, on_count, on_row))
+        self._unread += 1
+        self._unread_bytes += sum([len(value) for value in values if value is not None])
+        if self._unread >= WINDOW or self._unread_bytes >= WINDOW_BYTES:
+            self._pgconn.send_flush_request()
+            self._pump(until_sync=False)
+
+    def _name(self, statement: Statement, tag: object) -> bytes:
+        known = self._prepared.get(id(statement))
+        if known is not None:
+            return known[0]
+        self._cost += _STATEMENT + len(statement.types)
+        while self._cost > PREPARED and self._prepared:
+            self._deallocate(next(iter(self._prepared)), tag)
+        self._names += 1
+        name = f"{self._prefix}{self._names}".encode()
+        self._pgconn.send_prepare(name, statement.text.as_bytes(self._connection), statement.types or None)
+        self._waiting.append((tag, statement, None, None))
+        self._prepared[id(statement)] = (name, statement)  # holding the statement keeps its id unique
+        return name
+
+    def _deallocate(self, key: int, tag: object) -> None:
+        name, statement = self._prepared.pop(key)
+        self._cost -= _STATEMENT + len(statement.types)
+        self._pgconn.send_query_params(b"DEALLOCATE " + name, None)
+        self._waiting.append((tag, None, None, None))
+
+    def sync(self) -> None:
+        """Wait for every result.
+
+        :raises StatementFailed: the first failure; the session left the pipeline and its transaction is aborted.
+        :raises TargetUnavailable: the connection broke.
+        """
+        if not self._active:
+            return
+        self._pgconn.pipeline_sync()
+        self._pump(until_sync=True)
+        self._pgconn.exit_pipeline_mode()
+        self._pgconn.nonblocking = 0
+        self._active = False
+        self._unread = self._unread_bytes = 0
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self.reset()
+            raise failure
+
+    def reset(self) -> None:
+        """Forget prepared statements (a failed Parse leaves no statement behind, and none may be missed).
+
+        One by one: psycopg has statements of its own in the session, and does not notice every DEALLOCATE ALL.
+        """
+        self._prepared.clear()
+        self._cost = 0
+        self._waiting.clear()
+        with_transaction = self._pgconn.transaction_status != pq.TransactionStatus.IDLE
+        if with_transaction:
+            self._connection.execute(self.undo.encode())
+        for (name,) in self._connection.execute(_OWN_STATEMENTS, (self._prefix,), prepare=False).fetchall():
+            text = sql.SQL("DEALLOCATE {}").format(sql.Identifier(name))
+            self._connection.execute(text, prepare=False)
+
+    def _pump(self, *, until_sync: bool) -> None:
+        poll = select.poll()
+        poll.register(self._pgconn.socket, select.POLLIN | select.POLLOUT)
+        while True:
+            unsent = self._flush()
+            if self._drain(until_sync):
+                return
+            if not unsent:
+                poll.modify(self._pgconn.socket, select.POLLIN)
+            poll.poll()
+            self._consume()
+
+    def _flush(self) -> int:
+        try:
+            return self._pgconn.flush()
+        except psycopg.Error as error:
+            raise TargetUnavailable(f"could not send to the target: {_first_line(error)}") from None
+
+    def _consume(self) -> None:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            raise TargetUnavailable(f"could not receive from the target: {_first_line(error)}") from None
+
+    def _drain(self, until_sync: bool) -> bool:
+        """Read the results at hand; True when what was waited for is complete."""
+        separator = False  # libpq gives None after each statement's result, and again when it has nothing
+        while not self._pgconn.is_busy():
+            result = self._pgconn.get_result()
+            if result is None:
+                if self._pgconn.status == pq.ConnStatus.BAD:
+                    raise TargetUnavailable("connection to the target was lost")
+                if separator:
+                    return False
+                separator = True
+                continue
+            separator = False
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                return True
+            self._take(result)
+            if not until_sync and not self._waiting:
+                self._unread = self._unread_bytes = 0
+                return True
+        return False
+
+    def _take(self, result: pq.abc.PGresult) -> None:
+        tag, statement, on_count, on_row = self._waiting.popleft() if self._waiting else (None, None, None, None)
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            if self._failure is None:
+                error = psycopg.errors.error_from_result(result)
+                if error.sqlstate is None or self._pgconn.status == pq.ConnStatus.BAD:
+                    raise TargetUnavailable("connection to the target was lost", sqlstate=error.sqlstate)
+                self._failure = StatementFailed(tag, error, statement)
+        elif on_count is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
+            on_count(result.command_tuples or 0)
+        elif on_row is not None and result.ntuples:
+            values = [result.get_value(0, n) for n in range(result.nfields)]
+            on_row([None if value is None else value.decode("utf-8", "replace") for value in values])
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

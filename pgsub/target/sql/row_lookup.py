@@ -1,0 +1,279 @@
+"""Rows of target tables as a preview looks at them: read, never written, and nothing of a table is run.
+
+Values come as the publisher's text and are read by the target's own input functions; what is compared afterwards is
+the target's text of both. Unique indexes, NOT NULL and CHECK are asked by SELECT: so no trigger fires, no default is
+taken, no sequence moves, no row is locked. Mirrors RelationFindReplTupleByIndex, CheckAndReportConflict
+(execReplication.c) and ExecConstraints (execMain.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from pgsub.target.catalog import modifier
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
+from pgsub.target.session import roles
+from pgsub.target.sql.fingerprints import Fingerprints
+from pgsub.target.sql.statements import equality, only
+
+#: A row as texts of the target, by column; None is NULL.
+Row = Mapping[str, str | None]
+
+_CHECKS = """
+SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
+ WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
+"""
+#: Of a partitioned table those of its leaves, of a partition its own; NULL: takes every row.
+_PARTITIONS = """
+SELECT pg_catalog.pg_get_partition_constraintdef(t.relid)
+  FROM pg_catalog.pg_partition_tree(%s::oid) t WHERE t.isleaf ORDER BY t.relid
+"""
+_NOT_NULL = """
+SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
+ WHERE attrelid = %s::oid AND attnum > 0 AND NOT attisdropped AND attnotnull ORDER BY attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row of the target: where it is, which transaction wrote it, and its values as text."""
+
+    place: str
+    xid: str
+    values: Row
+
+
+class Looker:
+    """One read-only session of a preview; statements act as the role that apply would act as.
+
+    :param connection: autocommit, with nothing in the way of reading.
+    """
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._role: str | None = None
+        self._open = False
+        connection.execute("SET default_transaction_read_only = on")
+        connection.execute("SET lock_timeout = '10s'")  # somebody's TRUNCATE or ALTER TABLE is not waited for longer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._open and not self._connection.closed:
+            self._connection.execute("ROLLBACK")
+        self._open, self._role = False, None
+
+    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """Rows of a query, as a role.
+
+        :raises psycopg.Error: the transaction has ended then; the next question begins another one.
+        """
+        try:
+            if not self._open:
+                self._connection.execute("BEGIN READ ONLY")
+                self._open = True
+            if role != self._role:
+                self._connection.execute(roles.become(role))
+                self._role = role
+            # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
+            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+        except psycopg.Error:
+            self._end()
+            raise
+
+    def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
+        """Rows of a catalog about one table."""
+        self._end()
+        return self._connection.execute(query.encode(), (oid,)).fetchall()
+
+
+class Within:
+    """Looks inside an open transaction of a writing session, between its statements: at what it did so far, too."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+
+    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        with roles.acting(self._connection, role):
+            return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
+
+    def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
+        """As of :class:`Looker`."""
+        return self._connection.execute(query.encode(), (oid,)).fetchall()
+
+
+class TableLook:
+    """Looks at one target table.
+
+    :param looker: how it is asked.
+
+    :ivar indexes: its unique indexes.
+    :ivar fingerprints: compares rows by them, and by keys.
+    :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
+    """
+
+    def __init__(self, looker: Looker | Within, target: TargetRelation) -> None:
+        self._looker = looker
+        self._target = target
+        self.columns = [c for c in target.columns if not c.generated]
+        self.indexes = [UniqueIndex(*row) for row in looker.catalog(INDEXES, target.oid)]
+        self._checks = [
+            (f'new row for relation "{target.name}" violates check constraint "{name}"', text)
+            for name, text in looker.catalog(_CHECKS, target.oid)
+        ]
+        self._checks += _partitions(looker, target)
+        self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
+        self._from = only(target)
+        self._queries: dict[tuple[str, ...], str] = {}
+        self.fingerprints = Fingerprints(target, self.indexes, self._ask, self._as_row)
+        texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
+        self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
+
+    def read(self, row: Row) -> Row:
+        """What becomes of a row's values here, as the target's text of them.
+
+        :raises psycopg.Error: a value is none of its column's type.
+        """
+        columns = self._sent(row)
+        if not columns:
+            return {}
+
+        def build() -> sql.Composed:
+            casts = [sql.SQL("{}::pg_catalog.text").format(_value(c, i)) for i, c in enumerate(columns)]
+            return sql.SQL("SELECT {}").format(sql.SQL(", ").join(casts))
+
+        [texts] = self._ask("read", columns, build, [row[c.name] for c in columns])
+        return dict(zip((c.name for c in columns), texts, strict=True))
+
+    def find(self, key: Row) -> Found | None:
+        """The row that has these values in these columns, NULLs being equal; one of them where several have.
+
+        :raises SchemaFault: a column's type has no equality.
+        """
+        columns = self._sent(key)
+        valued = [c for c in columns if key[c.name] is not None]
+
+        def build() -> sql.Composed:
+            parts = [sql.SQL("true").format()]
+            for column in columns:
+                name = sql.Identifier("t", column.name)
+                if column not in valued:
+                    parts.append(sql.SQL("{} IS NULL").format(name))
+                    continue
+                parts.append(sql.SQL("{} {} {}").format(name, equality(column), _value(column, valued.index(column))))
+            query = sql.SQL("SELECT {} FROM {} t WHERE {} LIMIT 1")
+            return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
+
+        nulls = "".join("v" if c in valued else "n" for c in columns)
+        rows = self._ask(f"find {nulls}", columns, build, [key[c.name] for c in valued])
+        return self._found(rows[0]) if rows else None
+
+    def taken(self, row: Row) -> list[tuple[UniqueIndex, Found]]:
+        """Rows that have one of the row's unique keys already, by index; the row itself is one of them, if there."""
+        if not self.indexes:
+            return []
+        columns = self._sent(row)
+
+        def build() -> sql.Composed:
+            queries = [self._taken(number, index, columns) for number, index in enumerate(self.indexes)]
+            return sql.SQL(" UNION ALL ").join(queries)
+
+        found = self._ask("taken", columns, build, [row[c.name] for c in columns])
+        return [(self.indexes[one[0]], self._found(one[1:])) for one in found]
+
+    def _taken(self, number: int, index: UniqueIndex, columns: Sequence[TargetColumn]) -> sql.Composed:
+        return sql.SQL(
+            "(SELECT {}, {} FROM {} t, (SELECT {} FROM {} WHERE {}) AS pgsub_wanted WHERE {} AND {} LIMIT 1)"
+        ).format(
+            sql.Literal(number), self._selected, self._from,
+            index.named_keys(), self._as_row(columns), index.where, index.equal("pgsub_wanted"), index.where,
+        )  # fmt: skip
+
+    def violated(self, row: Row) -> str | None:
+        """Why a whole new row is refused, in the server's words; None where it fits.
+
+        NOT NULL and CHECK constraints of the table itself, and whether a partition takes it.
+        """
+        for name, nothing_fills_it in self.required.items():
+            if row.get(name) is None and (name in row or nothing_fills_it):
+                table = self._target.name
+                return f'null value in column "{name}" of relation "{table}" violates not-null constraint'
+        if not self._checks:
+            return None
+        columns = self._sent(row)
+
+        def build() -> sql.Composed:
+            checks = [sql.SQL("({}) IS NOT FALSE").format(sql.SQL(text)) for _, text in self._checks]
+            return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(checks), self._as_row(columns))
+
+        [holds] = self._ask("violated", columns, build, [row[c.name] for c in columns])
+        return next((said for (said, _), true in zip(self._checks, holds, strict=True) if not true), None)
+
+    def empty(self) -> bool:
+        """Whether the table has no row."""
+        return not self._ask("empty", (), lambda: sql.SQL("SELECT FROM {} t LIMIT 1").format(self._from), ())
+
+    def _ask(
+        self,
+        what: str,
+        columns: Sequence[TargetColumn],
+        build: Callable[[], sql.Composed],
+        values: Sequence[str | None],
+    ) -> list[tuple[Any, ...]]:
+        """Queries are composed once for each set of columns: that takes longer than to run them."""
+        key = (what, *(c.name for c in columns))
+        query = self._queries.get(key)
+        if query is None:
+            query = self._queries[key] = build().as_string()
+        return self._looker.ask(self._target.acts_as, query, values)
+
+    def _sent(self, row: Row) -> list[TargetColumn]:
+        return [c for c in self._target.columns if c.name in row]
+
+    def _found(self, row: Sequence[Any]) -> Found:
+        return Found(row[0], row[1], {c.name: value for c, value in zip(self.columns, row[2:], strict=True)})
+
+    def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
+        """The row as a subquery with all columns of the table; what was not sent is NULL, which violates nothing."""
+        positions = {c.name: i for i, c in enumerate(columns)}
+        casts = [
+            sql.SQL("{} AS {}").format(
+                c.collated(
+                    _value(c, positions[c.name])
+                    if c.name in positions
+                    else sql.SQL("CAST(NULL AS {})").format(sql.SQL(c.full_type))
+                ),
+                sql.Identifier(c.name),
+            )
+            for c in self._target.columns
+        ]
+        return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
+
+
+def _partitions(looker: Looker | Within, target: TargetRelation) -> list[tuple[str, str]]:
+    """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
+    found = [text for (text,) in looker.catalog(_PARTITIONS, target.oid)]
+    if target.relkind == "p":
+        said = f'no partition of relation "{target.name}" found for row'
+        return [] if None in found else [(said, " OR ".join(f"({text})" for text in found) or "false")]
+    said = f'new row for relation "{target.name}" violates partition constraint'
+    return [(said, text) for text in found if text is not None]
+
+
+def _value(column: TargetColumn, position: int) -> sql.Composed:
+    parameter = sql.SQL(f"${position + 1}")
+    if modifier.is_read_by(column):
+        return modifier.read(column, sql.SQL("{}::text").format(parameter))
+    # format_type quoted the name already
+    return sql.SQL("CAST({} AS {})").format(parameter, sql.SQL(column.full_type))

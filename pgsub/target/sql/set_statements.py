@@ -1,0 +1,126 @@
+"""SQL of change sets: one statement for all rows of a relation, over ``unnest`` of arrays with a column each.
+
+Binary values make arrays of the column's own type, which its receive function reads; text values arrays of text, cast
+as their input function would read them. Where that holds is in :class:`~pgsub.target.catalog.relation.TargetColumn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetColumn
+from pgsub.target.sql.statements import Statement, foreign_origin, table_name, unassigned
+
+#: The arrays are small beside a table: each of their rows looks for its own by the key's index. What the planner knows
+#: of neither decides then, and no table is read whole for a few rows; a generic plan is made once for any number.
+PLAN = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+
+TEXT, TEXT_ARRAY = 25, 1009
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An array of values of a column; ``position`` is the remote column's."""
+
+    position: int
+    binary: bool
+
+
+def plan(*, pinned: bool) -> Statement:
+    """Compose what sets for this transaction what the planner may do, or sets it back to what it was before.
+
+    That is remembered in settings of our own: NULL would bring back the default of the session, not what it had SET.
+    """
+    text = "set_config({setting}, current_setting({kept}), true)"
+    if pinned:
+        text = "set_config({kept}, current_setting({setting}), true), set_config({setting}, {value}, true)"
+    text = text.replace("set_config", "pg_catalog.set_config").replace("current_", "pg_catalog.current_")
+    calls = [
+        sql.SQL(text).format(setting=sql.Literal(name), kept=sql.Literal(f"pgsub.{name}"), value=sql.Literal(value))
+        for name, value in PLAN.items()
+    ]
+    return Statement(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)), (), ())
+
+
+def element_type(column: TargetColumn, *, binary: bool) -> int:
+    """Oid of the type that a column's values have in an array."""
+    return column.type_oid if binary else TEXT
+
+
+def present(relation: RelationMap, keys: Sequence[Parameter]) -> Statement:
+    """Gives a row for each of the keys that exists."""
+    return _statement(relation, "SELECT FROM", sql.SQL(", "), keys)
+
+
+def delete(relation: RelationMap, keys: Sequence[Parameter]) -> Statement:
+    """Delete the rows of all keys."""
+    return _statement(relation, "DELETE FROM", sql.SQL(" USING "), keys)
+
+
+def update(relation: RelationMap, keys: Sequence[Parameter], values: Sequence[Parameter]) -> Statement:
+    """Set columns of the rows of all keys.
+
+    :param values: of the columns to set; where there are none nothing changes, but the rows are counted.
+    """
+    assignments = [
+        sql.SQL("{} = {}").format(sql.Identifier(relation.columns[value.position].name), _value(relation, value, i))
+        for i, value in enumerate(values, len(keys))
+    ]
+    if not assignments:
+        column = unassigned(relation.target)
+        assert column is not None
+        assignments = [sql.SQL("{} = {}").format(sql.Identifier(column), sql.Identifier("t", column))]
+    between = sql.SQL(" SET {} FROM ").format(sql.SQL(", ").join(assignments))
+    return _statement(relation, "UPDATE", between, keys, values)
+
+
+def _statement(
+    relation: RelationMap,
+    verb: str,
+    between: sql.Composable,
+    keys: Sequence[Parameter],
+    values: Sequence[Parameter] = (),
+) -> Statement:
+    """Of the table as t and the arrays as u.
+
+    :param verb: what stands before the table, ``between`` what stands between the two.
+    """
+    parameters = [*keys, *values]
+    # in a select list, where they go in step: in FROM each would be written to a store of its own first
+    arrays = sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${i + 1})") for i in range(len(parameters)))
+    names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
+    conditions: list[sql.Composable] = [_equals(relation, key, i) for i, key in enumerate(keys)]
+    if relation.target.origins_of and not verb.startswith("SELECT"):
+        # a row that somebody else wrote is not counted: it is a conflict, which serial execution tells of
+        foreign = foreign_origin(relation, sql.Identifier("t", "xmin"))
+        conditions.append(sql.SQL("NOT EXISTS ({})").format(foreign))
+    found = sql.SQL(" AND ").join(conditions)
+    text = sql.SQL("{} ONLY {} AS t{}(SELECT {}) AS u ({}) WHERE {}").format(
+        sql.SQL(verb), table_name(relation.target), between, arrays, names, found
+    )
+    columns = [(relation.columns[parameter.position], parameter) for parameter in parameters]
+    types = tuple(column.array_oid if parameter.binary else TEXT_ARRAY for column, parameter in columns)
+    return Statement(text, types, ())
+
+
+def _equals(relation: RelationMap, key: Parameter, number: int) -> sql.Composed:
+    column = relation.columns[key.position]
+    operator = sql.SQL(f"OPERATOR({column.equality})")  # quoted by the catalog query
+    return sql.SQL("{} {} {}").format(sql.Identifier("t", column.name), operator, _value(relation, key, number))
+
+
+def _value(relation: RelationMap, parameter: Parameter, number: int) -> sql.SQL:
+    column = relation.columns[parameter.position]
+    if parameter.binary or column.type_oid == TEXT:
+        return sql.SQL(f"u.c{number}")
+    return sql.SQL(f"u.c{number}::{column.cast_type}")  # quoted by format_type()

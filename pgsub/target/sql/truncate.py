@@ -1,0 +1,188 @@
+"""TRUNCATE of tables that are copied again, and all that speaks against it. Mirrors ExecuteTruncate (tablecmds.c).
+
+What PostgreSQL would refuse is refused before anything is touched, naming the constraint, the trigger or the GRANT; and
+what PostgreSQL would do although nobody wants it (rows of another subscription, a TRUNCATE that travels on) as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import pasted
+from pgsub.common.errors import PermissionMissing, StateForbids
+from pgsub.target.session import origins
+
+_TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE
+
+_TABLES = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
+       pg_catalog.has_table_privilege(c.oid, 'TRUNCATE'),
+       ARRAY(SELECT c.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))::bigint[],
+       (SELECT pg_catalog.sum(l.reltuples) FILTER (WHERE l.reltuples >= 0)::bigint FROM pg_catalog.pg_class l
+         WHERE l.relkind = 'r' AND (l.oid = c.oid OR l.oid IN (
+               SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))))
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = ANY (%s::oid[]) ORDER BY c.oid
+"""
+_FOREIGN_KEYS = """
+SELECT k.conname::text, k.conrelid::regclass::text, k.confrelid::regclass::text FROM pg_catalog.pg_constraint k
+ WHERE k.contype = 'f' AND k.confrelid = ANY (%s::oid[]) AND k.conrelid <> ALL (%s::oid[])
+ ORDER BY k.conparentid <> 0, 3, 2, 1
+"""
+_TRIGGERS = """
+SELECT t.tgname::text, t.tgrelid::regclass::text FROM pg_catalog.pg_trigger t
+ WHERE t.tgrelid = ANY (%s::oid[]) AND NOT t.tgisinternal AND t.tgtype & %s <> 0 AND t.tgenabled = ANY (%s)
+ ORDER BY 2, 1
+"""
+_OTHERS = """
+SELECT s.subname::text, r.srrelid::regclass::text FROM pgsub.subscription_rel r JOIN pgsub.subscription s USING (subid)
+ WHERE r.subid <> %s AND r.srrelid = ANY (%s::oid[])
+ UNION ALL
+SELECT s.subname::text, r.srrelid::regclass::text FROM pg_catalog.pg_subscription_rel r
+  JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid WHERE r.srrelid = ANY (%s::oid[])
+ ORDER BY 2, 1
+"""
+_PUBLISHED = """
+SELECT p.pubname::text, g.relid::regclass::text FROM pg_catalog.pg_publication p,
+       LATERAL pg_catalog.pg_get_publication_tables(p.pubname::text) AS g
+ WHERE p.pubtruncate AND g.relid = ANY (%s::oid[]) ORDER BY 1, 2
+"""
+_HOLDERS = """
+SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
+       pg_catalog.left(pg_catalog.regexp_replace(a.query, '\\s+', ' ', 'g'), 80)
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+   AND l.relation = ANY (%s::oid[]) ORDER BY 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A table that is to be emptied.
+
+    :ivar members: its oid, and those of its partitions.
+    :ivar rows: the planner's estimate, None for a table that was never analyzed.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    relkind: str
+    members: tuple[int, ...]
+    rows: int | None
+
+
+def inspect(
+    connection: psycopg.Connection, subid: int, relids: Sequence[int], *, replica: bool, tagged: bool
+) -> list[Emptied]:
+    """The tables as they are, if all of them may be emptied together.
+
+    :param relids: tables of subscription ``subid``.
+    :param replica: whether session_replication_role = replica is in effect (which triggers would fire).
+    :param tagged: whether the session carries a replication origin.
+    :raises StateForbids: a foreign key, a trigger, another subscription or a publication forbids it.
+    :raises PermissionMissing: no TRUNCATE privilege; the hint has the GRANT.
+    """
+    rows = connection.execute(_TABLES.encode(), (list(relids),)).fetchall()
+    found = [Emptied(oid, schema, name, kind, tuple(tree), count) for oid, schema, name, kind, _, tree, count in rows]
+    if gone := set(relids) - {table.oid for table in found}:
+        raise StateForbids(
+            "a table to copy again does not exist on the target any more",
+            detail=f"OIDs: {', '.join(map(str, sorted(gone)))}.",
+            hint="A refresh without --resync takes notice of tables that were dropped and created again.",
+        )
+    _check_privileges(connection, [(row[1], row[2]) for row in rows if not row[4]])
+    members = [oid for table in found for oid in table.members]
+    _check_foreign_keys(connection, members)
+    _check_triggers(connection, members, replica)
+    _check_writers(connection, subid, members)
+    if not tagged:
+        _check_readers(connection, members)
+    return found
+
+
+def _check_privileges(connection: psycopg.Connection, denied: Sequence[tuple[str, str]]) -> None:
+    if not denied:
+        return
+    tables = pasted.statement(sql.SQL(", ").join(sql.Identifier(*name) for name in denied))
+    role = connection.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
+    raise PermissionMissing(
+        f"permission denied to truncate table {tables}",
+        detail="A table that is copied again is emptied first.",
+        hint=f"Let the owner run:\nGRANT TRUNCATE ON TABLE {tables} TO {role[0] if role else ''};",
+        sqlstate="42501",
+    )
+
+
+def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) -> None:
+    rows = connection.execute(_FOREIGN_KEYS.encode(), (members, members)).fetchall()
+    if rows:
+        raise StateForbids(
+            "cannot truncate a table referenced in a foreign key constraint",
+            detail="\n".join(
+                dict.fromkeys(f'Table {table} references {to} by constraint "{name}".' for name, table, to in rows)
+            ),
+            hint="Copy the referencing tables again at the same time (--resync), if they are in the subscription; else"
+            f' drop the constraint meanwhile:\nALTER TABLE {rows[0][1]} DROP CONSTRAINT "{rows[0][0]}";',
+            sqlstate="0A000",
+        )
+
+
+def _check_triggers(connection: psycopg.Connection, members: Sequence[int], replica: bool) -> None:
+    firing = ["A", "R"] if replica else ["A", "O"]
+    rows = connection.execute(_TRIGGERS.encode(), (members, _TRUNCATES, firing)).fetchall()
+    if rows:
+        name, table = rows[0]
+        raise StateForbids(
+            f'trigger "{name}" of table {table} would fire',
+            detail="It fires ON TRUNCATE, and a table that is copied again is truncated.",
+            hint=f'Disable it meanwhile:\nALTER TABLE {table} DISABLE TRIGGER "{name}";',
+        )
+
+
+def _check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
+    rows = connection.execute(_OTHERS.encode(), (subid, members, members)).fetchall()
+    if rows:
+        name, table = rows[0]
+        raise StateForbids(
+            f"table {table} has rows of another subscription too",
+            detail=f'Subscription "{name}" writes it, and its rows would be lost.',
+            hint="Remove the rows of this publisher by hand, drop this subscription and create it again.",
+        )
+
+
+def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> None:
+    rows = connection.execute(_PUBLISHED.encode(), (members,)).fetchall()
+    if rows:
+        name, table = rows[0]
+        role = connection.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
+        raise StateForbids(
+            f'the TRUNCATE of table {table} would be replicated by publication "{name}" of the target',
+            detail="Without a replication origin its subscribers take it for a local change; a publisher that"
+            " subscribes to the target would lose its own rows.",
+            hint=f"Let a superuser run:\n{origins.grant_hint(connection, role[0] if role else '')}",
+        )
+
+
+def truncate(connection: psycopg.Connection, tables: Sequence[Emptied]) -> None:
+    """Empty all of them in one statement, inside the caller's transaction and under its lock_timeout.
+
+    A plain table without its inheritance children: those are published, and subscribed, on their own.
+    """
+    if tables:
+        listed = sql.SQL(", ").join(
+            sql.SQL("" if t.relkind == "p" else "ONLY ") + sql.Identifier(t.schema, t.name) for t in tables
+        )
+        connection.execute(sql.SQL("TRUNCATE TABLE {}").format(listed))
+
+
+def holders(connection: psycopg.Connection, tables: Sequence[Emptied]) -> list[str]:
+    """Sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
+    members = [oid for table in tables for oid in table.members]
+    rows = connection.execute(_HOLDERS.encode(), (members,)).fetchall()
+    return [f"PID {pid} ({user}, {name or 'no name'}, {state}): {query}" for pid, user, name, state, query in rows]

@@ -1,0 +1,81 @@
+"""Conflicts and dead letters on targets that are not UTF8: jsonb takes no character they lack, nor an escape for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from fix_pair import Pair
+from fix_servers import Database
+
+from pgsub.apply.worker import loop
+from pgsub.common.errors import ApplyError
+from pgsub.protocol.lsn import parse_lsn
+from pgsub.target.ledger import documents, skip
+
+if TYPE_CHECKING:
+    from pgsub.demo.servers import Server
+
+
+@pytest.fixture
+def into(pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Pair]]:
+    """A subscription from UTF8 to a target of another encoding, of a table with names that are no ASCII."""
+    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    made: list[Pair] = []
+
+    def make(encoding: str) -> Pair:
+        subdb = Database(target, f"{pubdb.name}_{encoding}".lower(), encoding)
+        for database in (pubdb, subdb):
+            database.execute("CREATE TABLE tü (id int PRIMARY KEY, ä text)")
+        pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        made.append(Pair(pubdb, subdb).subscribe("r", [("public", "tü")]))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        one.subdb.drop()
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
+def test_a_missing_row_is_recorded_whatever_its_names_are(into: Callable[[str], Pair], encoding: str) -> None:
+    p = into(encoding)
+    p.apply("INSERT INTO tü VALUES (1, 'ö')")
+    p.subdb.execute("DELETE FROM tü")
+    p.apply("UPDATE tü SET ä = 'é'", "INSERT INTO tü VALUES (2, 'Ý')")
+    [event] = p.events()
+    assert (event["conflict_type"], event["relname"]) == ("update_missing", "tü")
+    assert "é" in event["detail"]
+    p.apply("DELETE FROM tü WHERE id = 1")
+    assert p.subdb.rows("SELECT * FROM tü") == [(2, "Ý")]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "WIN1252"])
+def test_what_is_skipped_is_kept_whatever_its_names_and_values_are(into: Callable[[str], Pair], encoding: str) -> None:
+    p = into(encoding)
+    p.subdb.execute("INSERT INTO tü VALUES (1, 'here')")
+    with pytest.raises(ApplyError) as stopped:
+        p.apply("INSERT INTO tü VALUES (1, '日本')")
+    assert stopped.value.finish_lsn is not None
+    skip.set_pending(p.session, p.subid, skip.of([parse_lsn(stopped.value.finish_lsn)]))
+    p.apply("INSERT INTO tü VALUES (2, 'ß')")
+    assert p.subdb.rows("SELECT * FROM tü ORDER BY 1") == [(1, "here"), (2, "ß")]
+    [(name, body)] = p.subdb.rows("SELECT relname, body FROM pgsub.skipped_change")
+    assert (name, body["new"]) == ("tü", {"id": "1", "ä": {"text": "日本".encode().hex()}})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "read"),
+    [
+        ("UTF8", {"ü": ["日 \\u65e5 😀"]}),
+        ("SQL_ASCII", {"ü": ["日 \\u65e5 😀"]}),
+        ("EUC_JP", {"ü": ["日 \\u65e5 \\U0001f600"]}),
+        ("LATIN1", {"ü": ["\\u65e5 \\u65e5 \\U0001f600"]}),
+        ("WIN866", {"\\xfc": ["\\u65e5 \\u65e5 \\U0001f600"]}),
+        ("EUC_TW", {"\\xfc": ["\\u65e5 \\u65e5 \\U0001f600"]}),
+    ],
+)
+def test_a_document_has_what_its_database_can_have(encoding: str, read: object) -> None:
+    assert json.loads(documents.text({"ü": ["日 \\u65e5 😀"]}, encoding)) == read

@@ -1,0 +1,168 @@
+"""A subscription that does not get on: the state blocked, what waits behind it, and the steps that lead out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
+from pgsub.cli.pages import PAGES
+from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, SchemaFault, SlotLost, TargetUnavailable
+
+MESSAGE = 'conflict detected on relation "My.s.t": conflict=insert_exists'
+CONFLICT = ConflictRow(
+    *(5, "orders", "insert_exists", "My.s", "t", "stopped"),
+    key="(id)=(1)",
+    finish_lsn=0x14C0378,
+    local_conflicts=[
+        {"index": "t_pkey", "key": '(id, "Day")=(1, O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
+        {"index": "t_day", "key": '("Day")=(O\'Hara)', "row": {"id": "1", "Day": "O'Hara", "v": None}},
+        {"index": "t_lower", "key": "(lower(v))=(x)", "row": {"id": "2", "Day": "y", "v": "X"}},
+    ],
+)
+
+
+@pytest.fixture
+def failed(store):
+    """Let apply end with an error, so many times at one position."""
+
+    def fail(error: PgsubError, times: int = 1, position: int | None = 0x14C0000, worker: str = "apply") -> None:
+        for _ in range(times):
+            store.record_error(5, ErrorRow.of(error, worker, position))
+
+    return fail
+
+
+def _conflict() -> ApplyError:
+    error = ApplyError(MESSAGE, detail="Key already exists.", sqlstate="23505")
+    error.relation, error.finish_lsn, error.xid, error.conflict = "My.s.t", "0/14C0378", 733, "insert_exists"
+    return error
+
+
+@pytest.fixture
+def orders(pgsub, valid):
+    """The subscription object of "orders"."""
+    return lambda: valid("status", pgsub("status", "orders", "--json").stdout)["subscriptions"][0]
+
+
+def test_it_is_blocked_after_two_restarts_from_one_position_with_nothing_applied(store, served, failed, orders):
+    failed(_conflict(), 2)
+    assert (orders()["state"], orders()["blocked"]) == ("error", None)
+    failed(TargetUnavailable("deadlock detected", sqlstate="40P01"))  # whatever it ends with
+    found = orders()
+    assert (found["state"], found["blocked"]["restarts"], found["blocked"]["reason"]) == (
+        "blocked",
+        2,
+        "deadlock detected",
+    )
+    failed(_conflict(), position=0x14C0001)
+    assert orders()["state"] == "error"  # something was applied meanwhile
+    store.set_enabled(5, False)
+    failed(_conflict(), 3)
+    assert (orders()["state"], orders()["blocked"]) == ("disabled", None)
+
+
+@pytest.mark.parametrize(
+    "error", [PublisherUnavailable("gone"), TargetUnavailable("lost"), TargetUnavailable("going", sqlstate="57P01")]
+)
+def test_servers_that_are_not_there_block_nothing(served, failed, orders, error):
+    failed(error, 5)
+    assert orders()["state"] == "error"
+
+
+def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, failed, orders, pgsub):
+    failed(_conflict(), 3)
+    conflict = store.add_conflict(CONFLICT)
+    slot = SlotRow(
+        "orders",
+        retained_bytes=3 << 20,
+        current_lsn=0x14C0000 + (2 << 20),
+        safe_wal_size=7200,
+        taken_at="2026-01-01T00:00:00Z",
+    )
+    store.put_slot(5, slot)
+    found = orders()["blocked"]
+    since = store.errors(5)[0].first_at
+    assert found == {
+        **{"since": since, "restarts": 2, "position": "0/14C0000", "finish_lsn": "0/14C0378", "reason": MESSAGE},
+        **{"waiting_transactions": None, "waiting_at_least": False},
+        **{"waiting_bytes": 2 << 20, "retained_bytes": 3 << 20, "slot_lost_in": None},
+        "next": f"pgsub conflicts show orders {conflict}",
+    }
+    store.put_slot(5, replace(slot, confirmed_flush_lsn=0x14C0000 + (1 << 20)))
+    assert orders()["blocked"]["waiting_bytes"] == 1 << 20
+    for rate, left in ((2, 3600), (0, None)):
+        store.put_slot(5, SlotRow("orders", safe_wal_size=7200, wal_bytes_per_second=rate))
+        assert orders()["blocked"]["slot_lost_in"] == left
+    store.put_slot(5, SlotRow("orders", safe_wal_size=-1, wal_bytes_per_second=2))
+    assert (orders()["blocked"]["slot_lost_in"], orders()["blocked"]["waiting_bytes"]) == (0, None)
+    store.put_slot(5, SlotRow("orders", safe_wal_size=7200, wal_bytes_per_second=2, retained_bytes=3 << 20))
+    shown = _shown(pgsub)
+    assert (shown["retained"], shown["slot_lost_in"], shown["reason"]) == ("3072 kB", "1 h 0 min", MESSAGE)
+    assert pgsub("status", "orders", "--check").returncode == 6
+    for more, said in (
+        (False, "7 transactions behind it, 2048 kB"),
+        (True, "at least 7 transactions behind it, 2048 kB"),
+    ):
+        store.put_slot(5, replace(slot, waiting_transactions=7, waiting_at_least=more))
+        assert (_shown(pgsub)["waiting"], orders()["blocked"]["waiting_at_least"]) == (said, more)
+
+
+def _shown(pgsub):
+    shown = dict(line.split(" | ", 1) for line in pgsub("status", "orders").stdout.splitlines() if " | " in line)
+    return {name.strip(): text for name, text in shown.items()}
+
+
+def _steps(pgsub, valid):
+    document = valid("status", pgsub("status", "orders", "--runbook", "--json").stdout)
+    return [(one["text"], one["commands"], one["statements"]) for one in document["runbook"]]
+
+
+def test_the_runbook_of_a_conflict_names_rows_and_positions(store, served, failed, pgsub, valid, monkeypatch):
+    monkeypatch.setitem(PAGES, "skip-lsn", PAGES["status"])
+    failed(_conflict(), 3)
+    store.add_conflict(CONFLICT)
+    what, compare, change, preview, skip, hold, see = _steps(pgsub, valid)
+    assert what[0].startswith("Apply stopped, 3 times since 2") and MESSAGE in what[0]
+    assert compare[1] == ["pgsub conflicts show orders 1"]
+    assert change[2] == ["""DELETE FROM "My.s"."t" WHERE "id" = '1' AND "Day" = 'O''Hara';"""]
+    assert preview[1] == ["pgsub skip-lsn orders 0/14C0378 --preview"]
+    assert skip[1] == ["pgsub skip-lsn orders 0/14C0378 --rows conflicting", "pgsub skip-lsn orders 0/14C0378"]
+    assert hold[1] == ["pgsub alter orders --hold My.s.t"]
+    assert see[1] == ["pgsub wait orders --for caught-up --timeout 1m"]
+    text = pgsub("status", "orders", "--runbook").stdout
+    assert text.startswith("1. Apply stopped") and "\n       pgsub conflicts show orders 1\n" in text
+    store.put_origin(5, 0x14C0379, None)  # what is left of it is kept for a table that is released: nobody sends it
+    assert _steps(pgsub, valid) == [what, compare, change, skip, hold, see]
+
+
+def test_the_next_command_is_told_before_it_is_blocked_and_when_it_is_disabled_too(store, served, failed, pgsub):
+    failed(_conflict())
+    store.add_conflict(CONFLICT)
+    assert _shown(pgsub)["next"] == "pgsub conflicts show orders 1"
+    store.set_enabled(5, False)
+    assert _shown(pgsub)["next"] == "pgsub status orders --runbook"
+
+
+def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid):
+    ddl = 'ALTER TABLE "public"."t" ADD COLUMN "v" text;'
+    failed(SchemaFault("column missing", hint=f"Run this on the target; apply goes on by itself:\n{ddl}"))
+    failed(ApplyError("check failed", hint="Change the row."), worker="table synchronization 9")
+    store.set_enabled(5, False)
+    steps = _steps(pgsub, valid)
+    assert ("Run this on the target; apply goes on by itself:", [], [ddl]) in steps
+    assert ("Change the row.", [], []) in steps and any("table synchronization 9 stopped" in text for text, *_ in steps)
+    assert ["pgsub enable orders"] in [commands for _, commands, _ in steps]
+    store.clear_error(5)
+    failed(SlotLost("slot is gone", hint="Look.\npgsub status orders"))
+    look, drop, empty, again = _steps(pgsub, valid)[1:]
+    assert look == ("Look.", ["pgsub status orders"], []) and drop[1] == ["pgsub drop orders"]
+    assert empty[2] == ['TRUNCATE "public"."a", "public"."b";'] and again[0].startswith("Create it again")
+
+
+def test_without_trouble_there_is_nothing_to_do_and_the_runbook_is_of_one_subscription(served, pgsub, valid):
+    assert _steps(pgsub, valid) == []
+    assert pgsub("status", "orders", "--runbook").stdout == 'Nothing is to be done: subscription "orders" is running.\n'
+    assert pgsub("status", "--runbook").returncode == 2
+    assert pgsub("status", "orders", "--runbook", "--check").returncode == 2

@@ -1,0 +1,313 @@
+"""pgsub status: documents, tables, views, and the verdict for monitoring."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pexpect
+import pytest
+
+from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, WorkerRow
+from pgsub.catalog.times import ago, utc_now
+from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost
+
+
+def _fail(store, cls=ApplyError, worker="apply"):
+    error = cls('duplicate key value violates unique constraint "a_pkey"', detail="Key (id)=(7).", sqlstate="23505")
+    if isinstance(error, ApplyError):
+        error.relation, error.finish_lsn, error.xid, error.conflict = "public.a", "0/16", 733, "insert_exists"
+    store.record_error(5, ErrorRow.of(error, worker))
+
+
+def _apply_worker(received, reported, seconds_ago=0.0):
+    then = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).replace(tzinfo=None).isoformat() + "Z"
+    return WorkerRow("apply", 4711, None, None, received, then, then, reported, then)
+
+
+@pytest.fixture
+def orders(pgsub, valid):
+    """The subscription object of "orders"."""
+    return lambda: valid("status", pgsub("status", "orders", "--json").stdout)["subscriptions"][0]
+
+
+def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(store, folder, orders, served):
+    store.put_workers(5, [_apply_worker(0x20, 0x10)])
+    store.put_origin(5, 0x10, None)
+    store.put_slot(5, SlotRow("orders", active=True, wal_status="reserved", restart_lsn=1, taken_at=utc_now()))
+    _fail(store)
+    found = orders()
+    with sqlite3.connect(folder / "state.db") as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(pg_subscription)")]
+    parts = [
+        "relations",
+        "origin",
+        "workers",
+        "stats",
+        "slot",
+        "prepared",
+        "held",
+        "skipped",
+        "copies",
+        "state",
+        "last_error",
+        "blocked",
+        "waits",
+    ]
+    assert list(found) == columns + parts
+    assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
+    assert [(row["relname"], row["srsubstate"], row["srsublsn"]) for row in found["relations"]] == [
+        ("a", "r", "0/16"),
+        ("b", "d", None),
+    ]
+    assert found["origin"]["remote_lsn"] == "0/10"
+    assert [(row["worker_type"], row["received_lsn"]) for row in found["workers"]] == [("apply", "0/20")]
+    assert found["slot"]["active"] is True and "subid" not in found["slot"]
+    assert found["stats"]["stats_reset"] is None
+    assert {
+        key: found["last_error"][key] for key in ("class", "sqlstate", "relation", "conflict", "finish_lsn", "xid")
+    } == {
+        "class": "ApplyError",
+        "sqlstate": "23505",
+        "relation": "public.a",
+        "conflict": "insert_exists",
+        "finish_lsn": "0/16",
+        "xid": 733,
+    }
+
+
+def test_a_running_copy_is_shown_with_totals_rate_and_time_left(store, orders, pgsub):
+    then = utc_now()
+    store.put_copy_progress(
+        5,
+        [
+            CopyRow(
+                *(101, "public", "b", 4711, 1, "db"),
+                bytes_processed=30 << 20,
+                bytes_total=120 << 20,
+                tuples_processed=1000,
+                tuples_total=4000,
+                chunks_done=1,
+                chunks_total=4,
+                started_at=then,
+                bytes_per_second=1 << 20,
+            )
+        ],
+    )
+    (copy,) = orders()["copies"]
+    assert (copy["relname"], copy["bytes_processed"], copy["tuples_total"]) == ("b", 30 << 20, 4000)
+    assert (copy["started_at"], copy["bytes_per_second"], copy["seconds_left"]) == (then, 1 << 20, 90)
+    shown = pgsub("status", "orders").stdout.splitlines()[-2:]
+    assert [line.split("\t") for line in shown] == [
+        ["table", "done", "bytes", "rows", "chunks", "rate", "left"],
+        ["public.b", "25%", "30 MB of 120 MB", "1000 of 4000", "1 of 4", "1024 kB/s", "1 min 30 s"],
+    ]
+    view = valid_rows(pgsub("status", "orders", "--view", "pg_stat_progress_copy", "--json"))
+    assert [row["bytes_per_second"] for row in view] == [1 << 20]
+    store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_per_second=0)])
+    (copy,) = orders()["copies"]
+    assert copy["seconds_left"] is None
+    assert pgsub("status", "orders").stdout.splitlines()[-1].split("\t") == [
+        *("public.b", "", "0 bytes", "0", "0 of 0", "0 bytes/s", "")
+    ]
+
+
+def test_what_is_prepared_is_counted_and_named(store, orders, pgsub):
+    def shown():
+        head, line = (row.split("\t") for row in pgsub("status", "orders").stdout.splitlines()[:2])
+        return line[head.index("prepared")]
+
+    assert (orders()["prepared"], shown()) == ([], "")
+    store.alter(5, two_phase="p")
+    assert (orders()["subtwophasestate"], shown()) == ("p", "two_phase is pending")
+    store.alter(5, two_phase="e")
+    assert shown() == "0"
+    late = PreparedRow("pgsub_5_8_20", 8, 0x20, "2024-02-29T10:00:00.500000Z")
+    early = PreparedRow("pgsub_5_9_10", 4000000000, 0x10, "2024-02-29T09:00:00.000000Z")
+    store.put_prepared(5, [late, early])
+    assert orders()["prepared"] == [
+        dict(zip(("gid", "xid", "prepare_lsn", "prepared_at"), row, strict=True))
+        for row in (
+            ("pgsub_5_9_10", 4000000000, "0/10", early.prepared_at),
+            ("pgsub_5_8_20", 8, "0/20", late.prepared_at),
+        )
+    ]
+    assert shown() == "2"
+    assert "prepared     | 2\n" in pgsub("status", "orders", "-x").stdout
+    view = valid_rows(pgsub("status", "orders", "--view", "pgsub_prepared_pending", "--json"))
+    assert [row["gid"] for row in view] == ["pgsub_5_8_20", "pgsub_5_9_10"]
+
+
+def valid_rows(ended):
+    """The rows of a view's document."""
+    return json.loads(ended.stdout)["rows"]
+
+
+def test_without_workers_slot_and_errors_the_document_is_valid_too(store, orders):
+    found = orders()
+    assert (found["workers"], found["slot"], found["origin"], found["last_error"]) == ([], None, None, None)
+
+
+def test_the_state_is_stopped_until_a_living_launcher_serves_it(store, orders):
+    assert orders()["state"] == "stopped"
+    store.put_server(5, 1, "here")
+    assert orders()["state"] == "stopped"
+
+
+def test_the_state_is_running_while_the_one_who_serves_holds_the_lock(store, orders, served):
+    assert orders()["state"] == "running"
+
+
+def test_an_error_of_apply_is_the_state_and_one_of_a_table_is_not(store, orders, served):
+    _fail(store, worker="table synchronization 101")
+    assert (orders()["state"], orders()["last_error"]["attempts"]) == ("running", 1)
+    _fail(store)
+    assert orders()["state"] == "error"
+    store.set_enabled(5, False)
+    assert orders()["state"] == "disabled"
+
+
+def test_all_subscriptions_come_by_name_and_an_empty_store_is_an_empty_list(pgsub, store, valid, tmp_path):
+    found = valid("status", pgsub("status", "--json").stdout)["subscriptions"]
+    assert [one["subname"] for one in found] == ["bills", "orders"]
+    assert valid("status", pgsub("status", "--json", "--state-dir", str(tmp_path / "n")).stdout)["subscriptions"] == []
+
+
+def test_off_a_terminal_the_table_is_tab_separated_and_complete(pgsub, store):
+    _fail(store)
+    head, bills, orders = pgsub("status").stdout.splitlines()
+    assert head.split("\t")[:3] == ["subscription", "state", "tables"]
+    assert bills.split("\t")[:3] == ["bills", "disabled", "none"]
+    assert orders.split("\t")[:3] == ["orders", "error", "1 d, 1 r"]
+    assert orders.endswith('duplicate key value violates unique constraint "a_pkey"')
+
+
+def test_on_a_terminal_the_table_is_aligned_as_psql_does_it(environment, store):
+    child = pexpect.spawn(
+        sys.executable, ["-m", "pgsub", "status"], env=environment, encoding="utf-8", dimensions=(40, 200)
+    )
+    lines = child.read().splitlines()
+    assert lines[1].startswith("-----") and "-+-" in lines[1]
+    assert lines[2].startswith(" bills        | disabled ")
+    assert lines[-1] == "(2 rows)"
+
+
+def test_expanded_has_a_line_for_each_column(pgsub, store):
+    lines = pgsub("status", "orders", "-x").stdout.splitlines()
+    assert lines[0].startswith("-[ RECORD 1 ]---")
+    assert "subscription | orders" in lines and "state        | stopped" in lines
+
+
+def test_one_subscription_shows_its_tables(pgsub, store):
+    assert "public\ta\tr\t0/16" in pgsub("status", "orders").stdout.splitlines()
+
+
+def test_a_value_with_line_breaks_stays_in_its_line(pgsub, store):
+    store.record_error(5, ErrorRow("apply", "ApplyError", "first\nsecond\tthird\x1b[31m"))
+    assert pgsub("status").stdout.splitlines()[2].endswith("first\\nsecond\\tthird\\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    "view", ["pg_subscription_rel", "pg_stat_subscription", "pgsub_journal", "pg_stat_progress_copy"]
+)
+def test_a_view_is_printed_with_its_columns(pgsub, store, folder, view):
+    with sqlite3.connect(folder / "state.db") as connection:
+        columns = [column[0] for column in connection.execute(f"SELECT * FROM {view}").description]
+    assert pgsub("status", "--view", view).stdout.splitlines()[0].split("\t") == columns
+
+
+def test_a_view_can_be_limited_to_a_subscription_and_be_a_document(pgsub, store, valid):
+    document = valid("status", pgsub("status", "orders", "--view", "pg_subscription_rel", "--json").stdout)
+    assert [row["relname"] for row in document["rows"]] == ["a", "b"]
+    assert valid("status", pgsub("status", "bills", "--view", "pg_subscription_rel", "--json").stdout)["rows"] == []
+
+
+@pytest.mark.parametrize("args", [["--watch", "0.1"], ["--watch=100ms"], ["--watch", "orders"]])
+def test_watch_prints_one_document_a_line_until_it_is_interrupted(environment, store, valid, args):
+    command = [sys.executable, "-m", "pgsub", "status", "--json", *args]
+    watching = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(2 if "orders" not in args else 1):
+        valid("status", watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    assert watching.communicate()[1] == ""
+    assert watching.returncode == 0
+
+
+def test_reset_stats_starts_the_counters_again_and_is_in_the_journal(pgsub, store, orders):
+    store.add_stats(5, apply_error_count=3)
+    assert orders()["stats"]["apply_error_count"] == 3
+    assert pgsub("status", "orders", "--reset-stats").returncode == 0
+    stats = orders()["stats"]
+    assert stats["apply_error_count"] == 0 and stats["stats_reset"] is not None
+    assert [row.action for row in store.journal_rows(5)] == ["reset-stats"]
+
+
+def test_check_of_a_healthy_subscription_is_0(pgsub, store, served):
+    store.put_workers(5, [_apply_worker(0x20, 0x20, seconds_ago=600)])
+    ended = pgsub("status", "orders", "--check", "--max-lag", "1s")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_check_of_a_subscription_that_nobody_serves_is_3(pgsub, store):
+    ended = pgsub("status", "orders", "--check")
+    assert ended.returncode == 3
+    assert ended.stderr == 'pgsub: warning: subscription "orders" is not served by any launcher\n'
+
+
+def test_check_of_a_disabled_subscription_is_3(pgsub, store, served):
+    store.set_enabled(5, False)
+    assert pgsub("status", "orders", "--check").returncode == 3
+
+
+@pytest.mark.parametrize("worker", ["apply", "table synchronization 101"])
+def test_check_after_an_error_is_6_also_when_it_disabled_the_subscription(pgsub, store, served, worker):
+    _fail(store, worker=worker)
+    assert pgsub("status", "orders", "--check").returncode == 6
+    store.set_enabled(5, False)
+    assert pgsub("status", "orders", "--check").returncode == 6
+
+
+def test_check_of_a_lost_slot_is_7_by_error_and_by_what_the_publisher_said(pgsub, store, served):
+    store.put_slot(5, SlotRow("orders", wal_status="lost"))
+    assert pgsub("status", "orders", "--check").returncode == 7
+    store.put_slot(5, None)
+    _fail(store, SlotLost)
+    assert pgsub("status", "orders", "--check").returncode == 7
+
+
+def test_check_over_the_threshold_is_8_and_under_it_0(pgsub, store, served):
+    store.put_workers(5, [_apply_worker(0x20, 0x10, seconds_ago=60)])
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8
+    assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
+
+
+def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(pgsub, store, orders, served):
+    """It waits for a lock on the target, say: all that it told was that nothing was left to do."""
+    row = replace(_apply_worker(0x20, 0x20, seconds_ago=60), silent_since=ago(60), waits_for="a lock that PID 7 holds")
+    store.put_workers(5, [row])
+    ended = pgsub("status", "orders", "--check", "--max-lag", "30s")
+    assert ended.returncode == 8 and "it waits for a lock that PID 7 holds" in ended.stderr
+    assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
+    ended = pgsub("status", "orders", "--check")
+    assert ended.returncode == 8 and "given no sign of life for 6" in ended.stderr
+    assert "waits_for" in ended.stdout and orders()["waits"]["for"] == "a lock that PID 7 holds"
+
+
+def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):
+    _fail(store, PublisherUnavailable)
+    ended = pgsub("status", "--check", "--json")
+    assert ended.returncode == 6
+    assert len(valid("status", ended.stdout)["subscriptions"]) == 2
+    assert len(ended.stderr.splitlines()) == 2
+
+
+def test_the_document_is_read_from_the_store_alone_while_another_writes(pgsub, store):
+    with store.batch():
+        store.add_stats(5, apply_error_count=1)
+        assert (
+            json.loads(pgsub("status", "orders", "--json").stdout)["subscriptions"][0]["stats"]["apply_error_count"]
+            == 0
+        )

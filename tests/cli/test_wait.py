@@ -1,0 +1,195 @@
+"""pgsub wait: returns, fails and gives up at the right moments."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pgsub.catalog.rows import ErrorRow, RelationRow, WorkerRow
+from pgsub.catalog.store import StateStore
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, SubscriptionNotFound, TimeoutExpired
+from pgsub.protocol.lsn import parse_lsn
+
+READY = [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x16, "public", "b")]
+
+
+def _until(folder, condition, lsn=None, timeout=0.3):
+    wait(WaitOptions("orders", folder, condition, lsn, timeout))
+
+
+def _fails(store, cls=ApplyError, worker="apply"):
+    store.record_error(5, ErrorRow.of(cls("it failed"), worker))
+
+
+@pytest.fixture
+def soon():
+    """Do something while the test waits."""
+    threads = []
+
+    def later(action):
+        thread = threading.Timer(0.4, action)
+        threads.append(thread)
+        thread.start()
+
+    yield later
+    for thread in threads:
+        thread.join()
+
+
+def test_synced_returns_when_the_last_table_is_ready(store, folder, soon):
+    soon(lambda: store.put_relations(5, READY))
+    _until(folder, "synced", timeout=30)
+
+
+def test_synced_names_the_tables_that_are_not(store, folder):
+    with pytest.raises(TimeoutExpired) as caught:
+        _until(folder, "synced")
+    assert '"public.b" (d)' in caught.value.detail and "public.a" not in caught.value.detail
+    assert "No launcher serves the subscription." in caught.value.detail
+    assert caught.value.hint.splitlines()[-1] == "pgsub status orders"
+
+
+def test_synced_names_ten_tables_and_counts_the_rest(store, folder):
+    store.put_relations(5, [RelationRow(number, "i", None, "public", f"t{number}") for number in range(100, 130)])
+    with pytest.raises(TimeoutExpired, match="timeout") as caught:
+        _until(folder, "synced")
+    assert "and 20 more" in caught.value.detail
+
+
+def test_a_table_that_joins_later_does_not_move_the_goal(store, folder, soon):
+    soon(lambda: store.put_relations(5, [*READY, RelationRow(102, "i", None, "public", "c")]))
+    _until(folder, "synced", timeout=30)
+
+
+@pytest.mark.parametrize("how", ["origin", "worker"])
+def test_lsn_is_reached_by_the_origin_or_by_what_apply_reported(store, folder, how):
+    with pytest.raises(TimeoutExpired, match="lsn=0/20"):
+        _until(folder, "lsn", 0x20)
+    if how == "origin":
+        store.put_origin(5, 0x20, None)
+    else:
+        store.put_workers(
+            5, [WorkerRow("apply", 1, latest_end_lsn=0x20), WorkerRow("table synchronization", 2, relid=101)]
+        )
+    _until(folder, "lsn", 0x20)
+
+
+def test_disabled_waits_for_the_workers_that_a_living_launcher_still_has(store, folder, served, soon):
+    store.put_workers(5, [WorkerRow("apply", os.getpid())])
+    with pytest.raises(TimeoutExpired):
+        _until(folder, "disabled")
+    store.set_enabled(5, False)
+    with pytest.raises(TimeoutExpired, match="disabled"):
+        _until(folder, "disabled")
+    soon(lambda: store.put_workers(5, []))
+    _until(folder, "disabled", timeout=30)
+
+
+def test_error_returns_when_one_is_recorded(store, folder, soon):
+    with pytest.raises(TimeoutExpired):
+        _until(folder, "error")
+    soon(lambda: _fails(store))
+    _until(folder, "error", timeout=30)
+
+
+@pytest.mark.parametrize("cls", [ApplyError, SlotLost])
+def test_an_error_meanwhile_ends_the_wait_with_it(store, folder, served, soon, cls):
+    soon(lambda: _fails(store, cls))
+    with pytest.raises(cls, match="it failed"):
+        _until(folder, "synced", timeout=30)
+
+
+def test_an_error_of_a_table_concerns_who_waits_for_tables_only(store, folder, served):
+    _fails(store, worker="table synchronization 101")
+    with pytest.raises(ApplyError):
+        _until(folder, "synced")
+    with pytest.raises(TimeoutExpired):
+        _until(folder, "lsn", 0x20)
+
+
+def test_an_error_from_before_is_given_the_time_of_a_retry(store, folder, served, soon):
+    _fails(store)
+
+    def mended():
+        store.put_relations(5, READY)
+        store.clear_error(5, "apply")
+
+    soon(mended)
+    _until(folder, "synced", timeout=30)
+
+
+def test_an_error_from_before_that_nobody_retries_ends_the_wait_at_once(store, folder):
+    _fails(store)
+    with pytest.raises(ApplyError):
+        _until(folder, "synced", timeout=1000)
+
+
+def test_an_error_that_a_retry_mends_is_waited_out(store, folder, served):
+    _fails(store, PublisherUnavailable)
+    with pytest.raises(TimeoutExpired) as caught:
+        _until(folder, "synced")
+    assert "it failed" in caught.value.detail
+
+
+def test_who_waits_for_disabled_sees_disable_on_error_and_not_the_error(store, folder, served, soon):
+    store.alter(5, disable_on_error=True)
+    _fails(store)
+    soon(lambda: store.set_enabled(5, False))
+    _until(folder, "disabled", timeout=30)
+
+
+def test_a_recorded_error_keeps_its_place(store, folder):
+    error = ApplyError("it failed", sqlstate="23505", detail="Key.", context="there")
+    error.relation, error.finish_lsn, error.xid, error.conflict = "public.a", "0/16", 7, "insert_exists"
+    store.record_error(5, ErrorRow.of(error, "apply"))
+    with pytest.raises(ApplyError) as caught:
+        _until(folder, "synced")
+    found = caught.value
+    assert (found.relation, found.finish_lsn, found.xid, found.conflict) == ("public.a", "0/16", 7, "insert_exists")
+    assert (found.sqlstate, found.detail, found.context) == ("23505", "Key.", "there")
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3])
+@pytest.mark.parametrize("condition", ["synced", "error", "disabled"])
+def test_a_subscription_that_is_dropped_meanwhile_ends_the_wait(store, folder, monkeypatch, condition, looks):
+    own, left = StateStore.subscription, itertools.count(looks - 1, -1)
+
+    def looked_up_and_dropped(self, name):
+        found = own(self, name)
+        if self is not store and next(left) == 0:
+            store.remove_subscription(5)
+        return found
+
+    monkeypatch.setattr(StateStore, "subscription", looked_up_and_dropped)
+    with pytest.raises(SubscriptionNotFound, match='subscription "orders" does not exist'):
+        _until(folder, condition, timeout=30)
+
+
+def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
+    assert pgsub("wait", "orders", "--for", "synced", "--timeout", "100ms").returncode == 8
+    _fails(store)
+    ended = pgsub("wait", "orders", "--for", "lsn=0/20")
+    assert (ended.returncode, ended.stderr) == (6, "pgsub: error: it failed\n")
+
+
+def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environment, pubdb, store, folder, soon):
+    store.alter(5, connection=pubdb.conninfo)
+    store.put_relations(5, READY)
+    command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "caught-up"]
+    behind = subprocess.run([*command, "--timeout", "200ms"], env=environment, capture_output=True, text=True)
+    assert behind.returncode == 8
+    awaited = behind.stderr.partition("awaited is ")[2].partition(".")[0]
+    assert parse_lsn(awaited) > 0
+    waiting = subprocess.Popen([*command, "--timeout", "1m"], env=environment)
+    now = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
+    store.put_origin(5, now + (1 << 30), None)
+    assert waiting.wait(60) == 0
+
+
+def test_caught_up_with_a_publisher_that_is_away_is_code_4(pgsub, store):
+    store.alter(5, connection="host=127.0.0.1 port=1 dbname=x")
+    assert pgsub("wait", "orders", "--for", "caught-up").returncode == 4

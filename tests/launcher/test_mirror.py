@@ -1,0 +1,396 @@
+"""From ledger and pulses into ``state.db``: at once what changed, nothing where nothing did."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgsub.apply.worker import loop
+from pgsub.catalog.rows import ConflictRow, RelationRow
+from pgsub.catalog.store import StateStore
+from pgsub.common.worker_heartbeat import Pulse, PulseReceiver, PulseSender
+from pgsub.launcher.mirror import mirror as mirrors
+from pgsub.launcher.mirror.copy_progress import Chunks, Copies, processed_rows, total_bytes
+from pgsub.launcher.mirror.mirror import Mirror
+
+_TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+
+
+@pytest.fixture
+def pulses():
+    """A launcher's ear."""
+    receiver = PulseReceiver()
+    receiver.start()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def mirrored(pair, pulses, state_dir: Path):
+    """Tables a and b in state ``i``, a store that knows their subscription, and its mirror."""
+    it = pair(_TABLES, state="i")
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        it.store = store
+        it.mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: None)
+        it.pulses = pulses
+        yield it
+
+
+def _refresh(it, *syncing: str) -> None:
+    it.mirror.refresh(apply_alive=True, syncing={it.relid(name) for name in syncing})
+
+
+def _states(it) -> dict[str, tuple[str, int | None]]:
+    return {row.relname: (row.srsubstate, row.srsublsn) for row in it.store.relations(it.subid)}
+
+
+def _set(it, name: str, assignments: str) -> None:
+    query = f"UPDATE pgsub.subscription_rel SET {assignments} WHERE subid = %s AND relname = %s"
+    it.subdb.execute(query, it.subid, name)
+
+
+def _arrived(it, condition: Callable[[list[Pulse]], bool]) -> None:
+    """Datagrams take a moment."""
+    while not condition([pulse for _, pulse in it.pulses.of(it.subid)]):
+        time.sleep(0.01)
+
+
+def test_every_change_of_a_table_is_shown_by_the_next_refresh(mirrored, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 1e9)  # nothing is shown because it is time
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+    for assignments, shown in (
+        ("srsubstate = 'd'", ("d", None)),
+        ("srsubstate = 'f', srsublsn = '0/1'", ("f", 1)),
+        ("srsublsn = '0/2'", ("f", 2)),
+        ("srsubstate = 's'", ("s", 2)),
+        ("srsubstate = 'r'", ("r", 2)),
+    ):
+        _set(mirrored, "a", assignments)
+        _refresh(mirrored)
+        assert _states(mirrored) == {"a": shown, "b": ("i", None)}
+        assert {r.relname: r.srsubstate for r in mirrored.mirror.relations} == {"a": shown[0], "b": "i"}
+    mirrored.subdb.execute("DELETE FROM pgsub.subscription_rel WHERE relname = 'b'")
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("r", 2)}
+    mirrored.subdb.execute("BEGIN; UPDATE pgsub.subscription_rel SET srsubstate = 'i'; ROLLBACK")
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("r", 2)}
+
+
+def test_a_renamed_table_is_shown_by_the_name_that_it_bears_now(mirrored, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 1e9)
+    _refresh(mirrored)
+    for statement, name in (("TABLE a RENAME TO c", "c"), ("TABLE c SET SCHEMA s", "c"), ("SCHEMA s RENAME TO z", "c")):
+        mirrored.subdb.execute(f"CREATE SCHEMA IF NOT EXISTS s; ALTER {statement}")
+        _refresh(mirrored)
+        assert _states(mirrored) == {name: ("i", None), "b": ("i", None)}
+    schemas = {row.relname: row.schemaname for row in mirrored.store.relations(mirrored.subid)}
+    assert schemas == {"c": "z", "b": "public"}
+    mirrored.subdb.execute("DROP TABLE z.c")  # the name that it was subscribed by is the last one known
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+
+
+def test_where_nothing_changes_nothing_is_read_again_and_nothing_is_written(mirrored, state_dir, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 0.0)
+    _refresh(mirrored)
+    with StateStore.open(state_dir) as other:
+        read = mirrored.mirror.relations
+        other.changed()
+        for _ in range(3):
+            _refresh(mirrored)
+        assert mirrored.mirror.relations is read
+        assert not other.changed()
+        _set(mirrored, "a", "srsubstate = 'd'")
+        _refresh(mirrored)
+        assert mirrored.mirror.relations is not read
+        assert other.changed()
+
+
+def test_table_states_that_somebody_else_wrote_into_the_store_are_put_right(mirrored, state_dir, monkeypatch):
+    monkeypatch.setattr(mirrors, "AGAIN_SECONDS", 0.0)
+    _refresh(mirrored)
+    with StateStore.open(state_dir) as other:
+        other.put_relations(mirrored.subid, [RelationRow(1, "r", None, "public", "ghost")])
+    _refresh(mirrored)
+    assert _states(mirrored) == {"a": ("i", None), "b": ("i", None)}
+
+
+def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
+    a, b = mirrored.relid("a"), mirrored.relid("b")
+    for relid in (a, b):
+        _set(mirrored, "a" if relid == a else "b", "srsubstate = 'd', attempt = 1")
+        mirrored.subdb.execute(
+            "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total, xid, rows_done,"
+            " bytes_done) VALUES (%s, %s, 1, 0, 1000, 10, '7', 12, 600), (%s, %s, 1, 1, 1000, 10, NULL, NULL, NULL)",
+            *(mirrored.subid, relid, mirrored.subid, relid),
+        )
+    sender = PulseSender(mirrored.pulses.address)
+    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=300), now=True)
+    sender.send(Pulse(mirrored.subid, b, 1, pid=4712, state="d", bytes_done=200), now=True)
+    _arrived(mirrored, lambda seen: len(seen) == 2)
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.relid, row.schemaname, row.relname, row.pid) == (a, "public", "a", 4711)
+    assert row.datname == mirrored.subdb.name
+    # the first chunk came to 600 bytes where 1000 had been estimated; 12 rows in 600 bytes are 6 in 300
+    assert (row.chunks_done, row.chunks_total, row.bytes_processed, row.bytes_total) == (1, 2, 900, 1200)
+    assert (row.tuples_processed, row.tuples_total) == (18, 20)
+    assert row.started_at is not None
+    since = row.started_at
+    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=400), now=True)
+    _arrived(mirrored, lambda seen: any(pulse.bytes_done == 400 for pulse in seen))
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.bytes_processed, row.started_at) == (1000, since)
+    assert [worker.relid for worker in mirrored.store.workers(mirrored.subid)] == [a]
+    _refresh(mirrored)
+    assert mirrored.store.copy_progress(mirrored.subid) == []
+
+
+def test_a_chunk_that_is_done_counts_once_though_its_pulse_is_still_remembered(mirrored):
+    a = mirrored.relid("a")
+    _set(mirrored, "a", "srsubstate = 'd', attempt = 1")
+    mirrored.subdb.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total, xid, rows_done,"
+        " bytes_done) VALUES (%s, %s, 1, 0, 1000, NULL, '7', 12, 600)",
+        *(mirrored.subid, a),
+    )
+    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, a, 0, state="d", bytes_done=600), now=True)
+    _arrived(mirrored, lambda seen: len(seen) == 1)
+    _refresh(mirrored, "a")
+    [row] = mirrored.store.copy_progress(mirrored.subid)
+    assert (row.bytes_processed, row.bytes_total, row.tuples_processed, row.tuples_total) == (600, 600, 12, 0)
+
+
+def _chunks(**known) -> Chunks:
+    values = {"total": 4, "done": 0, "estimated_bytes": 0, "estimated_bytes_done": 0, "estimated_rows": 0}
+    return Chunks(**{"relid": 1, **values, "bytes_done": 0, "rows_done": 0, "running": None, **known})
+
+
+def test_totals_and_rows_are_estimates_that_never_fall_behind_what_was_done():
+    fresh = _chunks(estimated_bytes=1000, estimated_rows=10)
+    assert (total_bytes(fresh, 0), total_bytes(fresh, 1500)) == (1000, 1500)
+    assert (processed_rows(fresh, 500), processed_rows(fresh, 5000)) == (5, 10)
+    half = _chunks(done=2, estimated_bytes=1000, estimated_bytes_done=500, bytes_done=250, rows_done=20)
+    assert (total_bytes(half, 300), processed_rows(half, 50)) == (500, 24)
+    assert (total_bytes(_chunks(), 700), processed_rows(_chunks(), 700)) == (0, 0)
+    empty = _chunks(done=4, estimated_bytes=1000, estimated_bytes_done=1000)
+    assert total_bytes(empty, 0) == 0
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_with_another_attempt():
+    now = [0.0]
+    copies = Copies(lambda: now[0])
+    assert copies._rate(1, 0) is None
+    for second, size, rate in (
+        (1, 100, 100),
+        (10, 1000, 100),
+        (11, 1000, 90),
+        (20, 1000, 0),
+        (21, 0, None),
+        (22, 7, 7),
+    ):
+        now[0] = float(second)
+        assert copies._rate(1, size) == rate, second
+
+
+def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirrored, monkeypatch):
+    with closing(PulseReceiver()) as ear:
+        ear.start()
+        mirrored.pulses = ear
+        sender = PulseSender(ear.address)
+        for chunk in (-1, 0, 1):
+            sender.send(Pulse(mirrored.subid, 5, chunk), now=True)
+        _arrived(mirrored, lambda seen: len(seen) == 3)
+        monkeypatch.setattr("pgsub.common.worker_heartbeat.CHUNK_SECONDS", 0.0)
+        assert [pulse.chunk for _, pulse in ear.of(mirrored.subid)] == [-1]
+        newest = ear.newest(mirrored.subid, 5)
+        assert newest is not None and newest.chunk == -1
+        ear.forget(mirrored.subid, 5)
+        assert ear.newest(mirrored.subid, 5) is None
+
+
+def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
+    def shown() -> tuple[str, list[tuple[str, int, int]]]:
+        rows = [(row.gid, row.xid, row.prepare_lsn) for row in mirrored.store.prepared(mirrored.subid)]
+        return mirrored.store.subscription(mirrored.sub.name).two_phase, rows
+
+    _refresh(mirrored)
+    assert shown() == ("d", [])
+    for state in "pe":
+        mirrored.subdb.execute("UPDATE pgsub.subscription SET two_phase = %s", state)
+        _refresh(mirrored)
+        assert shown() == (state, []) and mirrored.mirror.two_phase == state
+    insert = "INSERT INTO pgsub.prepared_pending VALUES (%s, %s, %s, %s, %s)"
+    mirrored.subdb.execute(insert, mirrored.subid, "late", "0/20", 4000000000, "2024-02-29 12:00:00.5+02")
+    mirrored.subdb.execute(insert, mirrored.subid, "early", "0/10", 700, "2024-02-29 11:00:00+02")
+    _refresh(mirrored)
+    assert shown() == ("e", [("early", 700, 0x10), ("late", 4000000000, 0x20)])
+    assert mirrored.store.prepared(mirrored.subid)[1].prepared_at == "2024-02-29T10:00:00.500000Z"
+    mirrored.subdb.execute("DELETE FROM pgsub.prepared_pending WHERE gid = 'early'")
+    _refresh(mirrored)
+    assert shown() == ("e", [("late", 4000000000, 0x20)])
+    mirrored.subdb.execute("DELETE FROM pgsub.prepared_pending; UPDATE pgsub.subscription SET two_phase = 'd'")
+    _refresh(mirrored)
+    assert shown() == ("d", [])
+
+
+def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(
+    pair, pulses, state_dir: Path
+):
+    it = pair("CREATE TABLE t (id int PRIMARY KEY)", messages=True)
+    # in one run: nobody mirrors what the first one records, so it would not be acknowledged, and sent again
+    it.apply(
+        "SELECT pg_logical_emit_message(false, 'beat', '')",
+        "SELECT pg_logical_emit_message(true, 'audit', E'who\nDETAIL:  forged')",
+    )
+    heartbeat, audit = it.events()
+    logged: list[tuple[str, str]] = []
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: logged.append((level, text)))
+        for _ in range(2):
+            mirror.events()
+    where = f'processing remote data for replication origin "pgsub_{it.subid}" during message type "MESSAGE"'
+    assert logged == [
+        ("LOG", f'logical decoding message "beat": \nCONTEXT:  {where}, emitted at {heartbeat["lsn"]}'),
+        (
+            "LOG",
+            'logical decoding message "audit": who\n\tDETAIL:  forged\n'
+            f"CONTEXT:  {where} in transaction {audit['xid']}, emitted at {audit['lsn']}",
+        ),
+    ]
+    assert it.events() == []
+
+
+def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirrored):
+    place = {"conflict_type": "delete_missing", "schemaname": "public", "relname": "a.b", "key": "(id)=(1)"}
+    place |= {
+        "remote_xid": 7,
+        "finish_lsn": "0/10",
+        "remote_commit_ts": 1,
+        "message": "m",
+        "detail": "d",
+        "context": "c",
+    }
+    old = {"kind": "conflict", **place, "remote_tuple": "(1)"}
+    new = {"kind": "conflict", **place, "remote_tuple": {"id": "1"}, "replica_identity": {"id": "1"}}
+    for body in (old, new):
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    [ids] = [[row[0] for row in mirrored.subdb.rows("SELECT id FROM pgsub.event ORDER BY id")]]
+    mirrored.mirror.events()
+    assert mirrored.subdb.value("SELECT count(*) FROM pgsub.event") == 0
+    query = "INSERT INTO pgsub.event (id, subid, body) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)"
+    mirrored.subdb.execute(query, ids[1], mirrored.subid, Jsonb(new))  # its removal was lost
+    mirrored.mirror.events()
+    rows = mirrored.store.conflicts(mirrored.subid)
+    assert [(row.relname, row.action, row.remote_tuple, row.event) for row in rows] == [
+        ("a.b", "skipped", {"id": "1"}, ids[1]),
+        ("a.b", "skipped", None, ids[0]),
+    ]
+    assert mirrored.store.stats(mirrored.subid).confl_delete_missing == 2
+
+
+def test_a_stop_that_was_skipped_is_skipped_in_the_record_even_if_it_was_taken_for_applied(mirrored):
+    stop = ConflictRow(mirrored.subid, "s", "insert_exists", "public", "a", "stopped", worker="apply")
+    ids = [mirrored.store.add_conflict(replace(stop, finish_lsn=lsn)) for lsn in (0x10, 0x20, 0x30)]
+    mirrored.store.conflicts_passed(mirrored.subid, "apply", 0x28)
+    bodies = ({"kind": "log", "level": "LOG", "text": "x"}, {"kind": "skipped", "finish_lsn": "0/20"})
+    for body in bodies:
+        mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
+    mirrored.mirror.events()
+    actions = {row.id: row.action for row in mirrored.store.conflicts(mirrored.subid)}
+    assert [actions[one] for one in ids] == ["applied", "skipped", "stopped"]
+
+
+def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(mirrored):
+    shown = [("0/10",), ("0/0",), ("0/0",)]
+    for ledger_has, stale in (("'0/10'", 0), ("NULL", 0x10), ("NULL", 0x20)):
+        mirrored.subdb.execute(
+            f"UPDATE pgsub.control SET skip_lsn = {ledger_has}, skip_rows = 'whole' WHERE worker = 0"
+        )
+        mirrored.store.alter(mirrored.subid, skip_lsn=stale)
+        _refresh(mirrored)
+        _, [row] = mirrored.store.view("pg_subscription")
+        assert row[2] == shown.pop(0)[0]
+
+
+def test_a_worker_that_has_no_replication_origin_is_shown_as_long_as_it_has_none(mirrored):
+    sender = PulseSender(mirrored.pulses.address)
+    for untagged in (True, False):
+        sender.send(Pulse(mirrored.subid, 0, untagged=untagged), now=True)
+        _arrived(mirrored, lambda pulses, wanted=untagged: [p.untagged for p in pulses] == [wanted])
+        _refresh(mirrored)
+        shown = mirrored.store.subscription_by_id(mirrored.subid).unavailable
+        assert shown == (("replication origins",) if untagged else ())
+
+
+def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db(pair, pulses, state_dir, at):
+    p, log, file = pair(_TABLES), [], state_dir / "go"
+    position = "SELECT replay_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
+    sent = "SELECT sent_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(p.sub)
+        mirror = Mirror(p.session, store, p.sub, pulses, lambda level, text: log.append(text))
+        task = p.start()
+        p.pubdb.execute("INSERT INTO a VALUES (1), (2)")
+        p.until("SELECT count(*) FROM a", value=2, task=task)
+        p.pubdb.wait(f"SELECT ({position}) >= %s", p.sub.name, p.published())  # nothing to tell: told at once
+        p.subdb.execute("DELETE FROM a")
+        before = p.published()
+        for row in (1, 2):  # a later conflict changes nothing for whoever waits for the first
+            p.pubdb.execute(f"DELETE FROM a WHERE id = {row}")
+        behind = p.published()
+        p.until("SELECT count(*) FROM pgsub.event", value=2, task=task)
+        at(f"mirror.before_events=pause:{file}")
+        mirroring = p.submit("mirror", lambda _: mirror.events(), [None])
+        p.pubdb.wait(f"SELECT ({sent}) >= %s", p.sub.name, behind)
+        for _ in range(3):  # looks of the worker, each a tenth of a second apart
+            time.sleep(loop.REPORT_SECONDS)
+            assert p.pubdb.value(position, p.sub.name) <= before
+        assert log == []
+        file.touch()
+        p.pubdb.wait(f"SELECT ({position}) >= %s", p.sub.name, behind)
+        assert [text.count("delete_missing") for text in log] == [1, 1]
+        with closing(sqlite3.connect(state_dir / "state.db")) as other:
+            assert other.execute("SELECT count(*) FROM pgsub_conflict").fetchone() == (2,)
+        mirroring.result()
+        p.stop(task)
+
+
+def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
+    """However long: what it told last stays, for its task runs."""
+    monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.05)
+    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True)
+    _arrived(mirrored, lambda pulses: len(pulses) == 1)
+    holder, pid = mirrored.subdb.connect(application_name="psql"), "SELECT pg_backend_pid()"
+    holder.execute("BEGIN; LOCK TABLE public.a")
+    name = f"pgsub {mirrored.subid} apply 1"
+    with closing(holder), closing(mirrored.subdb.connect(application_name=name)) as worker:
+        waiting = threading.Thread(target=worker.execute, args=("SELECT FROM public.a",))
+        waiting.start()
+        mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
+        monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.0)
+        mirrored.mirror._locks.again()
+        _refresh(mirrored)
+        [row] = mirrored.store.workers(mirrored.subid)
+        assert row.received_lsn == 9 and row.silent_since is not None
+        wanted = f"a lock on table public.a that PID {holder.execute(pid).fetchone()[0]} (postgres, psql, idle"
+        assert row.waits_for.startswith(wanted) and row.waits_for.endswith("LOCK TABLE public.a")
+        since = row.silent_since
+        _refresh(mirrored)
+        assert mirrored.store.workers(mirrored.subid)[0].silent_since == since
+        holder.execute("ROLLBACK")
+        waiting.join()

@@ -1,0 +1,62 @@
+"""The tablesync workers' book-keeping in the launcher: whose error is told, and whose is not any more."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import patience
+import pytest
+
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import PgsubError, TargetSchemaError
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.launcher import sync_workers
+from pgsub.launcher.error_reporting import Trouble
+from pgsub.launcher.sync_workers import SyncSide
+from pgsub.tablesync.context import SyncContext
+from pgsub.target.ledger.subscription import RelationState
+
+_SUB = Subscription(5, "orders", "host=p", "host=t", ("pub",), "orders")
+
+
+class Failing:
+    """Synchronizations that end with an error when they are let."""
+
+    let = threading.Event()
+
+    def __init__(self, context: SyncContext, *relids: int) -> None:
+        self._relids = relids
+
+    def run(self) -> dict[int, PgsubError]:
+        """As of :class:`TableSync`."""
+        assert self.let.wait(patience.SECONDS)
+        raise TargetSchemaError(f"of {self._relids}")
+
+
+def _tick(side: SyncSide, state: str, when: Callable[[set[int]], bool] = lambda alive: True) -> None:
+    alive = side.alive
+    while not when(alive):
+        alive = side.alive
+    side.tick([RelationState(1, "public", "a", state)], alive)
+
+
+@pytest.mark.parametrize(("seen", "told"), [("d", True), ("i", False)], ids=["same copy", "set back by a refresh"])
+def test_the_error_of_a_copy_that_a_refresh_has_made_void_is_not_told(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, seen: str, told: bool
+) -> None:
+    monkeypatch.setattr(sync_workers, "TableSync", Failing)
+    monkeypatch.setattr(Failing, "let", threading.Event())
+    with StateStore.open(state_dir) as store, contextlib.closing(PulseReceiver()) as pulses:
+        store.add_subscription(_SUB)
+        context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
+        side = SyncSide(context, pulses, Trouble(store, _SUB, lambda level, text: None))
+        _tick(side, "d")
+        _tick(side, seen)  # it runs still
+        assert side.alive == {1}
+        Failing.let.set()
+        _tick(side, seen, lambda alive: not alive)
+        assert [row.worker for row in store.errors(_SUB.subid)] == ["table synchronization 1"] * told

@@ -1,0 +1,190 @@
+"""No thread of launcher and workers ends unnoticed: each is ended here at a failpoint, and what it did goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from fix_failpoints import At
+from fix_pair import MakePair
+from fix_program import Cli, one_error, until
+from fix_servers import Database
+
+from pgsub.apply.stream import publisher_shutdown, spool, synchronous_standby
+from pgsub.catalog.store import StateStore
+from pgsub.common import failpoints
+from pgsub.common.errors import StateStoreError, ThreadDied
+from pgsub.common.threads import Clerk, Unanswered
+from pgsub.launcher.recorder import Recorder
+from pgsub.publisher.connect import connect
+from pgsub.publisher.slots import create_slot
+from pgsub.publisher.waiting import SlotWatch
+
+PACKAGE = Path(failpoints.__file__).parent
+#: Threads of a launcher that lives on, and of its workers.
+SERVING = (
+    *("apply_receiver", "janitor", "job", "jvm_end", "log", "notice", "pulses", "recorder", "slot_watch"),
+    *("spark_start", "sync"),
+)
+#: What has a test of its own.
+OTHERS = ("applier", "publisher_state", "runner", "slot_creation", "standby_names", "wait")
+
+
+def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:
+    started: list[str] = []
+    for file in PACKAGE.rglob("*.py"):
+        if "demo" not in file.parts and file.name != "threads.py":
+            started += re.findall(r"threading\.(?:Thread|Timer)\b|ThreadPoolExecutor", file.read_text())
+    assert started == []
+    points = {name.partition(".")[2] for name in failpoints.POINTS if name.startswith("thread.")}
+    assert points == {*SERVING, *OTHERS}
+
+
+def test_a_launcher_goes_on_whichever_of_its_threads_ends(
+    cli: Cli, tables: tuple[Database, Database], reached: Callable[[str], None]
+) -> None:
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-wait").returncode == 0
+    folder = cli.state.parent / "reached"
+    folder.mkdir()
+    deaths = {
+        "PGSUB_FAILPOINTS": ";".join(f"thread.{kind}=die" for kind in SERVING),
+        "PGSUB_FAILPOINTS_DIR": str(folder),
+        "PGSUB_RETRY_SECONDS": "0.2",
+    }
+    running = cli.launcher("--log-file", str(cli.state.parent / "log"), env=deaths)
+    ended = cli("wait", "s", "--for", "caught-up", "--timeout", "2m", env={"PGSUB_RETRY_SECONDS": "0.2"})
+    assert ended.returncode == 0 or "SystemExit" in ended.stderr, ended.stderr
+    pubdb.execute("INSERT INTO a VALUES (1000, 'later')")
+    until(lambda: subdb.rows("SELECT t FROM a WHERE id = 1000") == [("later",)], 120)
+    until(lambda: cli.sql("SELECT count(*) FROM pgsub_slot") == [(1,)])
+    assert cli.stop(running) == 0
+    died = {path.name for path in folder.iterdir()}
+    assert died == {f"thread.{kind}" for kind in SERVING}
+    for point in died:
+        reached(point)
+
+
+def test_a_bounded_run_whose_service_ends_unexpectedly_says_so(cli: Cli, reached: Callable[[str], None]) -> None:
+    assert cli.create("s", "--no-wait").returncode == 0
+    env = {"PGSUB_FAILPOINTS": "thread.runner=die"}
+    ended = cli("run", "s", "--until-caught-up", "--timeout", "2m", env=env)
+    assert ended.returncode == 12 and 'thread "subscription s" was ended by SystemExit' in ended.stderr, ended.stderr
+    reached("thread.runner")
+
+
+def test_create_that_only_watches_does_not_watch_for_ever(cli: Cli, reached: Callable[[str], None]) -> None:
+    running = cli.launcher()
+    ended = cli.create("s", env={"PGSUB_FAILPOINTS": "thread.wait=die"})
+    one_error(ended, 12, 'thread "wait" was ended', hint=False)
+    reached("thread.wait")
+    assert cli.stop(running) == 0
+
+
+def test_a_transaction_whose_applier_ends_is_replayed(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "SPARE", 0)
+    it = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming="parallel")
+    at("thread.applier=die@3")
+    it.pubdb.execute(f"ALTER DATABASE {it.pubdb.name} SET logical_decoding_work_mem = '64kB'")
+    it.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
+    it.catch_up()
+    it.same("t")
+    assert failpoints._counts["thread.applier"] == 3
+
+
+def test_a_creation_of_a_slot_that_nobody_watches_any_more_is_given_up(pubdb: Database, at: At) -> None:
+    at("thread.slot_creation=die@3")
+    with pubdb.connect() as blocking, connect(pubdb.conninfo, application_name="w", replication=True) as replication:
+        with blocking.transaction():
+            blocking.execute("CREATE TABLE written (id int)")
+            with (
+                pytest.raises(ThreadDied, match="slot creation"),
+                SlotWatch(replication, pubdb.conninfo, "w_slot", lambda *said: None, stop=threading.Event()),
+            ):
+                create_slot(replication, "w_slot")
+    assert pubdb.rows("SELECT FROM pg_replication_slots WHERE slot_name = 'w_slot'") == []
+
+
+def test_a_look_at_the_names_of_standbys_that_ends_is_followed_by_another(
+    pubdb: Database, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synchronous_standby, "LOOK_SECONDS", 0.0)
+    at("thread.standby_names=die")
+    looks = synchronous_standby.StandbyNames(pubdb.conninfo, "x", True)
+    looks.waits()
+    deadline = time.monotonic() + 60
+    while looks.waits():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_look_at_a_publisher_that_shuts_down_that_ends_is_followed_by_another(
+    pubdb: Database, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_shutdown, "_LOOK_SECONDS", 0.0)
+    at("thread.publisher_state=die")
+    with connect(pubdb.conninfo, application_name="x", replication=True) as replication:
+        looks = publisher_shutdown.Standstill(replication)
+        looks._refuses(1.0)
+        first = looks._looking
+        assert first is not None
+        first.join()
+        assert isinstance(first.death, ThreadDied)
+        looks._refuses(2.0)
+        assert looks._looking is not None and looks._looking is not first
+        looks._looking.join()
+        assert looks._looking.death is None
+
+
+def test_what_a_clerk_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_he_can(at: At) -> None:
+    clerk, go = Clerk("recorder", 0.05), threading.Event()
+    assert clerk.do(lambda: 1) == 1
+    done: list[str] = []
+    with pytest.raises(Unanswered):
+        clerk.do(lambda: go.wait() and done.append("late"))
+    before = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(Unanswered):
+            clerk.do(lambda: done.append("never"))
+    assert time.monotonic() - before < 4, "each of them waited"
+    go.set()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            clerk.do(lambda: done.append("next"))
+            break
+        except Unanswered:
+            assert time.monotonic() < deadline
+    assert done == ["late", "next"]
+    with pytest.raises(psycopg.OperationalError):
+        clerk.do(lambda: (_ for _ in ()).throw(psycopg.OperationalError("x")))
+    clerk.close()
+
+
+def test_a_store_that_answers_somebody_else_at_that_moment_is_an_error_of_the_store_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with StateStore.open(tmp_path) as store:
+        recorder = Recorder(store, lambda level, text: said.append(f"{level}: {text}"))
+        failed = recorder._failed
+
+        def while_another_thread_succeeds(error: StateStoreError) -> None:
+            failed(error)
+            recorder._works()
+
+        def fail() -> None:
+            raise StateStoreError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder, "_failed", while_another_thread_succeeds)
+            with pytest.raises(StateStoreError, match="no room"):
+                recorder.run(fail)
+        assert recorder.run(lambda: 1) == 1
+        recorder.close()
+    assert [text.partition(":")[0] for text in said] == ["ERROR", "LOG"]

@@ -1,0 +1,113 @@
+"""Whatever bytes come where a walsender's stream is expected, the outcome is messages or an error of pgsub's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import hostile
+import psycopg
+import pytest
+from hostile import frame, header
+
+from pgsub.common.errors import PgsubError, ProtocolViolation
+from pgsub.publisher.channel import Refused
+from pgsub.publisher.channel_socket import SocketChannel
+from pgsub.publisher.connect import Connection
+
+_BEGIN = frame(b"W", b"\0\0\0")
+_DATA = frame(b"d", b"w" + bytes(24) + b"message")
+_TRIALS = 3000 if os.environ.get("PGSUB_TEST_THOROUGH") else 300
+
+
+@contextlib.contextmanager
+def stream(sent: bytes, *, more: bool = False) -> Iterator[SocketChannel]:
+    """A channel to somebody who sends this and hangs up; with ``more`` he says nothing more."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            theirs.sendall(sent)
+            if not more:
+                theirs.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    connection = SimpleNamespace(pgconn=SimpleNamespace(socket=ours.fileno()), info=SimpleNamespace(encoding="utf-8"))
+    with theirs:
+        with ours:
+            yield SocketChannel(cast(Connection, connection), send_timeout=30)
+        thread.join()
+
+
+def everything(channel: SocketChannel) -> list[bytes]:
+    """What it gives until the end of the stream."""
+    channel.start(b"START_REPLICATION")
+    messages: list[bytes] = []
+    while (frames := channel.receive(1000, 1 << 20)) is not None:
+        messages += frames
+        channel._poll(1, 0.01)
+    return messages
+
+
+def test_a_stream_that_is_well_formed_is_read_to_its_end() -> None:
+    with stream(hostile.NOTICE + _BEGIN + _DATA + hostile.NOTICE + _DATA + frame(b"c", b"")) as channel:
+        assert everything(channel) == [_DATA[5:]] * 2
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 0x40000004, 0x7FFFFFFF, 0x80000003, 0xFFFFFFFF])
+@pytest.mark.parametrize("kind", [b"d", b"E", b"N", b"c", b"C", b"Z"])
+@pytest.mark.parametrize("before", [b"", _BEGIN, _BEGIN + _DATA], ids=["start", "stream", "later"])
+def test_an_impossible_length_is_a_protocol_violation(kind: bytes, length: int, before: bytes) -> None:
+    with stream(before + header(kind, length) + hostile.SLED) as channel, pytest.raises(ProtocolViolation):
+        everything(channel)
+
+
+@pytest.mark.parametrize(("before", "may_follow"), [(b"", b"WEZNSA"), (_BEGIN, b"dEcCZNSA")], ids=["start", "stream"])
+def test_a_message_of_a_kind_that_has_no_place_there_is_a_protocol_violation(before: bytes, may_follow: bytes) -> None:
+    for kind in set(range(256)) - set(may_follow):
+        with stream(before + frame(bytes([kind]), b"content")) as channel, pytest.raises(ProtocolViolation):
+            everything(channel)
+
+
+def test_random_bytes_in_a_stream_end_it_with_an_error_of_its_own_or_well() -> None:
+    seed = int(os.environ.get("PGSUB_FUZZ_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"PGSUB_FUZZ_SEED={seed}")
+    for number in range(_TRIALS):
+        chance = random.Random(seed + number)
+        sent = hostile.fuzzed(chance).replace(b"H", b"W", 1).replace(b"1\tx\n", _DATA[5:])
+        with stream(sent) as channel, contextlib.suppress(PgsubError, psycopg.Error, Refused):
+            everything(channel)
+
+
+def test_an_announced_size_takes_no_memory_before_its_bytes_come() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    with stream(_BEGIN + header(b"d", 0x3FFFFFFF) + b"w", more=True) as channel:
+        before = resident()
+        channel.start(b"START_REPLICATION")
+        for _ in range(5):
+            received = channel.receive(1000, 1 << 20)
+            assert received is not None and not len(received)
+            channel.fill()
+        assert len(cast(Any, channel)._buffer) <= 2 << 20
+        assert resident() - before < 100 << 20
+
+
+def test_a_message_of_many_megabytes_comes_whole_however_slowly() -> None:
+    body = b"w" + os.urandom(1 << 16) * 100
+    with stream(_BEGIN + _DATA + frame(b"d", body) + _DATA + frame(b"c", b"")) as channel:
+        assert everything(channel) == [_DATA[5:], body, _DATA[5:]]

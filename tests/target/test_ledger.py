@@ -1,0 +1,378 @@
+"""The launcher's side of the ledger: identity, take-over, states of tables and who may change them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
+from pgsub.common.subscription import Subscription
+from pgsub.target.ledger import schema, states, subscription
+from pgsub.target.ledger.subscription import APPLY, Claim
+from pgsub.target.session import connect as target
+from pgsub.target.session import origins
+
+if TYPE_CHECKING:
+    from fix_servers import Database
+
+SUBID = 7
+Connect = Callable[..., psycopg.Connection]
+
+
+def _relid(session: psycopg.Connection, name: str = "a") -> int:
+    row = session.execute("SELECT %s::regclass::oid::bigint", (f"public.{name}",)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _apply_at(session: psycopg.Connection, lsn: str) -> None:
+    session.execute("UPDATE pgsub.progress SET remote_lsn = %s WHERE worker = 0", (lsn,))
+
+
+def _copied(session: psycopg.Connection, at: int, name: str = "a") -> Claim:
+    """A table whose copy is finished, its sync worker at a position."""
+    relid = _relid(session, name)
+    claim = subscription.take_over(session, SUBID, relid)
+    attempt = states.start_copy(session, [claim], f"slot_{name}")[claim.worker]
+    states.slot_position(session, [claim], at)
+    with subscription.durable(session):
+        assert states.finish_copy(session, claim, attempt)
+    return claim
+
+
+def _state(session: psycopg.Connection, name: str = "a") -> tuple[str, int | None, int | None]:
+    row = next(r for r in subscription.relations(session, SUBID) if r.relname == name)
+    return row.srsubstate, row.srsublsn, row.handover_lsn
+
+
+def _version(session: psycopg.Connection) -> int:
+    row = session.execute("SELECT states_version FROM pgsub.progress WHERE worker = 0").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_number_is_given_once(session: psycopg.Connection) -> None:
+    with pytest.raises(SubscriptionExists):
+        subscription.register(session, SUBID, "other", "test", "slot", [], slot_intent=False)
+
+
+def test_identity_is_what_was_learnt_of_the_publisher(session: psycopg.Connection) -> None:
+    known = subscription.identity(session, SUBID)
+    assert (known.slot_name, known.slot_intent, known.system_identifier) == ("slot", True, None)
+    subscription.slot_created(
+        session, SUBID, system_identifier="123", dbname="db", dboid=5, timeline=2, position=0x16_0000_00FF
+    )
+    subscription.set_timeline(session, SUBID, 3)
+    known = subscription.identity(session, SUBID)
+    assert (known.system_identifier, known.publisher_dbname, known.publisher_dboid) == ("123", "db", 5)
+    assert (known.timeline, known.consistent_point) == (3, 0x16_0000_00FF)
+    assert session.execute("SELECT reported_lsn = '16/FF' FROM pgsub.progress").fetchone() == (True,)
+    with pytest.raises(StateForbids, match="does not know this subscription"):
+        subscription.identity(session, SUBID + 1)
+
+
+@pytest.mark.parametrize("replica", [False, True])
+def test_forgetting_leaves_nothing(session: psycopg.Connection, connect: Connect, replica: bool) -> None:
+    # session_replication_role = replica silences the triggers of ON DELETE CASCADE
+    claim = _copied(session, 10)
+    session.execute("INSERT INTO pgsub.copy_chunk VALUES (%s, %s, 1, 0)", (SUBID, claim.worker))
+    session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, '{}')", (SUBID,))
+    session.execute("INSERT INTO pgsub.prepared_xact VALUES (%s, 'g')", (SUBID,))
+    session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
+    subscription.register(session, 8, "another", "test", "slot8", [], slot_intent=False)
+    subscription.forget(connect(replica=replica), SUBID)
+    query = "SELECT relname FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid WHERE attname = 'subid'"
+    query += " AND relkind = 'r' AND relnamespace = 'pgsub'::regnamespace"
+    tables = [name for (name,) in session.execute(query.encode())]
+    assert {"prepared_pending", "prepared_xact", "copy_chunk", "event"} < set(tables)
+    for table in tables:
+        rows = session.execute(f"SELECT subid FROM pgsub.{table}".encode()).fetchall()
+        assert rows == ([(8,)] if table in ("subscription", "control", "progress") else []), table
+
+
+def test_the_ledger_may_be_installed_by_several_at_once(connect: Connect) -> None:
+    sessions = [connect() for _ in range(4)]
+    failures: list[BaseException] = []
+
+    def install(one: psycopg.Connection) -> None:
+        try:
+            schema.install(one)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=install, args=(one,)) for one in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert schema.installed_version(sessions[0]) == schema.VERSION
+    assert sessions[0].execute("SELECT count(*) FROM pgsub.ledger_version").fetchone() == (schema.VERSION,)
+
+
+def test_a_ledger_of_a_newer_program_is_left_alone(session: psycopg.Connection) -> None:
+    session.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (schema.VERSION + 1,))
+    with pytest.raises(StateForbids, match="the ledger on the target has version"):
+        schema.install(session)
+
+
+def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_were_granted_it(subdb: Database) -> None:
+    role = f"granted {subdb.name}"
+    subdb.execute(f'CREATE ROLE "{role}" LOGIN')
+    try:
+        subdb.execute("CREATE SCHEMA pgsub")
+        for number in (1, 2):
+            subdb.execute(schema._MIGRATIONS[number])
+            subdb.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", number)
+        subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{role}"')
+        subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
+        subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
+        with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
+            with pytest.raises(PermissionMissing, match="could not upgrade the ledger"):
+                schema.install(session)
+            with target.connect(subdb.conninfo, "test") as owner:
+                schema.install(owner)
+            schema.check(session)
+            schema.install(session)
+            session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
+        assert subdb.value("SELECT two_phase::text FROM pgsub.subscription") == "d"
+    finally:
+        subdb.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def test_every_table_of_the_ledger_has_a_primary_key(session: psycopg.Connection) -> None:
+    rows = session.execute(
+        "SELECT relname FROM pg_class c WHERE relnamespace = 'pgsub'::regnamespace AND relkind = 'r'"
+        " AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"
+    )
+    assert rows.fetchall() == []
+
+
+def _of(subid: int) -> Subscription:
+    return Subscription(subid, "s", "", "", (), None)
+
+
+def test_without_create_on_the_database_the_statement_is_shown(subdb: Database) -> None:
+    role = f"nobody_{subdb.name}"
+    subdb.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
+            for refused in (schema.check, schema.install):
+                with pytest.raises(PermissionMissing) as caught:
+                    refused(session)
+                assert f"CREATE SCHEMA pgsub AUTHORIZATION {role};" in (caught.value.hint or "")
+            subdb.execute(f"CREATE SCHEMA pgsub AUTHORIZATION {role}")
+            schema.check(session)
+            schema.install(session)
+            assert origins.attach(session, _of(SUBID)) is None  # works without
+    finally:
+        subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_take_over_ends_older_sessions_of_its_worker_and_no_others(
+    session: psycopg.Connection, connect: Connect
+) -> None:
+    relid = _relid(session)
+    for worker in (APPLY, relid):
+        for _ in range(2):
+            subscription.take_over(session, SUBID, worker)
+    names = {
+        "apply": f"pgsub {SUBID} apply 2",
+        "apply of another": f"pgsub {SUBID}1 apply 2",
+        "sync": f"pgsub {SUBID} sync:{relid} 2",
+        "copy": f"pgsub {SUBID} copy:{relid} 1",
+        "copy of another": f"pgsub {SUBID} copy:{relid}0 1",
+        "launcher": f"pgsub {SUBID} launcher 0",
+        "newer": f"pgsub {SUBID} apply 9",
+    }
+    opened = {role: connect(name) for role, name in names.items()}
+
+    def alive() -> set[str]:
+        found = session.execute("SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'pgsub %'")
+        present = {name for (name,) in found.fetchall()}
+        return {role for role in opened if names[role] in present}
+
+    assert subscription.take_over(session, SUBID, APPLY).epoch == 3
+    assert alive() == set(names) - {"apply"}
+    assert subscription.take_over(session, SUBID, relid).epoch == 3
+    assert alive() == set(names) - {"apply", "sync", "copy"}
+
+
+def test_a_take_over_clears_the_claim_and_the_stop_flag(session: psycopg.Connection) -> None:
+    subscription.take_over(session, SUBID, APPLY)
+    subscription.ask_to_stop(session, SUBID)
+    session.execute("UPDATE pgsub.control SET claimed_by = gen_random_uuid()")
+    claim = subscription.take_over(session, SUBID, APPLY)
+    row = session.execute("SELECT epoch, token::text, claimed_by, stop FROM pgsub.control").fetchone()
+    assert row == (claim.epoch, claim.token, None, False)
+
+
+def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
+    relid = _relid(session)
+    claim = subscription.take_over(session, SUBID, relid)
+    assert states.start_copy(session, [claim], "one")[claim.worker] == 1
+    assert states.start_copy(session, [claim], "two")[claim.worker] == 2
+    row = session.execute("SELECT srsubstate::text, sync_slot FROM pgsub.subscription_rel WHERE srrelid = %s", (relid,))
+    assert row.fetchone() == ("d", "two")
+    for state in "fsr":
+        session.execute("UPDATE pgsub.subscription_rel SET srsubstate = %s WHERE srrelid = %s", (state, relid))
+        with pytest.raises(Fenced):
+            states.start_copy(session, [claim], "three")[claim.worker]
+
+
+def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psycopg.Connection) -> None:
+    relid = _relid(session)
+    claim = subscription.take_over(session, SUBID, relid)
+    states.start_copy(session, [claim], "slot")[claim.worker]
+    attempt = states.start_copy(session, [claim], "slot")[claim.worker]
+    insert = "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, xid) VALUES (%s, %s, %s, %s, %s)"
+    session.execute(insert, (SUBID, relid, attempt - 1, 0, None))  # of an older attempt: does not count
+    session.execute(insert, (SUBID, relid, attempt, 0, "5"))
+    session.execute(insert, (SUBID, relid, attempt, 1, None))
+    with subscription.durable(session):
+        assert not states.finish_copy(session, claim, attempt)
+    session.execute("UPDATE pgsub.copy_chunk SET xid = '6' WHERE xid IS NULL")
+    with subscription.durable(session):
+        assert not states.finish_copy(session, claim, attempt - 1)
+        assert states.finish_copy(session, claim, attempt)
+    assert _state(session)[0] == "f"
+    assert _version(session) == 0  # nothing that apply decides by has changed
+
+
+def test_s_is_committed_at_once_where_apply_is_not_ahead(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    _apply_at(session, "0/64")
+    assert states.try_done(session, claim, 100).done
+    assert _state(session) == ("s", 100, None)
+    assert _version(session) == 1
+
+
+def test_without_a_claim_s_waits_where_apply_is_ahead(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    _apply_at(session, "0/65")
+    outcome = states.try_done(session, claim, 100)
+    assert not outcome.done and outcome.apply_lsn == 101
+    assert _state(session)[0] == "f" and _version(session) == 0
+
+
+def test_a_claim_fixes_where_the_table_changes_hands(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    _apply_at(session, "0/C8")
+    assert states.claim_handover(session, claim, 150) == 200
+    _apply_at(session, "0/12C")  # apply goes on with what the claim covers, and with other tables
+    assert states.claim_handover(session, claim, 180) == 200  # it stands
+    assert not states.try_done(session, claim, 199).done
+    assert states.try_done(session, claim, 200).done
+    assert _state(session) == ("s", 200, None)
+
+
+def test_a_claim_may_lie_with_the_sync_worker(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    _apply_at(session, "0/10")
+    assert states.claim_handover(session, claim, 100) == 100
+
+
+def test_a_claim_taken_back_is_not_redeemed(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    _apply_at(session, "0/C8")
+    states.claim_handover(session, claim, 100)
+    version = _version(session)
+    states.unclaim(session, SUBID, [claim.worker])
+    assert _version(session) == version + 1
+    _apply_at(session, "0/12C")
+    assert not states.try_done(session, claim, 200).done
+    assert states.claim_handover(session, claim, 200) == 300
+
+
+def test_taking_a_claim_back_too_late_changes_nothing(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    assert states.try_done(session, claim, 100).done
+    states.unclaim(session, SUBID, [claim.worker])
+    assert _state(session) == ("s", 100, None)
+    with pytest.raises(Fenced):
+        states.try_done(session, claim, 100)
+
+
+def test_ready_is_what_apply_has_passed(session: psycopg.Connection) -> None:
+    for name, at in (("a", 100), ("b", 200)):
+        assert states.try_done(session, _copied(session, at, name), at).done
+    states.ready(session, SUBID, 100)
+    assert (_state(session, "a"), _state(session, "b")) == (("r", 100, None), ("s", 200, None))
+    states.ready(session, SUBID, 500)
+    assert _state(session, "b") == ("r", 200, None)
+
+
+def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> None:
+    claim = _copied(session, 100)
+    subscription.take_over(session, SUBID, claim.worker)
+    for change in (
+        lambda: states.try_done(session, claim, 100),
+        lambda: states.claim_handover(session, claim, 100),
+        lambda: states.slot_position(session, [claim], 500),
+        lambda: states.start_copy(session, [claim], "slot")[claim.worker],
+    ):
+        with pytest.raises(Fenced):
+            change()
+    assert _state(session) == ("f", None, None)
+
+
+def test_nobody_waits_long_for_applys_row(session: psycopg.Connection, connect: Connect) -> None:
+    claim, apply = _copied(session, 100), connect()
+    apply.execute("BEGIN")
+    apply.execute("SELECT FROM pgsub.progress WHERE worker = 0 FOR UPDATE")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        states.try_done(session, claim, 100)
+    apply.execute("ROLLBACK")
+    assert states.try_done(session, claim, 100).done
+
+
+def _end(session: psycopg.Connection, one: psycopg.Connection) -> None:
+    """Close a session and wait until the server has ended it: it lets go of its origin then."""
+    pid = one.info.backend_pid
+    one.close()
+    while session.execute("SELECT FROM pg_catalog.pg_stat_activity WHERE pid = %s", (pid,)).fetchone() is not None:
+        pass
+
+
+def test_origins_of_a_pool_are_one_a_session(session: psycopg.Connection, connect: Connect) -> None:
+    sessions = [connect() for _ in range(3)]
+    assert [origins.attach(one, _of(SUBID)) for one in sessions] == ["pgsub_7", "pgsub_7_1", "pgsub_7_2"]
+    assert origins.attach(connect(), _of(SUBID + 1)) == "pgsub_8"
+    _end(session, sessions[1])
+    assert origins.attach(connect(), _of(SUBID)) == "pgsub_7_1"
+
+
+def test_origins_are_dropped_with_their_subscription_only(session: psycopg.Connection, connect: Connect) -> None:
+    for subid in (SUBID, SUBID, 71):
+        one = connect()
+        origins.attach(one, _of(subid))
+        one.execute("SELECT pg_replication_origin_session_reset()")
+    other = connect()
+    origins.attach(other, _of(SUBID))
+    _end(session, other)
+    origins.drop_all(session, SUBID)
+    rows = session.execute("SELECT roname FROM pg_replication_origin WHERE roname LIKE 'pgsub_7%'").fetchall()
+    assert rows == [("pgsub_71",)]
+
+
+def test_who_changes_several_tables_at_once_takes_them_in_the_order_of_their_oids(
+    session: psycopg.Connection, connect: Connect
+) -> None:
+    first, second = sorted((_relid(session), _relid(session, "b")))
+    session.execute("UPDATE pgsub.subscription_rel SET relname = relname WHERE srrelid = %s", (first,))
+    other = connect()
+    other.execute("SET enable_indexscan = off; SET enable_bitmapscan = off")  # the second one now comes first
+    changing = threading.Thread(target=states.unclaim, args=(other, SUBID, [first, second]))
+    locked = "SELECT FROM pgsub.subscription_rel WHERE srrelid = %s FOR UPDATE NOWAIT"
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted"
+    with session.transaction():
+        session.execute(locked, (first,))
+        changing.start()
+        while session.execute(waits, (other.info.backend_pid,)).fetchone() == (False,):
+            assert changing.is_alive()
+        session.execute(locked, (second,))  # a deadlock, if the other held it
+    changing.join()

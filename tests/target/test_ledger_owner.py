@@ -1,0 +1,189 @@
+"""Whose the ledger is: nobody's code runs with the rights of who writes there, an unmade superuser goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from fix_servers import Database
+
+from pgsub.common.errors import PermissionMissing
+from pgsub.target.ledger import owner as ledger_owner
+from pgsub.target.ledger import schema
+from pgsub.target.session import connect as target
+
+
+class Roles:
+    """Roles that may create in the database."""
+
+    def __init__(self, subdb: Database) -> None:
+        self.subdb = subdb
+        self._made: list[str] = []
+
+    def __call__(self, name: str, options: str = "") -> str:
+        role = f"{name} {self.subdb.name}"
+        self.subdb.execute(
+            f'CREATE ROLE "{role}" LOGIN {options}; GRANT CREATE ON DATABASE {self.subdb.name} TO "{role}"'
+        )
+        self._made.append(role)
+        return role
+
+    def session(self, role: str) -> psycopg.Connection:
+        """A session as a worker begins it."""
+        opened = target.connect(self.subdb.server.conninfo(self.subdb.name, role), "test")
+        try:
+            ledger_owner.check(opened)
+        except PermissionMissing:
+            opened.close()
+            raise
+        return opened
+
+    def drop(self) -> None:
+        """Remove them with all that they own."""
+        for role in self._made:
+            self.subdb.execute(f'REASSIGN OWNED BY "{role}" TO postgres; DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+@pytest.fixture
+def roles(subdb: Database) -> Iterator[Roles]:
+    """Makes roles of the target's cluster."""
+    made = Roles(subdb)
+    yield made
+    made.drop()
+
+
+_OWNERS = """
+SELECT DISTINCT o::regrole::text FROM (
+SELECT nspowner AS o FROM pg_namespace WHERE nspname = 'pgsub' UNION ALL
+SELECT relowner FROM pg_class WHERE relnamespace = 'pgsub'::regnamespace) AS x
+"""
+_WRITE = "INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES (7, 's', 'test')"
+
+
+def _pasted(error: PermissionMissing) -> str:
+    return "\n".join(line for line in (error.hint or "").splitlines() if line.endswith(";"))
+
+
+def test_a_ledger_that_a_superuser_made_is_there_when_it_is_none_any_more(roles: Roles) -> None:
+    first, second = roles("first", "SUPERUSER"), roles("second", "SUPERUSER")
+    for role in (first, second):
+        with roles.session(role) as session:
+            schema.install(session)
+    roles.subdb.execute(f'ALTER ROLE "{first}" NOSUPERUSER; ALTER ROLE "{second}" NOSUPERUSER')
+    assert roles.subdb.rows(_OWNERS) == [("postgres",)]
+    for role in (first, second):
+        with roles.session(role) as session:
+            schema.check(session)
+            schema.install(session)
+            session.execute(_WRITE)
+            session.execute("DELETE FROM pgsub.subscription")
+
+
+def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) -> None:
+    owner, other, super_ = roles("owner"), roles("other"), roles("super", "SUPERUSER")
+    with roles.session(owner) as session:
+        schema.install(session)
+    assert roles.subdb.rows(_OWNERS) == [(f'"{owner}"',)]
+    roles.subdb.execute(ledger_owner.grants(f'"{other}"'))
+    for role in (other, super_):
+        with pytest.raises(PermissionMissing, match=f'the ledger on the target belongs to role "{owner}"') as caught:
+            roles.session(role)
+        assert (caught.value.sqlstate, caught.value.exit_code) == ("42501", 11)
+        assert f'with the rights of "{role}"' in (caught.value.detail or "")
+    roles.subdb.execute(_pasted(caught.value))
+    assert roles.subdb.rows(_OWNERS) == [("postgres",)]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):  # whoever made it may be anybody
+        roles.session(owner).execute(_WRITE)
+    roles.subdb.execute(ledger_owner.grants(f'"{owner}"'))
+    for role in (owner, other, super_):
+        with roles.session(role) as session:
+            schema.check(session)
+            session.execute(_WRITE)
+            session.execute("DELETE FROM pgsub.subscription")
+
+
+@pytest.mark.parametrize("what", ["superuser", "owner of the database"])
+def test_a_ledger_of_a_superuser_or_of_the_databases_owner_is_taken(roles: Roles, what: str) -> None:
+    owner, other = roles("owner"), roles("other")
+    with roles.session(owner) as session:
+        schema.install(session)
+    if what == "superuser":
+        roles.subdb.execute(f'ALTER ROLE "{owner}" SUPERUSER')
+    else:
+        roles.subdb.execute(f'ALTER DATABASE {roles.subdb.name} OWNER TO "{owner}"')
+    roles.session(other).close()
+
+
+def test_a_schema_without_a_table_is_taken_over_by_a_superuser_and_by_nobody_else(roles: Roles) -> None:
+    owner, other = roles("owner"), roles("other")
+    roles.subdb.execute(f'CREATE SCHEMA pgsub AUTHORIZATION "{owner}"; GRANT ALL ON SCHEMA pgsub TO "{other}"')
+    with roles.session(other) as session:
+        with pytest.raises(PermissionMissing, match="must be owner of schema pgsub"):
+            schema.install(session)
+        assert schema.installed_version(session) == 0
+    with roles.session("postgres") as session:
+        schema.install(session)
+    assert roles.subdb.rows(_OWNERS) == [("postgres",)]
+    for role in (owner, other):
+        assert roles.subdb.value("SELECT NOT has_schema_privilege(%s, 'pgsub', 'USAGE, CREATE')", role)
+
+
+def test_one_table_of_the_ledger_in_the_wrong_hands_is_enough(roles: Roles) -> None:
+    mallory, app = roles("mallory"), roles("app")
+    with roles.session(app) as session:
+        schema.install(session)
+        roles.subdb.execute(f'ALTER TABLE pgsub.event OWNER TO "{mallory}"')
+        with pytest.raises(PermissionMissing, match=f'belongs to role "{mallory}"') as caught:
+            ledger_owner.check(session)
+        assert _pasted(caught.value).splitlines()[0] == "ALTER TABLE pgsub.event OWNER TO postgres;"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "CREATE TRIGGER t BEFORE INSERT ON pgsub.subscription FOR EACH ROW EXECUTE FUNCTION mine.trap();"
+        "ALTER TABLE pgsub.subscription ENABLE ALWAYS TRIGGER t",
+        "CREATE RULE r AS ON INSERT TO pgsub.subscription DO ALSO DELETE FROM pgsub.event",
+        "ALTER TABLE pgsub.subscription ALTER slot_name SET DEFAULT mine.text()",
+        "ALTER TABLE pgsub.subscription ADD CHECK (mine.text() = 'x')",
+        "CREATE INDEX ON pgsub.subscription ((mine.text()))",
+        "CREATE POLICY p ON pgsub.subscription USING (mine.text() = 'x')",
+    ],
+    ids=["trigger", "rule", "default", "constraint", "index", "policy"],
+)
+def test_what_an_earlier_owner_attached_to_the_ledger_is_found(roles: Roles, planted: str) -> None:
+    mallory = roles("mallory")
+    with roles.session(mallory) as session:
+        schema.install(session)
+        session.execute(
+            "CREATE SCHEMA mine; CREATE FUNCTION mine.trap() RETURNS trigger LANGUAGE plpgsql"
+            " AS 'BEGIN RETURN new; END';"
+            "CREATE FUNCTION mine.text() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''x'''"
+        )
+        session.execute(planted.encode())
+    with pytest.raises(PermissionMissing) as caught:
+        roles.session("postgres")
+    roles.subdb.execute(_pasted(caught.value))  # whose it is now does not make it harmless
+    with pytest.raises(PermissionMissing, match=r"pgsub\.subscription is no part of the ledger") as caught:
+        roles.session("postgres")
+    if "DROP" in (caught.value.hint or ""):
+        roles.subdb.execute(_pasted(caught.value))
+        roles.session("postgres").close()
+
+
+def test_who_may_act_as_the_ledgers_owner_gives_itself_what_it_lacks(roles: Roles) -> None:
+    owner, member, nobody = roles("owner", "SUPERUSER"), roles("member"), roles("nobody")
+    with roles.session(owner) as session:
+        schema.install(session)
+    roles.subdb.execute(
+        f'ALTER SCHEMA pgsub OWNER TO "{owner}"; GRANT "{owner}" TO "{member}" WITH INHERIT FALSE, SET TRUE'
+    )
+    with roles.session(nobody) as session:
+        ledger_owner.give(session)
+        with pytest.raises(PermissionMissing, match="permission denied to keep the ledger"):
+            schema.check(session)
+    with roles.session(member) as session:
+        ledger_owner.give(session)
+        assert session.execute("SELECT current_user::text").fetchone() == (member,)
+        assert session.execute("SELECT has_schema_privilege('pgsub', 'USAGE')").fetchone() == (True,)
