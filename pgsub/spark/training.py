@@ -1,4 +1,4 @@
-"""``python -m pgsub.spark.training FOLDER``: make the class-data-sharing archive of this machine's Java and Spark.
+"""``python -m pgsub.spark.training [FOLDER]``: make the class-data-sharing archive of this machine's Java and Spark.
 
 A session runs a job that does nothing, and its JVM writes the classes that it loaded. Several of these processes may
 start at once: one takes the lock, the others end. The archive appears under its name when it is whole.
@@ -16,7 +16,7 @@ from pathlib import Path
 from pgsub.common.errors import PgsubError
 from pgsub.spark import archive, gateway, session
 from pgsub.spark.archive import Archive
-from pgsub.spark.java import Java, find_java
+from pgsub.spark.java import Java, cache_folder, find_java
 from pgsub.spark.jobs import Submitter
 
 #: Seconds that a JVM may take to write its classes.
@@ -26,16 +26,16 @@ _PATIENCE = 300
 _FOREIGN = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_SUBMIT_OPTS")
 
 
-def main(folder: str) -> int:
+def main(folder: str | None = None) -> int:
     """Make the archive if nobody does.
 
-    :param folder: the session's private cache folder; programs are run from it.
+    :param folder: the session's private cache folder, from which programs are run; without it the user's is taken.
     :return: exit code; 0 also where another process is at it.
     """
     os.nice(19)
     for name in _FOREIGN:
         os.environ.pop(name, None)
-    cache = Path(folder)
+    cache = Path(folder) if folder else cache_folder(Path(tempfile.mkdtemp(prefix="pgsub-")))
     with (cache / "training.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

