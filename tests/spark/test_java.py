@@ -95,8 +95,10 @@ def test_programs_are_never_run_from_a_cache_folder_that_others_can_write(monkey
 def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):
     made = Archive(tmp_path / "spark-1.jsa", None)
     made.file.touch()
-    assert archive.flags(made, "")[-2:] == ["-XX:+UseSerialGC", f"-XX:SharedArchiveFile={made.file}"]
+    ours = ["-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", f"-XX:SharedArchiveFile={made.file}"]
+    assert archive.flags(made, "")[-3:] == ours
     assert "-XX:+UseSerialGC" not in archive.flags(made, "-Xmx1g -XX:+UseZGC")
+    assert "-XX:+ExitOnOutOfMemoryError" not in archive.flags(made, "-XX:OnOutOfMemoryError=/bin/true")
     assert not any("SharedArchive" in flag for flag in archive.flags(made, "-Xshare:off"))
 
 
