@@ -7,10 +7,12 @@ below its first is taken for one of ours. With a line break written out a statem
 from __future__ import annotations
 
 import shlex
-
-from psycopg import sql
+from typing import TYPE_CHECKING
 
 from pgsub.common.errors import one_line
+
+if TYPE_CHECKING:  # who composes no SQL, such as status, does not wait for psycopg
+    from psycopg import sql
 
 
 def statement(text: sql.Composable) -> str:
@@ -20,11 +22,15 @@ def statement(text: sql.Composable) -> str:
 
 def name(*parts: str) -> str:
     """A name as SQL, qualified by the parts before the last one."""
+    from psycopg import sql
+
     return statement(sql.Identifier(*parts))
 
 
 def value(text: str) -> sql.Composable:
     """A value as SQL; a line break in it is one that SQL writes out."""
+    from psycopg import sql
+
     if "\n" not in text:
         return sql.Literal(text)
     escaped = text.replace("\\", "\\\\").replace("'", "''").replace("\n", "\\n")
@@ -33,6 +39,8 @@ def value(text: str) -> sql.Composable:
 
 def literal(value: object) -> str:
     """A value as SQL."""
+    from psycopg import sql
+
     return statement(sql.Literal(value))
 
 

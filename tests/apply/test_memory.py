@@ -29,7 +29,7 @@ TABLES = (
 )
 _WORKER = r"""
 import json, pickle, re, sys
-from pgsub.apply import loop, worker
+from pgsub.apply.worker import loop, worker
 loop.MIRROR_SECONDS = 0.0
 result = worker.run(pickle.load(sys.stdin.buffer))
 # ru_maxrss would be that of whoever forked this process, where that was larger

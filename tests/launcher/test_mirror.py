@@ -17,6 +17,7 @@ from pgsub.apply.worker import loop
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.worker_heartbeat import Pulse, PulseReceiver, PulseSender
+from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, Copies, processed_rows, total_bytes
 from pgsub.launcher.mirror.mirror import Mirror
@@ -371,7 +372,7 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
 
 def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):
     """However long: what it told last stays, for its task runs."""
-    monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.05)
     monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.05)
     PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True)
     _arrived(mirrored, lambda pulses: len(pulses) == 1)
@@ -382,7 +383,7 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         waiting = threading.Thread(target=worker.execute, args=("SELECT FROM public.a",))
         waiting.start()
         mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
-        monkeypatch.setattr(mirrors.waits, "SILENT_SECONDS", 0.0)
+        monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.0)
         mirrored.mirror._locks.again()
         _refresh(mirrored)
         [row] = mirrored.store.workers(mirrored.subid)
