@@ -132,5 +132,5 @@ def test_a_large_value_takes_a_few_times_its_size(pair: MakePair, tmp_path: Path
     size = VALUE_MB * MB // part
     p.pubdb.execute("INSERT INTO t SELECT g, 'small' FROM generate_series(1, 99) g")
     p.pubdb.execute(f"INSERT INTO t VALUES (100, repeat('x', {size})); UPDATE t SET id = -id WHERE id > 98")
-    assert _peak(p, tmp_path) < LIMIT + 4 * size
+    assert _peak(p, tmp_path) < LIMIT + 5 * size  # one copy more or less, as the bytes come
     assert p.subdb.value(f"SELECT v = repeat('x', {size}) FROM t WHERE id = -100")
