@@ -42,7 +42,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
     commits: list[tuple[str, ...]] = []
     for file, text in newest.items():
-        found = git("log", "-S", text, "--format=%ct %H", "--", f"pgsub/{file}").decode().splitlines()
+        found = git("log", "--follow", "-S", text, "--format=%ct %H", "--", f"pgsub/{file}").decode().splitlines()
         commits += [tuple(line.split()) for line in found[-1:]]
     if len(commits) < len(newest):
         pytest.skip("NOT TESTED: no older pgsub to upgrade from: this checkout has not its history")
