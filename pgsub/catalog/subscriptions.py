@@ -136,7 +136,7 @@ class SubscriptionCatalog:
     def alter(self, subid: int, **fields: Any) -> None:
         """Change a subscription; where nothing differs nothing is written.
 
-        :param fields: fields of :class:`~pgsub.subscription.Subscription` with their new values.
+        :param fields: fields of :class:`~pgsub.common.subscription.Subscription` with their new values.
         :raises SubscriptionNotFound: if it is gone.
         :raises SubscriptionExists: if a new name is taken.
         """
