@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgsub.common.errors import Said
+from pgsub.common.errors import LogText
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Reporter(Protocol):
     def notice(self, message: str, hint: str | None = None) -> None:
         """What the server says with NOTICE."""
 
-    def log(self, level: str, text: Said) -> None:
+    def log(self, level: str, text: LogText) -> None:
         """One record of the log, written whole.
 
         :param level: LOG, WARNING, ERROR, DEBUG1 and so on.

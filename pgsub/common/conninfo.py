@@ -33,7 +33,7 @@ _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
 #: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
 #: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
-BELTS = {
+KEEPALIVES = {
     "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "30",
@@ -82,7 +82,7 @@ def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -
     return {**{k: v for k, v in environment.items() if k != "application_name"}, **params}
 
 
-def unsaid(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """Those of the defaults that neither the conninfo nor the service it names says anything about.
 
     :param given: from :func:`parse`.
@@ -100,7 +100,7 @@ def _said_by_service(service: str) -> set[str]:
         nowhere.finish()
 
 
-def own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
+def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
     """A condition that holds unless a pooler stands between, which hands out keys that name no backend that answers.
 
     It belongs to the statement that pins settings: behind a pooler they would be pinned for whoever comes next.

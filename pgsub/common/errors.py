@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NewType
 
 _LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Z0-9]*: |pgsub: )")
 
-#: A record of the log as :func:`said` makes it: a line with the message, and lines with its fields.
-Said = NewType("Said", str)
+#: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
+LogText = NewType("LogText", str)
 
 
 class Directive(enum.Enum):
@@ -62,9 +62,9 @@ class PgsubError(Exception):
         """DETAIL, CONTEXT, HINT lines in the server's form."""
         return _fields(self.detail, self.context, self.hint)
 
-    def said(self) -> Said:
+    def log_text(self) -> LogText:
         """The error as a record of the log."""
-        return said(self.message, detail=self.detail, context=self.context, hint=self.hint)
+        return log_text(self.message, detail=self.detail, context=self.context, hint=self.hint)
 
 
 def field(name: str, text: str) -> str:
@@ -75,12 +75,14 @@ def field(name: str, text: str) -> str:
     return f"{name}:  {_LIKE_A_FIELD.sub(chr(10) + chr(9), text)}"
 
 
-def said(message: str, *, detail: str | None = None, context: str | None = None, hint: str | None = None) -> Said:
+def log_text(
+    message: str, *, detail: str | None = None, context: str | None = None, hint: str | None = None
+) -> LogText:
     """Put a record of the log together: the message in one line, then its fields.
 
     :param message: may, as what follows, hold names and values that others chose: they begin no line of their own.
     """
-    return Said("\n".join([one_line(message), *_fields(detail, context, hint)]))
+    return LogText("\n".join([one_line(message), *_fields(detail, context, hint)]))
 
 
 def _fields(detail: str | None, context: str | None, hint: str | None) -> list[str]:
@@ -93,7 +95,7 @@ def one_line(text: str) -> str:
     return text.replace("\n", "\\n")
 
 
-def said_hint(text: str | None) -> str | None:
+def server_hint(text: str | None) -> str | None:
     """A server's HINT: of ours every line but the first is one to paste, and no server is to put one there."""
     return None if text is None else one_line(text)
 

@@ -77,7 +77,7 @@ POINTS = (
     "thread.jvm_end",
     "thread.notice",
     "thread.publisher_state",
-    "thread.pulses",
+    "thread.heartbeats",
     "thread.recorder",
     "thread.runner",
     "thread.slot_creation",

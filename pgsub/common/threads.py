@@ -18,13 +18,13 @@ from pgsub.common.errors import PgsubError, ThreadDied
 Result = TypeVar("Result")
 
 
-class Owned(threading.Thread):
+class SupervisedThread(threading.Thread):
     """A daemon thread that keeps what ended it.
 
     :param kind: names the failpoint ``thread.<kind>``, at which a test ends it.
     :param name: as debuggers show it.
     :param body: what it does; a subclass overrides :meth:`work` instead.
-    :param died: called in the thread where it ends by an exception: to wake who waits for what will not come.
+    :param on_death: called in the thread where it ends by an exception: to wake who waits for what will not come.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class Owned(threading.Thread):
         name: str,
         body: Callable[[], object] | None = None,
         *,
-        died: Callable[[], object] = lambda: None,
+        on_death: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.kind = kind
         self._body = body
-        self._on_death = died
-        self._killer: BaseException | None = None
+        self._on_death = on_death
+        self._death: BaseException | None = None
 
     def run(self) -> None:
         """Thread body."""
         try:
-            self.alive()
+            self.checkpoint()
             self.work()
         except BaseException as error:
-            self._killer = error
+            self._death = error
             self._on_death()
 
     def work(self) -> None:
@@ -55,19 +55,19 @@ class Owned(threading.Thread):
         if self._body is not None:
             self._body()
 
-    def alive(self) -> None:
+    def checkpoint(self) -> None:
         """Marks a place where a test may end the thread: its start, and each turn of its loop."""
         failpoints.point(f"thread.{self.kind}")
 
     @property
-    def death(self) -> PgsubError | None:
+    def fatal_error(self) -> PgsubError | None:
         """What ended it; None while it runs and where it ended by itself."""
-        if self._killer is None or isinstance(self._killer, PgsubError):
-            return self._killer
-        return ThreadDied(f'thread "{self.name}" was ended by {type(self._killer).__name__}: {self._killer}')
+        if self._death is None or isinstance(self._death, PgsubError):
+            return self._death
+        return ThreadDied(f'thread "{self.name}" was ended by {type(self._death).__name__}: {self._death}')
 
 
-class Unanswered(Exception):
+class CallTimedOut(Exception):
     """What was asked of a clerk is not done yet, or something before it is not."""
 
 
@@ -111,10 +111,10 @@ class _Order(Generic[Result]):
         return self._result  # type: ignore[return-value]
 
 
-class Clerk:
+class TimedExecutor:
     """Does for others what may hang, one after the other in a thread of its own: they wait for a while only.
 
-    :param kind: see :class:`Owned`.
+    :param kind: see :class:`SupervisedThread`.
     """
 
     def __init__(self, kind: str, patience: float) -> None:
@@ -122,18 +122,18 @@ class Clerk:
         self._patience = patience
         self._orders: queue.SimpleQueue[_Order[Any] | None] = queue.SimpleQueue()
         self._late: _Order[Any] | None = None  #: somebody has stopped to wait for it
-        self._thread: Owned | None = None
+        self._thread: SupervisedThread | None = None
         self._lock = threading.Lock()
 
     def do(self, work: Callable[[], Result]) -> Result:
         """Have it done, and give what came of it.
 
-        :raises Unanswered: not within the patience: it is left undone, or comes to its end unheard if it had begun.
+        :raises CallTimedOut: not within the patience: it is left undone, or comes to its end unheard if it had begun.
             As long as it has not, whoever else asks is told at once.
         """
         late = self._late
         if late is not None and not late.wait(0):
-            raise Unanswered
+            raise CallTimedOut
         order = _Order(work)
         thread = self._employed()
         self._orders.put(order)
@@ -142,13 +142,13 @@ class Clerk:
             if time.monotonic() >= deadline or not thread.is_alive():
                 if not order.drop() and thread.is_alive():
                     self._late = order
-                raise Unanswered
+                raise CallTimedOut
         return order.result()
 
-    def _employed(self) -> Owned:
+    def _employed(self) -> SupervisedThread:
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = Owned(self._kind, self._kind, self._work)
+                self._thread = SupervisedThread(self._kind, self._kind, self._work)
                 self._thread.start()
             return self._thread
 
@@ -156,7 +156,7 @@ class Clerk:
         thread = self._thread
         while (order := self._orders.get()) is not None:
             if thread is not None:
-                thread.alive()
+                thread.checkpoint()
             order.carry_out()
 
     def close(self) -> None:

@@ -20,18 +20,18 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 
 from pgsub.common.errors import PgsubError
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 
-#: Bytes of a datagram at most, and of the code of authentication that it begins with. A pulse has some 700.
+#: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
 MAX_BYTES, CODE_BYTES = 4096, 16
 #: After an error of the socket that is no end of it (memory of the system, say).
 _PAUSE = 0.2
-#: A chunk's pulse says nothing any more after so long.
+#: A chunk's heartbeat says nothing any more after so long.
 CHUNK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class PulseAddress:
+class HeartbeatAddress:
     """Where the launcher listens; part of every task's spec."""
 
     host: str
@@ -40,7 +40,7 @@ class PulseAddress:
 
 
 @dataclass(slots=True)
-class Pulse:
+class Heartbeat:
     """What one worker has to show: the columns of pg_stat_subscription and of pg_stat_progress_copy.
 
     Positions are LSNs as integers, timestamps microseconds since 2000-01-01 UTC, 0 where there is none yet.
@@ -71,15 +71,15 @@ class Pulse:
     rows_done: int = 0
 
 
-_TYPES = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Pulse)}
+_TYPES = {one.name: {"int": int, "str": str, "bool": bool}[str(one.type)] for one in fields(Heartbeat)}
 
 
 def _code(key: str, body: bytes) -> bytes:
     return hashlib.blake2b(body, key=bytes.fromhex(key), digest_size=CODE_BYTES).digest()
 
 
-def _opened(key: str, datagram: bytes) -> Pulse | None:
-    """The pulse that a datagram holds; None where it is not of one of the launcher's own workers."""
+def _opened(key: str, datagram: bytes) -> Heartbeat | None:
+    """The heartbeat that a datagram holds; None where it is not of one of the launcher's own workers."""
     code, body = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
     if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, body)):
         return None
@@ -90,29 +90,29 @@ def _opened(key: str, datagram: bytes) -> Pulse | None:
     if not isinstance(values, dict) or values.keys() != _TYPES.keys():
         return None  # a worker of another version
     fit = all(type(values[name]) is kind for name, kind in _TYPES.items())
-    return Pulse(**values) if fit and all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int) else None
+    return Heartbeat(**values) if fit and all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int) else None
 
 
-class PulseSender:
+class HeartbeatSender:
     """Sends at most every ``interval`` seconds, from the worker's own thread."""
 
-    def __init__(self, address: PulseAddress | None, interval: float = 0.2) -> None:
+    def __init__(self, address: HeartbeatAddress | None, interval: float = 0.2) -> None:
         self._address = address
         self._interval = interval
         self._next = 0.0
         self._socket: socket.socket | None = None
 
-    def send(self, pulse: Pulse, *, now: bool = False) -> None:
+    def send(self, heartbeat: Heartbeat, *, now: bool = False) -> None:
         """Send if it is time, or ``now``; a launcher that cannot be reached is no error of the worker."""
         clock = time.monotonic()
         if self._address is None or (not now and clock < self._next):
             return
         self._next = clock + self._interval
-        body = json.dumps(asdict(pulse)).encode()
+        body = json.dumps(asdict(heartbeat)).encode()
         with contextlib.suppress(OSError):
             self._connected(self._address).send(_code(self._address.key, body) + body)
 
-    def _connected(self, address: PulseAddress) -> socket.socket:
+    def _connected(self, address: HeartbeatAddress) -> socket.socket:
         """Bound to the one address that leads there, and closed to all others."""
         if self._socket is None:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -126,8 +126,8 @@ class PulseSender:
         return self._socket
 
 
-class PulseReceiver:
-    """The launcher's end: keeps the newest pulse of each worker and chunk.
+class HeartbeatReceiver:
+    """The launcher's end: keeps the newest heartbeat of each worker and chunk.
 
     :param host: address to bind, loopback for a local Spark master.
     """
@@ -137,11 +137,11 @@ class PulseReceiver:
         self._socket.bind((host, 0))
         self._key = os.urandom(16).hex()
         self._lock = threading.Lock()
-        self._newest: dict[tuple[int, int, int], tuple[float, Pulse]] = {}
+        self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
         self._news: dict[int, threading.Event] = {}
-        self._thread: Owned | None = None
+        self._thread: SupervisedThread | None = None
         self._closing = False
-        self.address = PulseAddress(host, self._socket.getsockname()[1], self._key)
+        self.address = HeartbeatAddress(host, self._socket.getsockname()[1], self._key)
 
     def start(self) -> PgsubError | None:
         """Receive from now on, in a thread; to be called again now and then, for what ends the thread must not blind.
@@ -151,9 +151,9 @@ class PulseReceiver:
         before = self._thread
         if before is not None and before.is_alive():
             return None
-        self._thread = Owned("pulses", "pulses", self._receive)
+        self._thread = SupervisedThread("heartbeats", "heartbeats", self._receive)
         self._thread.start()
-        return None if before is None else before.death
+        return None if before is None else before.fatal_error
 
     def _receive(self) -> None:
         """Thread body; ends when the socket is closed."""
@@ -166,32 +166,32 @@ class PulseReceiver:
                 time.sleep(_PAUSE)
                 continue
             assert self._thread is not None
-            self._thread.alive()
-            pulse = _opened(self._key, datagram)
-            if pulse is not None:
-                self._keep(pulse)
+            self._thread.checkpoint()
+            heartbeat = _opened(self._key, datagram)
+            if heartbeat is not None:
+                self._keep(heartbeat)
 
-    def _keep(self, pulse: Pulse) -> None:
-        key = pulse.subid, pulse.worker, pulse.chunk
+    def _keep(self, heartbeat: Heartbeat) -> None:
+        key = heartbeat.subid, heartbeat.worker, heartbeat.chunk
         with self._lock:
             before = self._newest.get(key)
-            self._newest[key] = (time.monotonic(), pulse)
-            if pulse.worker == 0 and (before is None or before[1].position != pulse.position):
-                self._news.setdefault(pulse.subid, threading.Event()).set()
+            self._newest[key] = (time.monotonic(), heartbeat)
+            if heartbeat.worker == 0 and (before is None or before[1].position != heartbeat.position):
+                self._news.setdefault(heartbeat.subid, threading.Event()).set()
 
     def news(self, subid: int) -> threading.Event:
         """Return the event that is set whenever apply of a subscription has got further; the caller clears it."""
         with self._lock:
             return self._news.setdefault(subid, threading.Event())
 
-    def newest(self, subid: int, worker: int) -> Pulse | None:
-        """The newest pulse of a worker itself, not of a chunk; None before the first one and once it was forgotten."""
+    def newest(self, subid: int, worker: int) -> Heartbeat | None:
+        """Return the newest heartbeat of a worker itself, not of a chunk; None before the first and once forgotten."""
         with self._lock:
-            _, pulse = self._newest.get((subid, worker, -1), (0.0, None))
-            return pulse
+            _, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
+            return heartbeat
 
-    def of(self, subid: int) -> list[tuple[float, Pulse]]:
-        """Newest pulses of a subscription's workers, each with its age in seconds.
+    def of(self, subid: int) -> list[tuple[float, Heartbeat]]:
+        """Newest heartbeats of a subscription's workers, each with its age in seconds.
 
         A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
         """
@@ -199,7 +199,9 @@ class PulseReceiver:
         with self._lock:
             for key in [k for k, (at, _) in self._newest.items() if k[2] >= 0 and clock - at > CHUNK_SECONDS]:
                 del self._newest[key]
-            return [(clock - at, pulse) for (owner, _, _), (at, pulse) in self._newest.items() if owner == subid]
+            return [
+                (clock - at, heartbeat) for (owner, _, _), (at, heartbeat) in self._newest.items() if owner == subid
+            ]
 
     def forget(self, subid: int, worker: int) -> None:
         """A worker ended: what it showed is no longer true."""

@@ -10,20 +10,20 @@ import psycopg
 from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
-from pgsub.common.errors import PgsubError, Said, said
+from pgsub.common.errors import LogText, PgsubError, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
-from pgsub.launcher.error_reporting import APPLY, Trouble
+from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
 from pgsub.tablesync.context import Job
 from pgsub.target.ledger import subscription
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 
 
-class ApplySide:
+class ApplyWorkerHandle:
     """Keeps one apply worker running.
 
     :param until_lsn: apply nothing beyond; 0 for no end.
@@ -36,8 +36,8 @@ class ApplySide:
         self,
         sub: Subscription,
         engine: Engine,
-        pulses: PulseReceiver,
-        trouble: Trouble,
+        heartbeats: HeartbeatReceiver,
+        errors: ErrorReporter,
         log: Log,
         *,
         spool_dir: str,
@@ -46,8 +46,8 @@ class ApplySide:
     ) -> None:
         self._sub = sub
         self._engine = engine
-        self._pulses = pulses
-        self._trouble = trouble
+        self._heartbeats = heartbeats
+        self._errors = errors
         self._log = log
         self._spool_dir = spool_dir
         self._until = until_lsn
@@ -78,13 +78,13 @@ class ApplySide:
         sub = self._sub
         assert sub.slot_name is not None
         claim = subscription.take_over(session, sub.subid, subscription.APPLY)
-        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._pulses.address, self._until, self._spool_dir)
+        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._heartbeats.address, self._until, self._spool_dir)
         self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
         if self._retry.failures == 0:
-            self._log("LOG", said(f'logical replication apply worker for subscription "{sub.name}" has started'))
+            self._log("LOG", log_text(f'logical replication apply worker for subscription "{sub.name}" has started'))
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
-        self._pulses.forget(self._sub.subid, subscription.APPLY)
+        self._heartbeats.forget(self._sub.subid, subscription.APPLY)
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:
@@ -92,18 +92,23 @@ class ApplySide:
             position = None
             with contextlib.suppress(psycopg.Error):  # a lost session is met again at once
                 position = subscription.apply_position(session, self._sub.subid)
-            self._trouble.report(APPLY, error, "apply_error_count", position)
+            self._errors.report(APPLY, error, "apply_error_count", position)
             return
         self._retry.succeeded()
         self.reached = result.outcome == "reached"
 
     def clear_if_past(self, mirror: Mirror) -> None:
         """Forget an error that the running worker got past."""
-        pulse, place = mirror.apply_pulse(), self._trouble.place(APPLY)
-        if self.alive and pulse is not None and pulse.position > place and not (place and mirror.held.is_next(place)):
+        heartbeat, place = mirror.apply_heartbeat(), self._errors.place(APPLY)
+        if (
+            self.alive
+            and heartbeat is not None
+            and heartbeat.position > place
+            and not (place and mirror.held.is_next(place))
+        ):
             if self._retry.error is not None:
                 self._retry.succeeded()
-            self._trouble.clear(APPLY, pulse.position)
+            self._errors.clear(APPLY, heartbeat.position)
 
     def cancel(self) -> None:
         """Give it up: what it has not committed is rolled back and sent again."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pgsub.apply.worker import worker
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.spark import gateway, jobs, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
@@ -57,7 +57,9 @@ class Engine:
 
     def warm_up(self) -> None:
         """Open the context in the background: a JVM takes seconds, the first look at the servers less."""
-        Owned("spark_start", "spark start", self._open).start()  # whatever ends it, the first job meets it again
+        SupervisedThread(
+            "spark_start", "spark start", self._open
+        ).start()  # whatever ends it, the first job meets it again
 
     def _open(self) -> jobs.Submitter:
         with self._lock:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, PgsubError, Said, StateStoreError, SubscriptionNotFound, said
+from pgsub.common.errors import Directive, LogText, PgsubError, StateStoreError, SubscriptionNotFound, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import worth_reporting
 from pgsub.protocol.lsn import MAX_LSN
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 
 APPLY = "apply"  #: the apply worker in the record of errors
 #: Starts from one position after the first from which a subscription is called blocked.
@@ -23,7 +23,7 @@ RESTARTS = 2
 WAITING = 1000
 
 
-class Trouble:
+class ErrorReporter:
     """One subscription's errors.
 
     :param recorder: its way to the store, None for the direct one.
@@ -75,8 +75,8 @@ class Trouble:
         """
         if not worth_reporting(error):
             return
-        self._log("ERROR", error.said())
-        self._shown[worker] = faults.place(error)
+        self._log("ERROR", error.log_text())
+        self._shown[worker] = faults.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
         if counts is not None and self._disables():
@@ -103,7 +103,7 @@ class Trouble:
         if current is None or not current.disable_on_error:
             self.disabling = None
             return
-        self._log("LOG", said(f'subscription "{self._sub.name}" has been disabled because of an error'))
+        self._log("LOG", log_text(f'subscription "{self._sub.name}" has been disabled because of an error'))
         self._store.set_enabled(self._sub.subid, False)
         self._store.journal("disable", self._sub.subid, self._sub.name, {"because": "error"})
         self.disabled_by = error

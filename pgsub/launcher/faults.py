@@ -15,7 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 
 
-def bug(error: Exception) -> PgsubError:
+def internal_error(error: Exception) -> PgsubError:
     """An exception that nobody expected, as pgsub's own, with its place."""
     if isinstance(error, PgsubError):
         return error
@@ -24,7 +24,7 @@ def bug(error: Exception) -> PgsubError:
     return InternalError(f"unexpected {type(error).__name__}: {error}", context=where)
 
 
-def place(error: PgsubError) -> int:
+def finish_lsn(error: PgsubError) -> int:
     """Finish LSN of the transaction that failed, 0 where none is to blame."""
     text = error.finish_lsn if isinstance(error, ApplyError) else None
     return parse_lsn(text) if text else 0

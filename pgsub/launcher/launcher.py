@@ -11,15 +11,15 @@ from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import PgsubError, Said, StateStoreError, TimeoutExpired, said
+from pgsub.common.errors import LogText, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Clerk, Unanswered
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.threads import CallTimedOut, TimedExecutor
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 
 TICK = 0.1
 #: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
@@ -73,12 +73,12 @@ class Launcher:
         self._bounded = self._goal.bounded
         self._recorder = Recorder(store, log)
         self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
-        self._pulses = PulseReceiver(self._engine.driver_host())
+        self._heartbeats = HeartbeatReceiver(self._engine.driver_host())
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}
         self._unusable: dict[int, str] = {}
-        self._janitor = Clerk("janitor", TICK)
+        self._janitor = TimedExecutor("janitor", TICK)
         self._next_tidy = 0.0
 
     def run(
@@ -125,14 +125,16 @@ class Launcher:
     def _tidy(self) -> None:
         if time.monotonic() >= self._next_tidy:
             self._next_tidy = time.monotonic() + TIDY_SECONDS
-            with contextlib.suppress(Unanswered, OSError):
+            with contextlib.suppress(CallTimedOut, OSError):
                 self._janitor.do(self._engine.rotate_log)
 
     def _listen(self) -> None:
         """Heartbeats are heard whatever ended their thread."""
-        ended = self._pulses.start()
+        ended = self._heartbeats.start()
         if ended is not None:
-            self._log("WARNING", said("heartbeats of workers were not heard for a moment", detail=f"{ended.message}."))
+            self._log(
+                "WARNING", log_text("heartbeats of workers were not heard for a moment", detail=f"{ended.message}.")
+            )
 
     def _wanted(self) -> dict[int, Subscription]:
         subscriptions = self._recorder.subscriptions()
@@ -168,7 +170,7 @@ class Launcher:
                     raise lock_held(lock, f'subscription "{sub.name}"')
                 return  # somebody else serves it; when they end, we do
         self._count_slots(sub)
-        runner = Runner(sub, self._store, self._recorder, self._engine, self._pulses, self._log, self._goal)
+        runner = Runner(sub, self._store, self._recorder, self._engine, self._heartbeats, self._log, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()
 
@@ -176,7 +178,7 @@ class Launcher:
         """The state folder cannot be used: tried again with every look, told of once."""
         if self._unusable.get(sub.subid) != error.message:
             self._unusable[sub.subid] = error.message
-            self._log("ERROR", error.said())
+            self._log("ERROR", error.log_text())
 
     def _count_slots(self, sub: Subscription) -> None:
         """A long task pins its slot: what comes when all are taken would wait without a word."""
@@ -184,7 +186,7 @@ class Launcher:
         if missing:
             self._log(
                 "WARNING",
-                said(
+                log_text(
                     f'Spark was started with too few task slots to serve subscription "{sub.name}" as well',
                     detail=f"Up to {missing} tasks, of it and of the other subscriptions, may have to wait until others"
                     " end.",
@@ -199,8 +201,10 @@ class Launcher:
             if runner.is_alive():
                 continue
             if runner.outcome is None:  # whatever ended its thread, it was no good end
-                runner.outcome, runner.error = "failed", runner.death
-                self._log("ERROR", said(runner.error.message if runner.error else f'thread "{runner.name}" has ended'))
+                runner.outcome, runner.error = "failed", runner.fatal_error
+                self._log(
+                    "ERROR", log_text(runner.error.message if runner.error else f'thread "{runner.name}" has ended')
+                )
             if runner.outcome == "failed" and not self._bounded:
                 served.again_at = served.again_at or clock + AGAIN_SECONDS
                 if clock < served.again_at and self._recorder.current(subid) == runner.sub:
@@ -221,7 +225,7 @@ class Launcher:
             if served.runner.is_alive():
                 self._log(
                     "WARNING",
-                    said(
+                    log_text(
                         f'subscription "{served.runner.sub.name}" did not stop in time',
                         detail="A server does not answer. What is not committed on the target is sent again.",
                     ),
@@ -230,6 +234,6 @@ class Launcher:
                 served.lock.release()  # otherwise the end of the process does
         self._served.clear()
         self._engine.close()
-        self._pulses.close()
+        self._heartbeats.close()
         self._recorder.close()
         self._janitor.close()

@@ -15,11 +15,11 @@ from typing import Protocol, TypeVar
 from pgsub.catalog.locks import UNRECORDED, Sign
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, Said, StateStoreError, said
+from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Clerk, Unanswered
+from pgsub.common.threads import CallTimedOut, TimedExecutor
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 Result = TypeVar("Result")
 
 
@@ -45,7 +45,7 @@ class Recorder:
     def __init__(self, store: StateStore, log: Log) -> None:
         self._store = store
         self._log = log
-        self._clerk = Clerk("recorder", PATIENCE)
+        self._clerk = TimedExecutor("recorder", PATIENCE)
         self._sign = Sign(store.path.with_name(UNRECORDED))
         self._known = {sub.subid: sub for sub in store.subscriptions()}
         self._broken = False  #: opened anew before anything else
@@ -68,7 +68,7 @@ class Recorder:
                 raise self.trouble
         try:
             done = self._clerk.do(lambda: self._do(work))
-        except Unanswered:
+        except CallTimedOut:
             error = StateStoreError(
                 f'state store "{self._store.path}" does not answer',
                 detail="Reading or writing it takes longer than usual.",
@@ -121,7 +121,7 @@ class Recorder:
                 self._store.add_subscription(sub)
                 self._log(
                     "WARNING",
-                    said(
+                    log_text(
                         f'subscription "{sub.name}" was put back into state store "{self._store.path}"',
                         detail="The file was removed or exchanged while the launcher served it; conflicts and the"
                         " journal that were in it are gone.",
@@ -141,13 +141,13 @@ class Recorder:
         if before is None or before.message != error.message:
             goes_on = "Replication goes on; status shows what was recorded before."
             detail = f"{goes_on} {error.detail}" if error.detail else goes_on
-            self._log("ERROR", said(error.message, detail=detail, context=error.context, hint=error.hint))
+            self._log("ERROR", log_text(error.message, detail=detail, context=error.context, hint=error.hint))
 
     def _works(self) -> None:
         if self.trouble is not None:
             self.trouble, seconds = None, time.monotonic() - self._since
             self._sign.end()
-            self._log("LOG", said(f'state store "{self._store.path}" can be used again, after {seconds:.0f} s'))
+            self._log("LOG", log_text(f'state store "{self._store.path}" can be used again, after {seconds:.0f} s'))
 
 
 def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:

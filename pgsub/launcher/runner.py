@@ -14,20 +14,20 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, LockHeld, PgsubError, Said, StateStoreError
+from pgsub.common.errors import Directive, LockHeld, LogText, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Owned
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.threads import SupervisedThread
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import faults, retry
-from pgsub.launcher.apply_worker import ApplySide
+from pgsub.launcher.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.engine import Engine
-from pgsub.launcher.error_reporting import APPLY, Trouble
+from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import Retry
-from pgsub.launcher.sync_workers import SyncSide
+from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
@@ -36,7 +36,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 
 _LOCK_CLASS = 0x70677375  #: "pgsu"
 #: The session of a launcher that was killed a moment ago may still hold the lock.
@@ -74,12 +74,12 @@ class _Serving:
 
     session: psycopg.Connection
     mirror: Mirror
-    apply: ApplySide
-    sync: SyncSide
+    apply: ApplyWorkerHandle
+    sync: SyncWorkers
     stopping: threading.Event
 
 
-class Runner(Owned):
+class Runner(SupervisedThread):
     """A thread for one subscription; ends when stopped, when its goal is reached, or when it can never succeed.
 
     :param sub: as of its start; a changed one is served by a new runner.
@@ -93,7 +93,7 @@ class Runner(Owned):
         store: StateStore,
         recorder: Recorder,
         engine: Engine,
-        pulses: PulseReceiver,
+        heartbeats: HeartbeatReceiver,
         log: Log,
         goal: Goal,
     ) -> None:
@@ -102,14 +102,14 @@ class Runner(Owned):
         self._store = store
         self._recorder = recorder
         self._engine = engine
-        self._pulses = pulses
+        self._heartbeats = heartbeats
         self._log = log
         self._goal = goal
         self._stop_event = threading.Event()
-        self._trouble = Trouble(store, sub, log, recorder)
+        self._errors = ErrorReporter(store, sub, log, recorder)
         self._lost = Retry()  #: the target
         self._goal_position = 0
-        self._news = pulses.news(sub.subid)
+        self._news = heartbeats.news(sub.subid)
         self._next_mirror = self._next_early = 0.0
         self._line: socket.socket | None = None  #: the session's, to hang up
         self._answered = time.monotonic()  #: when the target was known to answer
@@ -136,13 +136,13 @@ class Runner(Owned):
             except PgsubError as error:
                 self._failed(error)
             except Exception as error:
-                self._failed(faults.bug(error))
+                self._failed(faults.internal_error(error))
         self.outcome = self.outcome or "stopped"
 
     def _failed(self, error: PgsubError) -> None:
         if error.directive is not Directive.RETRY:
             self._end("failed", error)  # before it is told: whatever happens then, this was no good end
-        self._trouble.report(APPLY, error)
+        self._errors.report(APPLY, error)
         if error.directive is Directive.RETRY:
             self._lost.failed(error)
             self._stop_event.wait(max(0.0, self._lost.not_before - time.monotonic()))
@@ -184,26 +184,26 @@ class Runner(Owned):
             self._stop_event.wait(TICK)
 
     def _serving(self, session: psycopg.Connection) -> _Serving:
-        sub, pulses = self.sub, self._pulses
+        sub, heartbeats = self.sub, self._heartbeats
         row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
         spool_dir = str(Path(self._store.path).parent / "spool")
         stopping = threading.Event()
         interval = self._lost.interval = retry.interval(session)
         context = SyncContext(
-            sub, row[0] if row else "0", self._engine.submit, stopping, pulses.address, spool_dir, self._log
+            sub, row[0] if row else "0", self._engine.submit, stopping, heartbeats.address, spool_dir, self._log
         )
-        apply = ApplySide(
+        apply = ApplyWorkerHandle(
             sub,
             self._engine,
-            pulses,
-            self._trouble,
+            heartbeats,
+            self._errors,
             self._log,
             spool_dir=spool_dir,
             until_lsn=self._goal.until_lsn,
             interval=interval,
         )
-        mirror = Mirror(session, self._store, sub, pulses, self._log, self._recorded)
-        return _Serving(session, mirror, apply, SyncSide(context, pulses, self._trouble, interval), stopping)
+        mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
+        return _Serving(session, mirror, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)
@@ -229,11 +229,11 @@ class Runner(Owned):
         self._recorder.run(both)
 
     def _tick(self, serving: _Serving) -> None:
-        self.alive()
-        self._trouble.flush()
+        self.checkpoint()
+        self._errors.flush()
         with contextlib.suppress(StateStoreError):  # the recorder tells; feedback waits for the ledger's events
             serving.mirror.events()
-        if self._trouble.disabling is None:
+        if self._errors.disabling is None:
             serving.apply.tick(serving.session)
         clock = time.monotonic()
         if clock >= self._next_mirror:
@@ -242,7 +242,7 @@ class Runner(Owned):
             with contextlib.suppress(StateStoreError):
                 serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=alive)
             serving.apply.clear_if_past(serving.mirror)
-            if self._trouble.disabling is None:
+            if self._errors.disabling is None:
                 serving.sync.tick(serving.mirror.relations, alive)
             self._check_goal(serving)
         self._check_ends(serving)
@@ -258,8 +258,8 @@ class Runner(Owned):
     def _check_ends(self, serving: _Serving) -> None:
         """Disabled by a fault; or a bounded run that met what it cannot get past (an unbounded one keeps trying)."""
         failed = serving.apply.failed
-        if self._trouble.disabled_by is not None:
-            self._end("disabled", self._trouble.disabled_by)
+        if self._errors.disabled_by is not None:
+            self._end("disabled", self._errors.disabled_by)
         elif serving.apply.reached and self._goal.until_lsn:
             self._end("reached")
         elif self._goal.bounded and failed is not None and failed.directive is not Directive.RETRY:
@@ -278,9 +278,9 @@ class Runner(Owned):
             return
         if not self._goal_position:
             self._goal_position = committed_position(self.sub.connection, self.sub.name)
-        pulse = serving.mirror.apply_pulse()
+        heartbeat = serving.mirror.apply_heartbeat()
         # the ledger is enough, only later: heartbeats may all be lost
-        position = max(serving.mirror.reported_lsn, 0 if pulse is None else pulse.position)
+        position = max(serving.mirror.reported_lsn, 0 if heartbeat is None else heartbeat.position)
         if serving.apply.alive and position >= self._goal_position:
             self._end("failed" if error else "reached", error)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pgsub.common.errors import Directive, PgsubError
-from pgsub.common.threads import Owned
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.threads import SupervisedThread
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import faults
-from pgsub.launcher.error_reporting import APPLY, Trouble, sync_name
+from pgsub.launcher.error_reporting import APPLY, ErrorReporter, sync_name
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
@@ -24,7 +24,7 @@ class _Sync:
     """One worker: a table, or some small ones together."""
 
     relids: tuple[int, ...]
-    thread: Owned
+    thread: SupervisedThread
     failure: PgsubError | None = None  #: of all of them
     errors: dict[int, PgsubError] = field(default_factory=dict)
     outdated: set[int] = field(default_factory=set)  #: tables that a refresh took from it: its errors say nothing now
@@ -35,7 +35,7 @@ class _Sync:
         return not self.thread.is_alive()
 
 
-class SyncSide:
+class SyncWorkers:
     """Synchronizes what is not synchronized, a few tables at once; an error of one table never stops the others.
 
     :param context: what is lent to each table's synchronization; its ``stopping`` event ends them.
@@ -43,12 +43,16 @@ class SyncSide:
     """
 
     def __init__(
-        self, context: SyncContext, pulses: PulseReceiver, trouble: Trouble, interval: float = RETRY_SECONDS
+        self,
+        context: SyncContext,
+        heartbeats: HeartbeatReceiver,
+        errors: ErrorReporter,
+        interval: float = RETRY_SECONDS,
     ) -> None:
         self._context = context
         self._sub = context.subscription
-        self._pulses = pulses
-        self._trouble = trouble
+        self._heartbeats = heartbeats
+        self._errors = errors
         self._interval = interval
         self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
@@ -69,7 +73,7 @@ class SyncSide:
             if not alive.intersection(sync.relids):
                 self._ended(sync)
         open_tables = [rel for rel in relations if order.unfinished(rel)]
-        self._trouble.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
+        self._errors.keep_only([APPLY, *(sync_name(rel.srrelid) for rel in open_tables)])
         busy = {relid for sync in self._running for relid in sync.relids}
         free = self._sub.max_sync_workers - len(self._running)
         waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
@@ -98,19 +102,19 @@ class SyncSide:
             except PgsubError as error:
                 sync.failure = error
             except Exception as error:
-                sync.failure = faults.bug(error)
+                sync.failure = faults.internal_error(error)
 
-        sync = _Sync(relids, Owned("sync", f"sync {relids[0]}", body))
+        sync = _Sync(relids, SupervisedThread("sync", f"sync {relids[0]}", body))
         self._running.append(sync)
         sync.thread.start()
 
     def _ended(self, sync: _Sync) -> None:
         self._running.remove(sync)
         for relid in sync.relids:
-            self._pulses.forget(self._sub.subid, relid)
+            self._heartbeats.forget(self._sub.subid, relid)
             if relid in sync.outdated:
                 continue
-            error = sync.errors.get(relid) or sync.failure or sync.thread.death
+            error = sync.errors.get(relid) or sync.failure or sync.thread.fatal_error
             if error is None:
                 self._retry(relid).succeeded()
                 continue
@@ -123,7 +127,7 @@ class SyncSide:
             self._retry(relid).own = own or error.directive is not Directive.RETRY
             # what is the matter with all of them is told of one
             if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
-                self._trouble.report(sync_name(relid), error, "sync_table_error_count")
+                self._errors.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:
         """The error to end with when all that is left to synchronize fails on what no retry mends, else None."""

@@ -140,7 +140,7 @@ def _parameters(
         pinned["options"] = f"{given.get('options', '')} {ours}".strip()
     if replication:
         pinned["replication"] = "database"
-    belts = ci.unsaid(given, {**ci.BELTS, "connect_timeout": str(timeout)})
+    belts = ci.missing_defaults(given, {**ci.KEEPALIVES, "connect_timeout": str(timeout)})
     defaults = {**belts, "fallback_application_name": application_name}
     return {**defaults, **{key: value for key, value in given.items() if key != "replication"}, **pinned}
 
@@ -160,7 +160,7 @@ def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
         sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
         for name, value in settings.items()
     ]
-    direct = ci.own_backend(connection)
+    direct = ci.is_own_backend(connection)
     query = sql.SQL("SELECT {} WHERE {}").format(sql.SQL(", ").join(calls), direct)
     if connection.execute(query).fetchone() is None:
         # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
@@ -23,7 +23,7 @@ from pgsub.common.errors import (
     SlotLost,
     StateForbids,
     is_transient,
-    said_hint,
+    server_hint,
 )
 
 _REPLICATION_ROLE = re.compile(
@@ -142,7 +142,7 @@ def classify(
         hint = _grant_hint(said, table, user)
         return PermissionMissing(message, detail=said.detail, hint=hint, sqlstate=state)
     cls, ours = _meaning(said)
-    error = cls(message, detail=said.detail, hint=said_hint(said.hint) or ours, sqlstate=state)
+    error = cls(message, detail=said.detail, hint=server_hint(said.hint) or ours, sqlstate=state)
     if isinstance(error, ApplyError) and table is not None:
         error.relation = ".".join(table)
     return error
@@ -219,7 +219,7 @@ def _role(user: str | None) -> str:
 
 
 def _identifier(name: str) -> str:
-    return pasted.name(name)
+    return quoting.name(name)
 
 
 def _lines(text: str) -> list[str]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import psycopg
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
 
@@ -67,7 +67,7 @@ class OpenTransaction:
         """How it is ended, statements to paste on the publisher."""
         if self.gid is None:
             return f"To end it, run this on the publisher:\nSELECT pg_terminate_backend({self.pid});"
-        gid, database = pasted.literal(self.gid), self.database
+        gid, database = quoting.literal(self.gid), self.database
         return (
             f'Let its transaction manager end it, or run one of these in database "{database}" of the publisher:\n'
             f"COMMIT PREPARED {gid};\nROLLBACK PREPARED {gid};"
@@ -168,7 +168,9 @@ class SlotWatch:
         self._told: set[tuple[int | None, str | None, str | None]] = set()
         self._last: Sequence[OpenTransaction] = ()
         self._second: Connection | None = None
-        self._thread = Owned("slot_creation", "slot creation", self._run, died=lambda: self._cancel("death"))
+        self._thread = SupervisedThread(
+            "slot_creation", "slot creation", self._run, on_death=lambda: self._cancel("death")
+        )
 
     def __enter__(self) -> SlotWatch:
         self._thread.start()
@@ -182,7 +184,7 @@ class SlotWatch:
         if self._cancelled is None or not isinstance(error, PgsubError | psycopg.Error):
             return
         if self._cancelled == "death":
-            raise self._thread.death or error from None
+            raise self._thread.fatal_error or error from None
         if self._cancelled == "stop":
             raise Fenced("asked to stop") from None
         raise self._timeout() from None
@@ -206,7 +208,7 @@ class SlotWatch:
         look, cancel = time.monotonic() + self._after, 0.0
         with contextlib.ExitStack() as stack:
             while not self._done.wait(_POLL):
-                self._thread.alive()
+                self._thread.checkpoint()
                 unwanted = self._unwanted()
                 if time.monotonic() >= look or (unwanted == "deadline" and not cancel and not self._told):
                     look = time.monotonic() + _EVERY if self._look(stack) else float("inf")

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.spark.archive import OUT_OF_MEMORY
 from pgsub.spark.session import alive
 
@@ -52,7 +52,7 @@ class Job(Generic[Item, Result]):
         self._error: BaseException | None = None
         self._cancelled = False
         self._lock = threading.Lock()
-        self._threads: list[Owned] = []
+        self._threads: list[SupervisedThread] = []
 
     def start(self, slots: int) -> None:
         """Begin; called once, by the submitter.
@@ -63,7 +63,8 @@ class Job(Generic[Item, Result]):
         :param slots: tasks that run at once.
         """
         self._threads = [
-            Owned("job", f"{self.group} {number}", self._work) for number in range(min(slots, len(self._items)))
+            SupervisedThread("job", f"{self.group} {number}", self._work)
+            for number in range(min(slots, len(self._items)))
         ]
         for thread in self._threads:
             thread.start()
@@ -145,7 +146,7 @@ class Job(Generic[Item, Result]):
         """
         if not self.wait(timeout):
             raise TimeoutExpired(f'job "{self.name}" still runs')
-        death = next((thread.death for thread in self._threads if thread.death is not None), None)
+        death = next((thread.fatal_error for thread in self._threads if thread.fatal_error is not None), None)
         if self._error is not None or death is not None:
             raise self._error or death or AssertionError
         return [self._results[number] for number in range(len(self._items))]

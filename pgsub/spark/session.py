@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.spark import archive, daemon, gateway, settings
 from pgsub.spark.archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
@@ -201,7 +201,7 @@ def close_context(context: SparkContext, patience: float = 20, train: bool = Tru
         if process is None or context._jsc is None:
             context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do
             return
-        ending = Owned("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
+        ending = SupervisedThread("jvm_end", "end of Spark", partial(_end_jvm, process, patience))
         ending.start()
         context._jsc = None
         context.stop()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pgsub.common.errors import Said
+from pgsub.common.errors import LogText
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import PulseAddress
+from pgsub.common.worker_heartbeat import HeartbeatAddress
 
 
 class Job(Protocol):
@@ -40,6 +40,6 @@ class SyncContext:
     system_identifier: str
     submit: Submit
     stopping: threading.Event
-    pulse: PulseAddress | None = None
+    heartbeat: HeartbeatAddress | None = None
     spool_dir: str | None = None
-    log: Callable[[str, Said], None] = lambda level, text: None
+    log: Callable[[str, LogText], None] = lambda level, text: None

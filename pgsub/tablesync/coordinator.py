@@ -14,8 +14,8 @@ import psycopg
 
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
-from pgsub.common.errors import Fenced, PgsubError, SlotLost, said
-from pgsub.common.pasted import word
+from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
+from pgsub.common.quoting import word
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import slot_copy, sync_slots, sync_worker
@@ -90,14 +90,14 @@ class TableSync:
     def _log(self, row: RelationState, what: str) -> None:
         self._context.log(
             "LOG",
-            said(
+            log_text(
                 f'logical replication table synchronization worker for subscription "{self._sub.name}",'
                 f' table "{row.relname}" has {what}'
             ),
         )
 
     def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
-        self._context.log("LOG", said(message, detail=detail, hint=hint))
+        self._context.log("LOG", log_text(message, detail=detail, hint=hint))
 
     # copy
 
@@ -256,7 +256,7 @@ class TableSync:
                 claim,
                 own,
                 own,
-                pulse=self._context.pulse,
+                heartbeat=self._context.heartbeat,
                 spool_dir=self._context.spool_dir,
                 relation=(state.schemaname, state.relname),
             )

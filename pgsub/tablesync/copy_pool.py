@@ -68,7 +68,7 @@ class Workforce:
             tuple(self._pieces),
             self._snapshot.snapshot_name,
             self._snapshot.slot_name,
-            context.pulse,
+            context.heartbeat,
             spare=bool(self._running),
             grouped=not self._alone,
         )

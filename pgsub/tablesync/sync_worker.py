@@ -20,7 +20,7 @@ from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common import failpoints
-from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.tablesync import sync_states
@@ -39,12 +39,14 @@ def run(spec: WorkerSpec) -> WorkerResult:
     :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
     """
     with streams(spec) as opened:
-        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=sync_states.CATCHUP)
+        heartbeat = Heartbeat(
+            spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=sync_states.CATCHUP
+        )
         loop = ApplyLoop(
             opened,
             SyncRole(opened, spec),
-            pulse,
-            PulseSender(spec.pulse),
+            heartbeat,
+            HeartbeatSender(spec.heartbeat),
             transactional=spec.subscription.apply_mode == "transactional",
         )
         with explained(opened.connection, spec.subscription):

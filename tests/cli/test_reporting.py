@@ -19,7 +19,7 @@ from pgsub.cli.output import console, documents, progress, reporting
 from pgsub.cli.output.reporting import ConsoleReporter, LogReporter, record
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import Reporter, TableProgress
-from pgsub.common.errors import PgsubError, one_line, said
+from pgsub.common.errors import PgsubError, log_text, one_line
 
 GB = 1 << 30
 
@@ -285,10 +285,10 @@ def test_what_others_chose_begins_no_line_of_a_message(tmp_path, capfd, say):
     path = tmp_path / "log"
     for reporter in (ConsoleReporter(log_from=0), LogReporter(path)):
         if say == "log":
-            reporter.log("LOG", said(f'table "{FORGED}', detail=f"It is {FORGED}", hint=f"See {FORGED}"))
+            reporter.log("LOG", log_text(f'table "{FORGED}', detail=f"It is {FORGED}", hint=f"See {FORGED}"))
         elif say == "error":
             problem = PgsubError(f'table "{FORGED}', detail=f"It is {FORGED}", context=f"in {FORGED}", hint="Look.")
-            reporter.log("ERROR", problem.said())
+            reporter.log("ERROR", problem.log_text())
             console.error(problem)
         elif say == "notice":
             reporter.notice(f'table "{FORGED}', hint=f"See {FORGED}")

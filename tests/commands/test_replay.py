@@ -14,7 +14,7 @@ from fix_stuck import MakeStuck, Stuck
 from pgsub.apply.conflicts import text as conflicts_text
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import faults
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.protocol.lsn import parse_lsn
@@ -46,10 +46,10 @@ def skipped(it: Stuck, rows: str, *statements: str) -> ApplyError:
 def mirrored(it: Stuck) -> list[str]:
     """What the ledger says is brought to the state store, as the launcher does; what the log is told."""
     log: list[str] = []
-    with StateStore.open(it.cli.state) as store, contextlib.closing(PulseReceiver()) as pulses:
+    with StateStore.open(it.cli.state) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
         sub = store.subscription("s")
         with target.connect(sub.target, f"pgsub {sub.subid} launcher 0") as session:
-            Mirror(session, store, sub, pulses, lambda level, text: log.append(f"{level}: {text}")).events()
+            Mirror(session, store, sub, heartbeats, lambda level, text: log.append(f"{level}: {text}")).events()
     return log
 
 

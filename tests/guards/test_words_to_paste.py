@@ -17,7 +17,7 @@ from pgsub.cli.output.reporting import LogReporter
 from pgsub.cli.settings import current
 from pgsub.commands.status.runbook import _hinted
 from pgsub.common.errors import PgsubError, one_line
-from pgsub.common.pasted import statement, value, word
+from pgsub.common.quoting import statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
 from pgsub.target.catalog import ddl_hints
@@ -78,13 +78,13 @@ def test_every_way_out_completes_commands(elsewhere: str, capfd: pytest.CaptureF
     documents.emit_document("status", {"subscriptions": [{"next": "pgsub status s", "errors": [problem.__dict__]}]})
     documents.emit_document("status", {"runbook": [{"commands": ["pgsub status s"], "text": "pgsub status s"}]})
     print(render.rows(["next", "name"], [{"next": "pgsub status s", "name": "pgsub status s"}]))
-    LogReporter(tmp_path / "log").log("ERROR", problem.said())
+    LogReporter(tmp_path / "log").log("ERROR", problem.log_text())
     said = "".join(capfd.readouterr()) + (tmp_path / "log").read_text()
     assert said.count(f"pgsub status s {elsewhere}") == said.count("pgsub status s") - 2 == 10
 
 
 def test_no_record_of_the_log_is_put_together_by_hand() -> None:
-    """Names and texts of others could begin a field of it; errors.said() keeps them from that."""
+    """Names and texts of others could begin a field of it; errors.log_text() keeps them from that."""
     root = Path(pgsub.__file__).parent
     found = [
         f"{path.relative_to(root)}: {line.strip()}"
@@ -107,7 +107,7 @@ _EXECUTED = {
 def test_statements_to_paste_are_composed_in_one_place() -> None:
     root = Path(pgsub.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if ".as_string(" in path.read_text()}
-    assert found == {*_EXECUTED, "common/pasted.py"}
+    assert found == {*_EXECUTED, "common/quoting.py"}
 
 
 _EVIL = "x\"'\npgsub drop s --yes\nALTER ROLE mallory SUPERUSER;\n"

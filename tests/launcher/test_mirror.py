@@ -1,4 +1,4 @@
-"""From ledger and pulses into ``state.db``: at once what changed, nothing where nothing did."""
+"""From ledger and heartbeats into ``state.db``: at once what changed, nothing where nothing did."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from psycopg.types.json import Jsonb
 from pgsub.apply.worker import loop
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.worker_heartbeat import Pulse, PulseReceiver, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror import mirror as mirrors
-from pgsub.launcher.mirror.copy_progress import Chunks, Copies, processed_rows, total_bytes
+from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
 from pgsub.launcher.mirror.mirror import Mirror
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
 
 
 @pytest.fixture
-def pulses():
+def heartbeats():
     """A launcher's ear."""
-    receiver = PulseReceiver()
+    receiver = HeartbeatReceiver()
     receiver.start()
     yield receiver
     receiver.close()
 
 
 @pytest.fixture
-def mirrored(pair, pulses, state_dir: Path):
+def mirrored(pair, heartbeats, state_dir: Path):
     """Tables a and b in state ``i``, a store that knows their subscription, and its mirror."""
     it = pair(_TABLES, state="i")
     with StateStore.open(state_dir) as store:
         store.add_subscription(it.sub)
         it.store = store
-        it.mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: None)
-        it.pulses = pulses
+        it.mirror = Mirror(it.session, store, it.sub, heartbeats, lambda level, text: None)
+        it.heartbeats = heartbeats
         yield it
 
 
@@ -59,9 +59,9 @@ def _set(it, name: str, assignments: str) -> None:
     it.subdb.execute(query, it.subid, name)
 
 
-def _arrived(it, condition: Callable[[list[Pulse]], bool]) -> None:
+def _arrived(it, condition: Callable[[list[Heartbeat]], bool]) -> None:
     """Datagrams take a moment."""
-    while not condition([pulse for _, pulse in it.pulses.of(it.subid)]):
+    while not condition([heartbeat for _, heartbeat in it.heartbeats.of(it.subid)]):
         time.sleep(0.01)
 
 
@@ -136,9 +136,9 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
             " bytes_done) VALUES (%s, %s, 1, 0, 1000, 10, '7', 12, 600), (%s, %s, 1, 1, 1000, 10, NULL, NULL, NULL)",
             *(mirrored.subid, relid, mirrored.subid, relid),
         )
-    sender = PulseSender(mirrored.pulses.address)
-    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=300), now=True)
-    sender.send(Pulse(mirrored.subid, b, 1, pid=4712, state="d", bytes_done=200), now=True)
+    sender = HeartbeatSender(mirrored.heartbeats.address)
+    sender.send(Heartbeat(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=300), now=True)
+    sender.send(Heartbeat(mirrored.subid, b, 1, pid=4712, state="d", bytes_done=200), now=True)
     _arrived(mirrored, lambda seen: len(seen) == 2)
     _refresh(mirrored, "a")
     [row] = mirrored.store.copy_progress(mirrored.subid)
@@ -149,8 +149,8 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
     assert (row.tuples_processed, row.tuples_total) == (18, 20)
     assert row.started_at is not None
     since = row.started_at
-    sender.send(Pulse(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=400), now=True)
-    _arrived(mirrored, lambda seen: any(pulse.bytes_done == 400 for pulse in seen))
+    sender.send(Heartbeat(mirrored.subid, a, 1, pid=4711, state="d", bytes_done=400), now=True)
+    _arrived(mirrored, lambda seen: any(heartbeat.bytes_done == 400 for heartbeat in seen))
     _refresh(mirrored, "a")
     [row] = mirrored.store.copy_progress(mirrored.subid)
     assert (row.bytes_processed, row.started_at) == (1000, since)
@@ -159,7 +159,7 @@ def test_a_copy_is_shown_with_its_chunks_as_long_as_its_worker_runs(mirrored):
     assert mirrored.store.copy_progress(mirrored.subid) == []
 
 
-def test_a_chunk_that_is_done_counts_once_though_its_pulse_is_still_remembered(mirrored):
+def test_a_chunk_that_is_done_counts_once_though_its_heartbeat_is_still_remembered(mirrored):
     a = mirrored.relid("a")
     _set(mirrored, "a", "srsubstate = 'd', attempt = 1")
     mirrored.subdb.execute(
@@ -167,7 +167,9 @@ def test_a_chunk_that_is_done_counts_once_though_its_pulse_is_still_remembered(m
         " bytes_done) VALUES (%s, %s, 1, 0, 1000, NULL, '7', 12, 600)",
         *(mirrored.subid, a),
     )
-    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, a, 0, state="d", bytes_done=600), now=True)
+    HeartbeatSender(mirrored.heartbeats.address).send(
+        Heartbeat(mirrored.subid, a, 0, state="d", bytes_done=600), now=True
+    )
     _arrived(mirrored, lambda seen: len(seen) == 1)
     _refresh(mirrored, "a")
     [row] = mirrored.store.copy_progress(mirrored.subid)
@@ -192,7 +194,7 @@ def test_totals_and_rows_are_estimates_that_never_fall_behind_what_was_done():
 
 def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_with_another_attempt():
     now = [0.0]
-    copies = Copies(lambda: now[0])
+    copies = CopyProgress(lambda: now[0])
     assert copies._rate(1, 0) is None
     for second, size, rate in (
         (1, 100, 100),
@@ -207,15 +209,15 @@ def test_the_rate_is_that_of_the_last_seconds_and_begins_anew_with_another_attem
 
 
 def test_chunks_that_were_silent_for_long_are_forgotten_and_workers_are_not(mirrored, monkeypatch):
-    with closing(PulseReceiver()) as ear:
+    with closing(HeartbeatReceiver()) as ear:
         ear.start()
-        mirrored.pulses = ear
-        sender = PulseSender(ear.address)
+        mirrored.heartbeats = ear
+        sender = HeartbeatSender(ear.address)
         for chunk in (-1, 0, 1):
-            sender.send(Pulse(mirrored.subid, 5, chunk), now=True)
+            sender.send(Heartbeat(mirrored.subid, 5, chunk), now=True)
         _arrived(mirrored, lambda seen: len(seen) == 3)
         monkeypatch.setattr("pgsub.common.worker_heartbeat.CHUNK_SECONDS", 0.0)
-        assert [pulse.chunk for _, pulse in ear.of(mirrored.subid)] == [-1]
+        assert [heartbeat.chunk for _, heartbeat in ear.of(mirrored.subid)] == [-1]
         newest = ear.newest(mirrored.subid, 5)
         assert newest is not None and newest.chunk == -1
         ear.forget(mirrored.subid, 5)
@@ -248,7 +250,7 @@ def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
 
 
 def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(
-    pair, pulses, state_dir: Path
+    pair, heartbeats, state_dir: Path
 ):
     it = pair("CREATE TABLE t (id int PRIMARY KEY)", messages=True)
     # in one run: nobody mirrors what the first one records, so it would not be acknowledged, and sent again
@@ -260,7 +262,7 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
     logged: list[tuple[str, str]] = []
     with StateStore.open(state_dir) as store:
         store.add_subscription(it.sub)
-        mirror = Mirror(it.session, store, it.sub, pulses, lambda level, text: logged.append((level, text)))
+        mirror = Mirror(it.session, store, it.sub, heartbeats, lambda level, text: logged.append((level, text)))
         for _ in range(2):
             mirror.events()
     where = f'processing remote data for replication origin "pgsub_{it.subid}" during message type "MESSAGE"'
@@ -328,22 +330,22 @@ def test_what_is_to_be_skipped_is_shown_until_it_is_consumed_whoever_wrote_last(
 
 
 def test_a_worker_that_has_no_replication_origin_is_shown_as_long_as_it_has_none(mirrored):
-    sender = PulseSender(mirrored.pulses.address)
+    sender = HeartbeatSender(mirrored.heartbeats.address)
     for untagged in (True, False):
-        sender.send(Pulse(mirrored.subid, 0, untagged=untagged), now=True)
-        _arrived(mirrored, lambda pulses, wanted=untagged: [p.untagged for p in pulses] == [wanted])
+        sender.send(Heartbeat(mirrored.subid, 0, untagged=untagged), now=True)
+        _arrived(mirrored, lambda heartbeats, wanted=untagged: [p.untagged for p in heartbeats] == [wanted])
         _refresh(mirrored)
         shown = mirrored.store.subscription_by_id(mirrored.subid).unavailable
         assert shown == (("replication origins",) if untagged else ())
 
 
-def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db(pair, pulses, state_dir, at):
+def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db(pair, heartbeats, state_dir, at):
     p, log, file = pair(_TABLES), [], state_dir / "go"
     position = "SELECT replay_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
     sent = "SELECT sent_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
     with StateStore.open(state_dir) as store:
         store.add_subscription(p.sub)
-        mirror = Mirror(p.session, store, p.sub, pulses, lambda level, text: log.append(text))
+        mirror = Mirror(p.session, store, p.sub, heartbeats, lambda level, text: log.append(text))
         task = p.start()
         p.pubdb.execute("INSERT INTO a VALUES (1), (2)")
         p.until("SELECT count(*) FROM a", value=2, task=task)
@@ -374,8 +376,10 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
     """However long: what it told last stays, for its task runs."""
     monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.05)
     monkeypatch.setattr(mirrors, "STALE_SECONDS", 0.05)
-    PulseSender(mirrored.pulses.address).send(Pulse(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True)
-    _arrived(mirrored, lambda pulses: len(pulses) == 1)
+    HeartbeatSender(mirrored.heartbeats.address).send(
+        Heartbeat(mirrored.subid, 0, received_lsn=9, latest_end_lsn=9), now=True
+    )
+    _arrived(mirrored, lambda heartbeats: len(heartbeats) == 1)
     holder, pid = mirrored.subdb.connect(application_name="psql"), "SELECT pg_backend_pid()"
     holder.execute("BEGIN; LOCK TABLE public.a")
     name = f"pgsub {mirrored.subid} apply 1"

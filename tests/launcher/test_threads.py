@@ -19,7 +19,7 @@ from pgsub.apply.stream import publisher_shutdown, spool, synchronous_standby
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import StateStoreError, ThreadDied
-from pgsub.common.threads import Clerk, Unanswered
+from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.launcher.recorder import Recorder
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slots import create_slot
@@ -28,7 +28,7 @@ from pgsub.publisher.waiting import SlotWatch
 PACKAGE = Path(failpoints.__file__).parent
 #: Threads of a launcher that lives on, and of its workers.
 SERVING = (
-    *("apply_receiver", "janitor", "job", "jvm_end", "log", "notice", "pulses", "recorder", "slot_watch"),
+    *("apply_receiver", "janitor", "job", "jvm_end", "log", "notice", "heartbeats", "recorder", "slot_watch"),
     *("spark_start", "sync"),
 )
 #: What has a test of its own.
@@ -134,22 +134,22 @@ def test_a_look_at_a_publisher_that_shuts_down_that_ends_is_followed_by_another(
         first = looks._looking
         assert first is not None
         first.join()
-        assert isinstance(first.death, ThreadDied)
+        assert isinstance(first.fatal_error, ThreadDied)
         looks._refuses(2.0)
         assert looks._looking is not None and looks._looking is not first
         looks._looking.join()
-        assert looks._looking.death is None
+        assert looks._looking.fatal_error is None
 
 
 def test_what_a_clerk_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_he_can(at: At) -> None:
-    clerk, go = Clerk("recorder", 0.05), threading.Event()
+    clerk, go = TimedExecutor("recorder", 0.05), threading.Event()
     assert clerk.do(lambda: 1) == 1
     done: list[str] = []
-    with pytest.raises(Unanswered):
+    with pytest.raises(CallTimedOut):
         clerk.do(lambda: go.wait() and done.append("late"))
     before = time.monotonic()
     for _ in range(100):
-        with pytest.raises(Unanswered):
+        with pytest.raises(CallTimedOut):
             clerk.do(lambda: done.append("never"))
     assert time.monotonic() - before < 4, "each of them waited"
     go.set()
@@ -158,7 +158,7 @@ def test_what_a_clerk_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_h
         try:
             clerk.do(lambda: done.append("next"))
             break
-        except Unanswered:
+        except CallTimedOut:
             assert time.monotonic() < deadline
     assert done == ["late", "next"]
     with pytest.raises(psycopg.OperationalError):

@@ -39,7 +39,7 @@ def replication(pubdb):
         yield connection
 
 
-class Said:
+class LogText:
     """Collects reports; :meth:`first` waits for one."""
 
     def __init__(self):
@@ -61,7 +61,7 @@ def _create(pubdb, replication, said, **options):
 
 
 def test_a_writing_transaction_that_is_waited_for_is_named_once_with_all_that_is_known(pubdb, replication):
-    said = Said()
+    said = LogText()
     with pubdb.connect(application_name="accounts") as writer:
         writer.autocommit = False
         writer.execute("INSERT INTO t\n   SELECT 1")
@@ -86,7 +86,7 @@ def test_a_writing_transaction_that_is_waited_for_is_named_once_with_all_that_is
 
 def test_a_prepared_transaction_that_is_waited_for_is_named_by_its_gid(pubdb, replication):
     pubdb.execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'it''s me'")
-    said = Said()
+    said = LogText()
 
     def finish():
         assert said.some.wait(60)
@@ -110,7 +110,7 @@ def test_a_deadline_ends_the_creation_names_the_culprit_and_leaves_no_slot(pubdb
         writer.execute("INSERT INTO t VALUES (1)")
         pid = writer.info.backend_pid
         with pytest.raises(TimeoutExpired, match="timeout while creating replication slot") as raised:
-            _create(pubdb, replication, Said(), after=after, deadline=time.monotonic() + 0.5)
+            _create(pubdb, replication, LogText(), after=after, deadline=time.monotonic() + 0.5)
         assert f"It waits for the transaction of PID {pid}. " in raised.value.detail
         assert raised.value.hint.endswith(f"SELECT pg_terminate_backend({pid});")
         assert _slots(pubdb) == []
@@ -123,7 +123,7 @@ def test_whoever_sets_stop_ends_the_creation_and_leaves_no_slot(pubdb, replicati
     with pubdb.connect() as writer:
         writer.autocommit = False
         writer.execute("INSERT INTO t VALUES (1)")
-        said = Said()
+        said = LogText()
         threading.Thread(target=lambda: said.some.wait(60) and stop.set()).start()
         with pytest.raises(Fenced):
             _create(pubdb, replication, said, stop=stop)
@@ -134,7 +134,7 @@ def test_a_role_that_may_not_see_others_still_learns_the_pid(pubdb, server):
     role = f"{pubdb.name}_role"
     pubdb.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
     conninfo = server.conninfo(pubdb.name, role)
-    said = Said()
+    said = LogText()
     with pubdb.connect(application_name="accounts") as writer:
         writer.autocommit = False
         writer.execute("INSERT INTO t VALUES (1)")
@@ -151,7 +151,7 @@ def test_a_role_that_may_not_see_others_still_learns_the_pid(pubdb, server):
 
 
 def test_without_a_second_connection_the_creation_goes_on_and_says_what_is_missing(pubdb, replication):
-    said = Said()
+    said = LogText()
     with pubdb.connect() as writer:
         writer.autocommit = False
         writer.execute("INSERT INTO t VALUES (1)")
@@ -163,7 +163,7 @@ def test_without_a_second_connection_the_creation_goes_on_and_says_what_is_missi
 
 
 def test_a_creation_that_does_not_wait_says_nothing_and_opens_no_second_connection(pubdb, replication):
-    said = Said()
+    said = LogText()
     with SlotWatch(replication, "host=127.0.0.1 port=1 dbname=x", "w_slot", said):
         slots.create_slot(replication, "w_slot")
     assert said.all == []

@@ -18,7 +18,7 @@ from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place, Record, Resolved
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
-from pgsub.common.errors import Said, StreamsMustRestart, said
+from pgsub.common.errors import LogText, StreamsMustRestart, log_text
 from pgsub.common.plural import counted
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import skip as skips
@@ -39,7 +39,7 @@ class Consumed:
 
     skip: Skip
     left: Skip | None
-    messages: tuple[tuple[str, Said], ...]
+    messages: tuple[tuple[str, LogText], ...]
     done: int = 0
 
     @classmethod
@@ -146,7 +146,7 @@ class LedgerCommit:
             then = f"{more} more will be." if more else "Its rule is used up."
             verb = "was" if count == 1 else "were"
             text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
-            told = said(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
+            told = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
             body = {"kind": "log", "level": "LOG", "text": told}
             query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
             self._connection.execute(query, (self._subid, document(self._connection, body)))

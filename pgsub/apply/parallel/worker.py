@@ -28,7 +28,7 @@ from pgsub.apply.sets.counters import Counters
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.frames import Segment
 
 #: Seconds without more to apply after which an applier asks whether it stands in the way.
@@ -57,7 +57,7 @@ class _Growth:
     end: int
 
 
-class Applier(Owned):
+class Applier(SupervisedThread):
     """One further target session, and the thread that applies one transaction at a time through it.
 
     The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
@@ -151,7 +151,7 @@ class Applier(Owned):
         self._commands.put(partial(self._drain, transaction))
         while not self._ready.wait(0.2):
             if not self.is_alive():  # nobody else uses what was its own
-                self._give_up(str(self.death or "its thread has ended"))
+                self._give_up(str(self.fatal_error or "its thread has ended"))
                 break
             beat()
         return None if self.reason is not None else self._records
@@ -190,7 +190,7 @@ class Applier(Owned):
             if command is None:
                 break
             try:
-                self.alive()
+                self.checkpoint()
                 if not self._closing:
                     command()
             except Exception as error:

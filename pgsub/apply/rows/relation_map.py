@@ -13,7 +13,7 @@ from dataclasses import replace
 import psycopg
 
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.common import conflict_rules, pasted
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Relation, TypeName
@@ -145,7 +145,7 @@ class RelationCache:
         schema, name = local_name(remote)
         now = renamed(self._connection, self._sub.subid, schema, name)
         if now is not None:
-            statements = [pasted.statement(one) for one in ddl_hints.rename(now, (schema, name))]
+            statements = [quoting.statement(one) for one in ddl_hints.rename(now, (schema, name))]
             return missing(
                 schema,
                 name,

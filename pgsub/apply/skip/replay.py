@@ -22,7 +22,7 @@ from pgsub.apply.rows.session import TargetSession, target_session
 from pgsub.apply.skip.skipped_reader import Revival
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids, said
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
@@ -179,7 +179,7 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     connection, lsn = session.connection, format_lsn(order.finish_lsn)
     count = len(order.kept.ids)
     text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
-    told = {"kind": "log", "level": "LOG", "text": said(text)}
+    told = {"kind": "log", "level": "LOG", "text": log_text(text)}
     bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
     with connection.cursor() as cursor:
         rows = [(sub.subid, document(connection, body)) for body in bodies]

@@ -18,7 +18,7 @@ from pgsub.apply.skip.partial_skip import Salvage
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
-from pgsub.common.errors import Said, said
+from pgsub.common.errors import LogText, log_text
 from pgsub.common.plural import counted
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
@@ -84,16 +84,16 @@ class Skipping:
         left = skip.without([*missed, finish_lsn])
         return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
 
-    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, Said], ...]:
+    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, LogText], ...]:
         lsn = format_lsn(finish_lsn)
         what = "whole" if rows == WHOLE else "its conflicting rows"
         kept = counted(left.count, "change", ("was", "were"))
         cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
         return (
-            ("LOG", said(f"logical replication starts skipping transaction at LSN {lsn}")),
+            ("LOG", log_text(f"logical replication starts skipping transaction at LSN {lsn}")),
             (
                 "LOG",
-                said(
+                log_text(
                     f"logical replication completed skipping transaction at LSN {lsn}",
                     detail=f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
                 ),

@@ -7,7 +7,7 @@ would ever end it.
 
 from __future__ import annotations
 
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.publisher import connect as publisher
 
 #: Seconds without any progress after which a publisher that shuts down is kept waiting no longer.
@@ -31,7 +31,7 @@ class Standstill:
         self._since = 0.0  #: when something moved last
         self._asks_since = self._asked = 0.0
         self._next_look = 0.0
-        self._looking: Owned | None = None
+        self._looking: SupervisedThread | None = None
         self._refused = False
 
     def asked(self, clock: float) -> None:
@@ -57,7 +57,7 @@ class Standstill:
         """What the last look said; the next one is made in a thread of its own, for nobody may answer."""
         if clock >= self._next_look and (self._looking is None or not self._looking.is_alive()):
             self._next_look = clock + _LOOK_SECONDS
-            self._looking = Owned("publisher_state", "publisher's state", self._look)
+            self._looking = SupervisedThread("publisher_state", "publisher's state", self._look)
             self._looking.start()
         return self._refused
 

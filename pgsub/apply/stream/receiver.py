@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pgsub.apply.stream.publisher_shutdown import STANDSTILL_SECONDS, Standstill
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.protocol import envelope, frames
 from pgsub.protocol.envelope import Keepalive, XLogData
 from pgsub.protocol.frames import Frames
@@ -78,7 +78,7 @@ class Timing:
         return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf, float(idle))
 
 
-class Receiver(Owned):
+class Receiver(SupervisedThread):
     """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
 
     :param walsender: a started stream.
@@ -91,7 +91,7 @@ class Receiver(Owned):
     def __init__(
         self, walsender: WalSender, position: int, flushed: int, timing: Timing, applies: Callable[[], object]
     ) -> None:
-        super().__init__("apply_receiver", "receiver", died=self._wake_taker)
+        super().__init__("apply_receiver", "receiver", on_death=self._wake_taker)
         self._walsender = walsender
         self._status_interval = timing.status_interval
         self._timeout = timing.timeout
@@ -125,7 +125,7 @@ class Receiver(Owned):
         :raises PgsubError: the stream ended or broke, after everything received before was taken.
         """
         with self._ready:
-            if not self._queue and self._error is None and self.death is None:
+            if not self._queue and self._error is None and self.fatal_error is None:
                 self._ready.wait(timeout)
             if self._queue:
                 burst = self._queue.popleft()
@@ -134,8 +134,8 @@ class Receiver(Owned):
                 if (was_full and self._queued < QUEUE_BYTES) or (self._held_since and not self._queue):
                     self._wake()
                 return burst
-            if self._error is not None or self.death is not None:
-                raise self._error or self.death or AssertionError
+            if self._error is not None or self.fatal_error is not None:
+                raise self._error or self.fatal_error or AssertionError
             return None
 
     def idle(self) -> bool:
@@ -199,7 +199,7 @@ class Receiver(Owned):
         last_heard = last_status = time.monotonic()
         pinged, more = False, True  # the start may have left messages in libpq's hands
         while not self._closing:
-            self.alive()
+            self.checkpoint()
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             if self._flows and not self._floods:
                 time.sleep(FLOW_SECONDS)

@@ -11,7 +11,7 @@ import time
 import psycopg
 
 from pgsub.common.errors import PgsubError
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
 
@@ -32,14 +32,14 @@ class StandbyNames:
         self._application_name = application_name
         self._waits = waits
         self._next = time.monotonic() + LOOK_SECONDS
-        self._thread: Owned | None = None
+        self._thread: SupervisedThread | None = None
 
     def waits(self) -> bool:
         """Asked when there is a position to report that is only reported at once if somebody waits for it."""
         clock = time.monotonic()
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = clock + LOOK_SECONDS
-            self._thread = Owned("standby_names", "standby names", self._look)
+            self._thread = SupervisedThread("standby_names", "standby names", self._look)
             self._thread.start()
         return self._waits
 

@@ -20,7 +20,7 @@ from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, StreamsMustRestart
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.protocol import kept
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames

@@ -22,7 +22,7 @@ from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.feedback_gate import Unmirrored
 from pgsub.apply.worker.policy import Role
 from pgsub.common import failpoints
-from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import covered
@@ -51,7 +51,7 @@ class ApplyLoop:
 
     :param streams: target session with the claim taken, publisher stream started at the ledger's position.
     :param role: see :class:`Role`.
-    :param pulse: filled in and sent as the loop goes.
+    :param heartbeat: filled in and sent as the loop goes.
     :param transactional: one target commit per remote transaction.
     :param until_lsn: end when everything before it is applied, nothing after; 0 for no end.
     """
@@ -60,15 +60,15 @@ class ApplyLoop:
         self,
         streams: Streams,
         role: Role,
-        pulse: Pulse,
-        sender: PulseSender,
+        heartbeat: Heartbeat,
+        sender: HeartbeatSender,
         *,
         transactional: bool = False,
         until_lsn: int = 0,
     ) -> None:
         self._streams = streams
         self._role = role
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._sender = sender
         self._transactional = transactional
         self._until = until_lsn
@@ -76,7 +76,7 @@ class ApplyLoop:
         self._parallel = streams.assembler.watch = ParallelApply(
             streams.appliers,
             streams.open_session,
-            pulse.subid,
+            heartbeat.subid,
             admits=role.admits_early,
             before_block=self._apply_batch,
             set_based=streams.set_based,
@@ -84,7 +84,7 @@ class ApplyLoop:
         self._committer = Committer(
             streams.session,
             role,
-            pulse.subid,
+            heartbeat.subid,
             give_way=self._parallel.give_way,
             beat=self._beat,
             set_based=streams.set_based,
@@ -243,7 +243,7 @@ class ApplyLoop:
         last = batch.last
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
-        self._pulse.transactions += len(batch)
+        self._heartbeat.transactions += len(batch)
         self._receiver.progress(applied=self._reportable)
         failpoints.point("apply.after_target_commit")
         batch.release()
@@ -317,13 +317,13 @@ class ApplyLoop:
         self._beat(now=True)
 
     def _beat(self, *, now: bool = False) -> None:
-        pulse, receiver = self._pulse, self._receiver
-        pulse.received_lsn = receiver.received
-        pulse.last_msg_send_time, pulse.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
-        pulse.latest_end_lsn, pulse.latest_end_time = receiver.told, self._position_ts
-        pulse.position, pulse.changes = self.position, self._committer.changes
-        pulse.parallel = len(self._parallel.busy)
+        heartbeat, receiver = self._heartbeat, self._receiver
+        heartbeat.received_lsn = receiver.received
+        heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
+        heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.told, self._position_ts
+        heartbeat.position, heartbeat.changes = self.position, self._committer.changes
+        heartbeat.parallel = len(self._parallel.busy)
         counters = self._committer.counters
-        pulse.changes_in_sets, pulse.changes_folded = counters.in_sets, counters.folded
-        pulse.serial_relations, pulse.set_fallbacks = counters.serial, counters.fallbacks
-        self._sender.send(pulse, now=now)
+        heartbeat.changes_in_sets, heartbeat.changes_folded = counters.in_sets, counters.folded
+        heartbeat.serial_relations, heartbeat.set_fallbacks = counters.serial, counters.fallbacks
+        self._sender.send(heartbeat, now=now)

@@ -12,7 +12,7 @@ import contextlib
 
 import psycopg
 
-from pgsub.common.errors import ApplyError, said
+from pgsub.common.errors import ApplyError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
@@ -43,7 +43,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
         text = (
             f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
         )
-        body = {"kind": "log", "level": "LOG", "text": said(text, detail=f"It had stopped apply: {error.message}")}
+        body = {"kind": "log", "level": "LOG", "text": log_text(text, detail=f"It had stopped apply: {error.message}")}
         session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, document(session, body)))
     return True
 

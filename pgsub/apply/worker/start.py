@@ -17,9 +17,9 @@ from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import Spool, limit
 from pgsub.apply.stream.synchronous_standby import StandbyNames, named
 from pgsub.common import failpoints
-from pgsub.common.errors import PublisherUnavailable, said
+from pgsub.common.errors import PublisherUnavailable, log_text
 from pgsub.common.subscription import Subscription, receiver_timeout
-from pgsub.common.worker_heartbeat import PulseAddress
+from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
@@ -59,7 +59,7 @@ class WorkerSpec:
     claim: Claim
     slot_name: str
     application_name: str
-    pulse: PulseAddress | None = None
+    heartbeat: HeartbeatAddress | None = None
     until_lsn: int = 0
     spool_dir: str | None = None
     relation: tuple[str, str] | None = None  #: of a tablesync worker: its target table
@@ -143,7 +143,7 @@ def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
 
 def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
     """For the log: ``status`` shows it as long as it lasts."""
-    text = said(
+    text = log_text(
         f'no replication origin is free on the target for subscription "{sub.name}"',
         detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
         hint=origins.SHORT_HINT,

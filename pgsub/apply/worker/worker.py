@@ -20,7 +20,7 @@ from pgsub.apply.worker.loop import ApplyLoop
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart
-from pgsub.common.worker_heartbeat import Pulse, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import held_tables, states
@@ -62,12 +62,12 @@ def run(spec: WorkerSpec) -> WorkerResult:
 def _run(spec: WorkerSpec) -> WorkerResult:
     with streams(spec) as opened, contextlib.closing(ApplyRole(opened, spec)) as role:
         untagged = not opened.progress.tagged
-        pulse = Pulse(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
+        heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
         loop = ApplyLoop(
             opened,
             role,
-            pulse,
-            PulseSender(spec.pulse),
+            heartbeat,
+            HeartbeatSender(spec.heartbeat),
             transactional=spec.subscription.apply_mode == "transactional",
             until_lsn=spec.until_lsn,
         )

@@ -190,7 +190,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
     from pgsub.commands.status.conflicts import document
-    from pgsub.common.pasted import word
+    from pgsub.common.quoting import word
 
     if as_json:
         emit_document("conflicts", {"subscription": name, "conflict": document(row)})

@@ -20,8 +20,8 @@ from pgsub.cli.output import console
 from pgsub.cli.output.progress import ProgressView, choose
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
-from pgsub.common.errors import PgsubError, Said, StateStoreError, said
-from pgsub.common.threads import Clerk, Unanswered
+from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
+from pgsub.common.threads import CallTimedOut, TimedExecutor
 
 #: Seconds that a record of the log is waited for.
 PATIENCE = 3.0
@@ -40,7 +40,7 @@ _NEEDS = {
 }
 
 
-def record(level: str, text: Said, now: datetime | None = None) -> str:
+def record(level: str, text: LogText, now: datetime | None = None) -> str:
     """A record of the log as the server writes it with ``log_line_prefix = '%m [%p] '``.
 
     :param text: message, then its fields; lines that begin none of them are continuations.
@@ -80,7 +80,7 @@ class LogFile:
             descriptor = self._current()
             if self._lost:
                 missing = f"{self._lost} records before this could not be written here, only to standard error"
-                self._append(descriptor, record("WARNING", said(missing)))
+                self._append(descriptor, record("WARNING", log_text(missing)))
                 self._lost = 0
                 self._trouble(None)
             self._append(descriptor, text)
@@ -88,7 +88,9 @@ class LogFile:
             if not self._lost:
                 problem = f'could not write to log file "{self._path}": {error.strerror}'
                 self._trouble(problem)
-                _write_whole(record("WARNING", said(problem, detail="Records go to standard error until it can be.")))
+                _write_whole(
+                    record("WARNING", log_text(problem, detail="Records go to standard error until it can be."))
+                )
             self._lost += 1
             _write_whole(text)
 
@@ -137,7 +139,7 @@ class ConsoleReporter:
         with self._lock:
             console.notice(message, hint)
 
-    def log(self, level: str, text: Said) -> None:
+    def log(self, level: str, text: LogText) -> None:
         """Show a record of the log, warnings and errors always, the rest if asked for."""
         threshold = _NEEDS.get(level, -1)
         if level not in ("WARNING", "ERROR", "FATAL", "PANIC"):
@@ -172,18 +174,18 @@ class LogReporter:
         self._sign: Sign | None = None
         self._state_dir = state_dir
         self._file = LogFile(path, self._told) if path else None
-        self._clerk = Clerk("log", PATIENCE)
+        self._clerk = TimedExecutor("log", PATIENCE)
         self._unheard = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Log a warning with its fields."""
-        self.log("WARNING", said(message, detail=detail, hint=hint))
+        self.log("WARNING", log_text(message, detail=detail, hint=hint))
 
     def notice(self, message: str, hint: str | None = None) -> None:
         """Log a notice."""
-        self.log("NOTICE", said(message, hint=hint))
+        self.log("NOTICE", log_text(message, hint=hint))
 
-    def log(self, level: str, text: Said) -> None:
+    def log(self, level: str, text: LogText) -> None:
         """Log one record in one write."""
         if current.verbosity < _NEEDS.get(level, -1):
             return
@@ -192,12 +194,12 @@ class LogReporter:
             unheard = self._unheard
             self._clerk.do(lambda: self._write(written, unheard))
             self._unheard -= unheard
-        except Unanswered:
+        except CallTimedOut:
             self._unheard += 1
 
     def _write(self, written: str, unheard: int) -> None:
         if unheard:
-            lost = said(f"{unheard} records before this could not be written in time and are lost")
+            lost = log_text(f"{unheard} records before this could not be written in time and are lost")
             written = record("WARNING", lost) + written
         if self._file is not None:
             self._file.write(written)

@@ -18,8 +18,8 @@ from pgsub.commands.refresh.diff import named
 from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError
-from pgsub.common.pasted import word
 from pgsub.common.plural import counted
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.target.ledger import held_tables, states, subscription, subscription_tables

@@ -17,7 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.two_phase import alone
 from pgsub.commands.reporter import Reporter
 from pgsub.common.errors import StateForbids
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from pgsub.commands.preflight.findings import Table, Warned, counted, grant, listing, some
 from pgsub.commands.preflight.fit import Pair
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.session import roles
@@ -35,7 +35,7 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
             f"a row security policy applies to {counted(filtered)} on the publisher",
             f"It would filter the copy, which therefore fails.{listing(filtered)}",
             "Run this on the publisher, or take the tables out of the publication:\n"
-            f"ALTER ROLE {pasted.name(role)} BYPASSRLS;",
+            f"ALTER ROLE {quoting.name(role)} BYPASSRLS;",
             tables=tuple(filtered),
         )
 
@@ -108,12 +108,12 @@ def _strange(tables: Sequence[Table]) -> Warned:
     names = [table.name for table in tables]
     user = tables[0].target.user
     listed = sorted({table.target.owner for table in tables})
-    quoted = ", ".join(pasted.name(owner) for owner in listed)
+    quoted = ", ".join(quoting.name(owner) for owner in listed)
     return Warned(
         f'changes of {counted(names)} on the target are made as role "{user}", not as the owner',
         f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
         f" rights.{listing(names)}",
-        f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO {pasted.name(user)};",
+        f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO {quoting.name(user)};",
         tables=tuple(names),
     )
 

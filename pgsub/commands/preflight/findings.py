@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
@@ -110,5 +110,5 @@ def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) 
 
     :param kind: TABLE or SCHEMA.
     """
-    named = ", ".join(pasted.name(*([one] if isinstance(one, str) else one)) for one in dict.fromkeys(objects))
-    return f"GRANT {privileges} ON {kind} {named} TO {pasted.name(role)};"
+    named = ", ".join(quoting.name(*([one] if isinstance(one, str) else one)) for one in dict.fromkeys(objects))
+    return f"GRANT {privileges} ON {kind} {named} TO {quoting.name(role)};"

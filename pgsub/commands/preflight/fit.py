@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pgsub.commands.preflight import types
 from pgsub.commands.preflight.facts import Facts, Type, Unique
 from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
 from pgsub.target.catalog.mapping import check_updatable, column_faults, map_relation
@@ -194,7 +194,7 @@ def _uncovered_identity(pair: Pair) -> Iterator[Warned]:
 
 
 def _quoted(pair: Pair) -> str:
-    return pasted.name(pair.table.remote.schema, pair.table.remote.name)
+    return quoting.name(pair.table.remote.schema, pair.table.remote.name)
 
 
 def _lookup(pair: Pair) -> Iterator[Warned]:

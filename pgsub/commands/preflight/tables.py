@@ -10,7 +10,7 @@ from psycopg import sql
 from pgsub.commands.preflight import access, facts, servers
 from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
 from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -234,7 +234,7 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Wa
         yield Warned(
             f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
             f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
-            f"Run this on the target:\nALTER TABLE {pasted.statement(statements.table_name(first))} SET LOGGED;",
+            f"Run this on the target:\nALTER TABLE {quoting.statement(statements.table_name(first))} SET LOGGED;",
             tables=tuple(names),
         )
     names = [table.name for table in tables if table.target.oid in bare]

@@ -17,7 +17,7 @@ from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription import passwords
 from pgsub.common import failpoints
-from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, said
+from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
@@ -195,7 +195,7 @@ def tell(wanted: Plan, reporter: Reporter) -> None:
         (wanted.again, "was emptied and will be copied again"),
     ):
         for rel in tables:
-            reporter.log("LOG", said(f'table "{rel.schemaname}.{rel.relname}" {what}'))
+            reporter.log("LOG", log_text(f'table "{rel.schemaname}.{rel.relname}" {what}'))
     reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
 
 

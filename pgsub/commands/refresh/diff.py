@@ -14,7 +14,7 @@ import psycopg
 from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.common.errors import StateForbids, UsageError
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication

@@ -18,7 +18,7 @@ from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.serve import Service
 from pgsub.common.errors import StateForbids
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher

@@ -17,8 +17,8 @@ from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.common.errors import PgsubError, StateForbids
-from pgsub.common.pasted import word
-from pgsub.common.threads import Owned
+from pgsub.common.quoting import word
+from pgsub.common.threads import SupervisedThread
 
 if TYPE_CHECKING:
     from pgsub.launcher.launcher import Ended
@@ -108,7 +108,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
             os._exit(128 + number)
         event.set()
         # a handler may interrupt a write of the same stream: leave it to another thread
-        Owned("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
+        SupervisedThread("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -15,9 +15,9 @@ from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.serve.run import raise_first, stopping_by_signal
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.common.errors import StateForbids
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.recorder import Run
 from pgsub.target.ledger import two_phase
 
@@ -126,7 +126,7 @@ class Service:
     def _watch(self, stop: threading.Event, timeout: float | None, tables: frozenset[int] | None) -> None:
         """Somebody else does the work: show progress, end as they would."""
         done = threading.Event()
-        waiting = Owned("wait", "wait", partial(self._wait, timeout, tables, done), died=done.set)
+        waiting = SupervisedThread("wait", "wait", partial(self._wait, timeout, tables, done), on_death=done.set)
         waiting.start()
         served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
@@ -140,8 +140,8 @@ class Service:
                     hint=f"The subscription stays; go on with:\npgsub run {word(self._sub.name)}",
                 )
         self._last_progress()
-        if waiting.death is not None:
-            raise waiting.death
+        if waiting.fatal_error is not None:
+            raise waiting.fatal_error
 
     def _wait(self, timeout: float | None, tables: frozenset[int] | None, done: threading.Event) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -31,7 +31,7 @@ from pgsub.commands.skip.preview_document import row
 from pgsub.commands.status.conflicts import found_conflict
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import skipped_changes, subscription_tables

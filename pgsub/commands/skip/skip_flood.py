@@ -18,7 +18,7 @@ from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.conflicts import TYPES
 from pgsub.common.errors import PgsubError, StateForbids, UsageError
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription, subscription_tables
 from pgsub.target.ledger.skip import Flood

@@ -20,7 +20,7 @@ from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview import Finder, Preview
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn

@@ -11,7 +11,7 @@ from typing import Any
 from pgsub.catalog.rows import ConflictRow, ErrorRow, SlotRow
 from pgsub.common import errors
 from pgsub.common.errors import PublisherUnavailable, TargetUnavailable, is_unreachable
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
 from pgsub.protocol.lsn import format_lsn

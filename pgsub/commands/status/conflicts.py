@@ -15,7 +15,7 @@ from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago
 from pgsub.common.errors import StateForbids, SubscriptionNotFound, UsageError
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
 #: The server's types; update_deleted needs dead rows, which only the server itself can see.

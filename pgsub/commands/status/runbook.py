@@ -14,9 +14,9 @@ from psycopg import sql
 
 from pgsub.catalog.rows import ConflictRow, ErrorRow
 from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import ApplyError, PermissionMissing, ReplicationBroken
-from pgsub.common.pasted import word
+from pgsub.common.quoting import word
 from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
 
@@ -73,7 +73,7 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     yield Step("Where the slot is gone, changes are missing: drop the subscription.", (f"pgsub drop {name}",))
     names = [sql.Identifier(table["schemaname"], table["relname"]) for table in one.relations]
     if names:
-        statement = pasted.statement(sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)))
+        statement = quoting.statement(sql.SQL("TRUNCATE {};").format(sql.SQL(", ").join(names)))
         yield Step("Empty its tables on the target, unless others write there too.", statements=(statement,))
     yield Step("Create it again with the words that made it.")
 
@@ -204,9 +204,9 @@ def _statements(row: ConflictRow) -> Iterator[str]:
 
 
 def _delete(schema: str, name: str, key: dict[str, str]) -> str:
-    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), pasted.value(value)) for c, value in key.items()]
+    conditions = [sql.SQL("{} = {}").format(sql.Identifier(c), quoting.value(value)) for c, value in key.items()]
     text = sql.SQL("DELETE FROM {} WHERE {};").format(sql.Identifier(schema, name), sql.SQL(" AND ").join(conditions))
-    return pasted.statement(text)
+    return quoting.statement(text)
 
 
 def _columns(names: str) -> list[str]:

@@ -17,8 +17,8 @@ from pgsub.commands.subscription.main_slot import MainSlot
 from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable, SubscriptionNotFound, TargetUnavailable
-from pgsub.common.pasted import word
 from pgsub.common.plural import counted
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.publisher import connect as publisher

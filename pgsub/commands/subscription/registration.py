@@ -23,7 +23,7 @@ from pgsub.commands.preflight import Table
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common import conninfo as ci
-from pgsub.common import failpoints, pasted
+from pgsub.common import failpoints, quoting
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -245,9 +245,9 @@ def find_leftovers(
 
 
 def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_name: str | None) -> StateForbids:
-    gids = [pasted.literal(one.gid) for one in two_phase.prepared(session, subid)]
+    gids = [quoting.literal(one.gid) for one in two_phase.prepared(session, subid)]
     prepared = "".join(f"ROLLBACK PREPARED {gid};\n" for gid in gids)
-    slot = f"SELECT pg_drop_replication_slot({pasted.literal(slot_name)});\n" if slot_name else ""
+    slot = f"SELECT pg_drop_replication_slot({quoting.literal(slot_name)});\n" if slot_name else ""
     return StateForbids(
         f'the target\'s ledger has a subscription "{name}" that this state store has lost',
         detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
@@ -257,7 +257,7 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
 
 
 def _unknown_leftover(name: str, leftover: Leftover) -> StateForbids:
-    slot = pasted.literal(leftover.slot_name)
+    slot = quoting.literal(leftover.slot_name)
     return StateForbids(
         f'the target\'s ledger has an interrupted creation of "{name}" that this state store knows nothing of',
         detail=f'It may have left slot "{leftover.slot_name}" on the publisher. Was the state store removed?',

@@ -1,4 +1,4 @@
-"""How far the running copies are: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' pulses.
+"""How far the running copies are: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' heartbeats.
 
 Totals are estimates. The catalog knows how large a table is on disk, the wire carries text: as soon as a chunk is done
 it tells how much the one is of the other, so the totals come nearer to the truth as the copy goes on.
@@ -15,14 +15,14 @@ import psycopg
 
 from pgsub.catalog.rows import CopyRow
 from pgsub.catalog.times import utc_now
-from pgsub.common.worker_heartbeat import Pulse
+from pgsub.common.worker_heartbeat import Heartbeat
 from pgsub.target.ledger.subscription import RelationState
 
 #: Seconds over which the rate is measured.
 WINDOW = 10.0
 _SHORTEST = 0.5  #: seconds below which it would only be noise
 
-# A chunk whose pulse is still remembered may be done: its bytes are those of the ledger then.
+# A chunk whose heartbeat is still remembered may be done: its bytes are those of the ledger then.
 _CHUNKS = """
 SELECT c.srrelid::bigint, count(*), count(c.xid),
        coalesce(sum(c.bytes_total), 0)::bigint,
@@ -47,10 +47,10 @@ class Chunks:
     estimated_rows: int
     bytes_done: int
     rows_done: int
-    running: Sequence[int] | None  #: numbers of those that tell by pulses how far they are
+    running: Sequence[int] | None  #: numbers of those that tell by heartbeats how far they are
 
 
-class Copies:
+class CopyProgress:
     """Remembers of each copy when it was first seen and how fast it is.
 
     :param clock: seconds, never backwards.
@@ -62,19 +62,23 @@ class Copies:
         self._seen: dict[int, deque[tuple[float, int]]] = {}
 
     def read(
-        self, session: psycopg.Connection, subid: int, relations: Collection[RelationState], pulses: Sequence[Pulse]
+        self,
+        session: psycopg.Connection,
+        subid: int,
+        relations: Collection[RelationState],
+        heartbeats: Sequence[Heartbeat],
     ) -> list[CopyRow]:
         """The copies of these tables.
 
         :param relations: those whose sync worker runs.
-        :param pulses: the newest ones of the subscription.
+        :param heartbeats: the newest ones of the subscription.
         """
         copying = {one.srrelid: one for one in relations if one.srsubstate == "d"}
         for relid in self._seen.keys() - copying.keys():
             del self._seen[relid], self._started[relid]
         if not copying:
             return []
-        live = [pulse for pulse in pulses if pulse.chunk >= 0 and pulse.worker in copying]
+        live = [heartbeat for heartbeat in heartbeats if heartbeat.chunk >= 0 and heartbeat.worker in copying]
         rows = session.execute(
             _CHUNKS.encode(), ([p.worker for p in live], [p.chunk for p in live], subid, list(copying))
         ).fetchall()
@@ -83,14 +87,14 @@ class Copies:
             for relid, *values in rows
         ]
 
-    def _row(self, relation: RelationState, chunks: Chunks, pulses: Sequence[Pulse]) -> CopyRow:
-        moving = sum(pulse.bytes_done for pulse in pulses if pulse.chunk in (chunks.running or ()))
+    def _row(self, relation: RelationState, chunks: Chunks, heartbeats: Sequence[Heartbeat]) -> CopyRow:
+        moving = sum(heartbeat.bytes_done for heartbeat in heartbeats if heartbeat.chunk in (chunks.running or ()))
         processed = chunks.bytes_done + moving
         return CopyRow(
             relation.srrelid,
             relation.schemaname,
             relation.relname,
-            pid=pulses[0].pid if pulses else None,
+            pid=heartbeats[0].pid if heartbeats else None,
             bytes_processed=processed,
             bytes_total=total_bytes(chunks, processed),
             tuples_processed=processed_rows(chunks, moving),

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsub.catalog.rows import HeldRow
-from pgsub.launcher.mirror.paced import Paced
+from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import Held
 from pgsub.target.ledger.subscription import RelationState
 
 
-class HeldTables:
+class HeldTableStats:
     """Of one subscription.
 
     :param session: the launcher's own target session.
@@ -22,7 +22,7 @@ class HeldTables:
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._session = session
         self._subid = subid
-        self._look: Paced[list[Held]] = Paced(lambda: held_tables.overview(session, subid), [])
+        self._look: ThrottledQuery[list[Held]] = ThrottledQuery(lambda: held_tables.overview(session, subid), [])
 
     @property
     def releasing(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-#: Seconds without a pulse from which on a worker is taken to be inside a statement: it sends several a second.
+#: Seconds without a heartbeat from which on a worker is taken to be inside a statement: it sends several a second.
 SILENT_SECONDS = 2.0
 
 _LOCKS = """

@@ -1,4 +1,4 @@
-"""From the ledger and the workers' pulses into the state store. Nothing here decides anything.
+"""From the ledger and the workers' heartbeats into the state store. Nothing here decides anything.
 
 ``state.db`` follows outside the chain that carries the promise: only durable positions, and conflicts before the
 feedback that passes them (the worker holds its feedback back until the event is gone from the ledger).
@@ -20,26 +20,26 @@ from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, Skipp
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
-from pgsub.common.errors import Said, StateStoreError, field, said
+from pgsub.common.errors import LogText, StateStoreError, field, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import Pulse, PulseReceiver
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
 from pgsub.launcher import faults
 from pgsub.launcher.mirror import lock_waits
-from pgsub.launcher.mirror.copy_progress import Copies
-from pgsub.launcher.mirror.held_stats import HeldTables
-from pgsub.launcher.mirror.paced import Paced
-from pgsub.launcher.mirror.shown import Shown
+from pgsub.launcher.mirror.concurrent_writes import ConcurrentWrites
+from pgsub.launcher.mirror.copy_progress import CopyProgress
+from pgsub.launcher.mirror.held_stats import HeldTableStats
+from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import skip, skipped_changes, subscription, two_phase
 from pgsub.target.ledger.subscription import RelationState
 from pgsub.target.ledger.two_phase import Pending
 from pgsub.target.session import origins
 
-Log = Callable[[str, Said], None]
+Log = Callable[[str, LogText], None]
 Run = Callable[[Callable[[], None]], None]
 
 _COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")
-#: A pulse older than this shows nothing any more: its worker hangs or is gone.
+#: A heartbeat older than this shows nothing any more: its worker hangs or is gone.
 STALE_SECONDS = 30.0
 #: Table states that did not change in the ledger are written again so often, for the store may have been changed by
 #: others; without a change of theirs nothing is written.
@@ -77,28 +77,30 @@ class Mirror:
         session: psycopg.Connection,
         store: StateStore,
         sub: Subscription,
-        pulses: PulseReceiver,
+        heartbeats: HeartbeatReceiver,
         log: Log,
         run: Run = lambda work: work(),
     ) -> None:
         self._session = session
         self._store = store
         self._sub = sub
-        self._pulses = pulses
+        self._heartbeats = heartbeats
         self._log = log
         self._run = run
         self._told: set[int] = set()  #: events that the log has and the state store may lack
-        self._copies = Copies()
-        self.held = HeldTables(session, sub.subid)
-        self._shown_tables = Shown(lambda: frozenset(store.relations(sub.subid)))
-        self._shown_held = Shown(lambda: frozenset(store.held(sub.subid)))
-        self._shown_skip = Shown(self._skips)
+        self._copies = CopyProgress()
+        self.held = HeldTableStats(session, sub.subid)
+        self._shown_tables = ConcurrentWrites(lambda: frozenset(store.relations(sub.subid)))
+        self._shown_held = ConcurrentWrites(lambda: frozenset(store.held(sub.subid)))
+        self._shown_skip = ConcurrentWrites(self._skips)
         self._outdated = False  #: somebody else wrote what the mirror was about to write
-        self._shown_skipped = Shown(lambda: store.skipped(sub.subid))
+        self._shown_skipped = ConcurrentWrites(lambda: store.skipped(sub.subid))
         with contextlib.suppress(StateStoreError):  # what cannot be read now counts as touched
             run(self._look)
-        self._skipped = Paced(lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0))
-        self._locks: Paced[dict[str, str]] = Paced(lambda: lock_waits.locks(session, sub.subid), {})
+        self._skipped = ThrottledQuery(
+            lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
+        )
+        self._locks: ThrottledQuery[dict[str, str]] = ThrottledQuery(lambda: lock_waits.locks(session, sub.subid), {})
         self._silent: dict[int, str] = {}  #: workers that give no sign of life, and since when
         self._counted: dict[tuple[int, int], Counter[str]] = {}  #: by worker and epoch
         self._fingerprint: tuple[Any, ...] | None = None
@@ -130,29 +132,29 @@ class Mirror:
         self._read_relations()
         row = self._session.execute(_PROGRESS.encode(), (subid,)).fetchone()
         prepared = two_phase.pending(self._session, subid) if row is not None and row[2] != two_phase.DISABLED else []
-        heard = self._pulses.of(subid)
-        pulses = [p for age, p in heard if age < STALE_SECONDS]
+        heard = self._heartbeats.of(subid)
+        heartbeats = [p for age, p in heard if age < STALE_SECONDS]
         workers = self._workers(heard, apply_alive, syncing)
-        copies = self._copying(pulses, syncing)
+        copies = self._copying(heartbeats, syncing)
         held, skipped = self.held.read(self.relations), SkippedRow(*self._skipped())
         if row is not None:
             self.remote_lsn, self.two_phase = parse_lsn(row[1]), row[2]
             self.reported_lsn = parse_lsn(row[7])
         failpoints.point("mirror.before_state_db")
-        self._run(lambda: self._write(row, prepared, pulses, workers, copies, held, skipped))
+        self._run(lambda: self._write(row, prepared, heartbeats, workers, copies, held, skipped))
 
     def _write(
         self,
         row: tuple[Any, ...] | None,
         prepared: list[Pending],
-        pulses: list[Pulse],
+        heartbeats: list[Heartbeat],
         workers: list[WorkerRow],
         copies: list[CopyRow],
         held: list[HeldRow],
         skipped: SkippedRow,
     ) -> None:
         subid = self._sub.subid
-        counted, steps = self._counts(pulses)
+        counted, steps = self._counts(heartbeats)
         with self._store.batch():
             self._write_relations()
             if row is not None:
@@ -163,36 +165,39 @@ class Mirror:
             self._store.put_copy_progress(subid, copies)
             self._write_held(held)
             self._write_skipped(skipped)
-            self._origins(pulses)
+            self._origins(heartbeats)
             if steps:
                 self._store.add_stats(subid, **steps)
         self._counted |= counted  # only now: what was rolled back is written the next time
         if row is not None:
             self._shown(row[2])
 
-    def _origins(self, pulses: list[Pulse]) -> None:
+    def _origins(self, heartbeats: list[Heartbeat]) -> None:
         """What ``create`` saw of origins may have changed: they are given to roles, and run out."""
         shown = self._store.subscription_by_id(self._sub.subid)
-        for pulse in pulses:
-            if pulse.worker == subscription.APPLY and shown is not None:
+        for heartbeat in heartbeats:
+            if heartbeat.worker == subscription.APPLY and shown is not None:
                 others = tuple(name for name in shown.unavailable if name != origins.FEATURE)
-                found = (*others, origins.FEATURE) if pulse.untagged else others
+                found = (*others, origins.FEATURE) if heartbeat.untagged else others
                 if set(found) != set(shown.unavailable):
                     self._store.alter(self._sub.subid, unavailable=found)
 
     def _shown(self, state: str) -> None:
         """The state store shows it."""
         if state != self._shown_two_phase and state == two_phase.ENABLED:
-            self._log("LOG", said(f'two_phase is enabled for subscription "{self._sub.name}"'))
+            self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         self._shown_two_phase = state
 
-    def _counts(self, pulses: list[Pulse]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
+    def _counts(self, heartbeats: list[Heartbeat]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
         """What workers have counted since their start, and that since it was last added to the statistics."""
         counted: dict[tuple[int, int], Counter[str]] = {}
         steps: Counter[str] = Counter()
-        for pulse in pulses:
-            if pulse.chunk < 0:
-                worker, now = (pulse.worker, pulse.epoch), Counter({name: getattr(pulse, name) for name in _COUNTED})
+        for heartbeat in heartbeats:
+            if heartbeat.chunk < 0:
+                worker, now = (
+                    (heartbeat.worker, heartbeat.epoch),
+                    Counter({name: getattr(heartbeat, name) for name in _COUNTED}),
+                )
                 steps.update(now - self._counted.get(worker, Counter()))
                 counted[worker] = now
         return counted, steps
@@ -251,34 +256,36 @@ class Mirror:
         self._store.put_skipped(self._sub.subid, row)
         self._shown_skipped.wrote(self._store.skipped(self._sub.subid))
 
-    def apply_pulse(self) -> Pulse | None:
-        """The apply worker's newest pulse."""
-        return self._pulses.newest(self._sub.subid, subscription.APPLY)
+    def apply_heartbeat(self) -> Heartbeat | None:
+        """The apply worker's newest heartbeat."""
+        return self._heartbeats.newest(self._sub.subid, subscription.APPLY)
 
-    def _workers(self, heard: Sequence[tuple[float, Pulse]], apply_alive: bool, syncing: set[int]) -> list[WorkerRow]:
+    def _workers(
+        self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
+    ) -> list[WorkerRow]:
         """Workers whose task runs; of one that gives no sign of life what it told last, and what it waits for."""
         rows: dict[int, WorkerRow] = {}
-        for age, pulse in heard:
-            alive = apply_alive if pulse.worker == subscription.APPLY else pulse.worker in syncing
-            if alive and (pulse.chunk < 0 or (pulse.worker not in rows and age < STALE_SECONDS)):
-                rows[pulse.worker] = _worker(pulse)
-                if pulse.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
-                    role = "apply" if pulse.worker == subscription.APPLY else f"sync:{pulse.worker}"
-                    since = self._silent.setdefault(pulse.worker, ago(age))  # the same at every look
-                    rows[pulse.worker] = replace(
-                        rows[pulse.worker], silent_since=since, waits_for=self._locks().get(role)
+        for age, heartbeat in heard:
+            alive = apply_alive if heartbeat.worker == subscription.APPLY else heartbeat.worker in syncing
+            if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
+                rows[heartbeat.worker] = _worker(heartbeat)
+                if heartbeat.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
+                    role = "apply" if heartbeat.worker == subscription.APPLY else f"sync:{heartbeat.worker}"
+                    since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same at every look
+                    rows[heartbeat.worker] = replace(
+                        rows[heartbeat.worker], silent_since=since, waits_for=self._locks().get(role)
                     )
-                elif pulse.chunk < 0:
-                    self._silent.pop(pulse.worker, None)
+                elif heartbeat.chunk < 0:
+                    self._silent.pop(heartbeat.worker, None)
         shown = [rows[worker] for worker in sorted(rows)]
-        apply = self.apply_pulse() if apply_alive else None
+        apply = self.apply_heartbeat() if apply_alive else None
         if apply is not None and subscription.APPLY in rows:  # threads of the leader's process
             shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
         return shown
 
-    def _copying(self, pulses: list[Pulse], syncing: set[int]) -> list[CopyRow]:
+    def _copying(self, heartbeats: list[Heartbeat], syncing: set[int]) -> list[CopyRow]:
         relations = [one for one in self.relations if one.srrelid in syncing]
-        rows = self._copies.read(self._session, self._sub.subid, relations, pulses)
+        rows = self._copies.read(self._session, self._sub.subid, relations, heartbeats)
         return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
 
     def events(self) -> None:
@@ -321,7 +328,7 @@ class Mirror:
         if body["kind"] == "message":
             self._message(body)
         elif body["kind"] == "log":
-            self._log(body["level"], Said(body["text"]))
+            self._log(body["level"], LogText(body["text"]))
         elif body["kind"] == "conflict" and not body.get("quiet"):
             self._conflict(body)
 
@@ -332,10 +339,10 @@ class Mirror:
             f'processing remote data for replication origin "pgsub_{self._sub.subid}" during message type "MESSAGE"'
             f"{place}, emitted at {body['lsn']}"
         )
-        self._log("LOG", Said(f"{text}\n{field('CONTEXT', context)}"))
+        self._log("LOG", LogText(f"{text}\n{field('CONTEXT', context)}"))
 
     def _conflict(self, body: dict[str, Any]) -> None:
-        self._log("LOG", said(body["message"], detail=body["detail"], context=body["context"]))
+        self._log("LOG", log_text(body["message"], detail=body["detail"], context=body["context"]))
 
 
 def _action(body: dict[str, Any]) -> str:
@@ -345,15 +352,15 @@ def _action(body: dict[str, Any]) -> str:
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
 
 
-def _worker(pulse: Pulse) -> WorkerRow:
-    apply = pulse.worker == subscription.APPLY
+def _worker(heartbeat: Heartbeat) -> WorkerRow:
+    apply = heartbeat.worker == subscription.APPLY
     return WorkerRow(
         "apply" if apply else "table synchronization",
-        pulse.pid,
-        relid=None if apply else pulse.worker,
-        received_lsn=pulse.received_lsn or None,
-        last_msg_send_time=wire_time(pulse.last_msg_send_time) if pulse.last_msg_send_time else None,
-        last_msg_receipt_time=wire_time(pulse.last_msg_receipt_time) if pulse.last_msg_receipt_time else None,
-        latest_end_lsn=pulse.latest_end_lsn or None,
-        latest_end_time=wire_time(pulse.latest_end_time) if pulse.latest_end_time else None,
+        heartbeat.pid,
+        relid=None if apply else heartbeat.worker,
+        received_lsn=heartbeat.received_lsn or None,
+        last_msg_send_time=wire_time(heartbeat.last_msg_send_time) if heartbeat.last_msg_send_time else None,
+        last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time) if heartbeat.last_msg_receipt_time else None,
+        latest_end_lsn=heartbeat.latest_end_lsn or None,
+        latest_end_time=wire_time(heartbeat.latest_end_time) if heartbeat.latest_end_time else None,
     )

@@ -10,7 +10,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now, utc_text
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
-from pgsub.common.threads import Owned
+from pgsub.common.threads import SupervisedThread
 from pgsub.launcher.mirror.backlog import Backlog, Waiting
 from pgsub.launcher.mirror.mirror import Run
 from pgsub.publisher import connect as publisher
@@ -33,7 +33,7 @@ class SlotWatch:
         self._backlog = backlog
         self._run = run  #: see :class:`~pgsub.launcher.mirror.mirror.Mirror`
         self._next = 0.0
-        self._thread: Owned | None = None
+        self._thread: SupervisedThread | None = None
         self._growth: deque[tuple[float, int]] = deque()
 
     def tick(self) -> None:
@@ -42,7 +42,7 @@ class SlotWatch:
         if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
             return
         self._next = clock + SECONDS
-        self._thread = Owned("slot_watch", "slot watch", self._look)
+        self._thread = SupervisedThread("slot_watch", "slot watch", self._look)
         self._thread.start()
 
     def _look(self) -> None:

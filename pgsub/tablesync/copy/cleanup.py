@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import states, subscription
@@ -59,7 +59,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
                     detail=f"{expected} rows were copied, {removed} are unchanged; the others were changed or deleted"
                     f" {meanwhile}{', and rows may have been added' if streamed else ''}.",
-                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {pasted.statement(table)};",
+                    hint=f"Empty the table, then the copy starts again:\nTRUNCATE {quoting.statement(table)};",
                 )
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from pgsub.apply.conflicts import record as conflicts_record
 from pgsub.apply.conflicts.record import ConflictRecord
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -99,7 +99,7 @@ class _Look:
         sub = self._sub
         must = must_use_password(self._session, sub)
         names = {column.name: sql.Identifier(column.name) for column in self._rows_of.relation.columns}
-        columns = {**names, **{pasted.name(text): one for text, one in names.items()}}
+        columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
         parts = [
             sql.SQL("{} IS NULL").format(columns[key])
             if value == "null"

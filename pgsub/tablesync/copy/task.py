@@ -15,7 +15,7 @@ import psycopg
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import Pulse, PulseAddress, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
@@ -78,7 +78,7 @@ class CopySpec:
     pieces: tuple[Piece, ...]
     snapshot: str
     application_name: str
-    pulse: PulseAddress | None = None
+    heartbeat: HeartbeatAddress | None = None
     spare: bool = False
     grouped: bool = False
 
@@ -127,7 +127,7 @@ class _Ends:
         self._spec = spec
         self._session, self._source, self._tagged = session, source, tagged
         self._raw = plain(session, source)
-        self._sender = PulseSender(spec.pulse)
+        self._sender = HeartbeatSender(spec.heartbeat)
         self._writer: resolving.Writer | None = None
 
     @classmethod
@@ -180,11 +180,11 @@ class _Ends:
         key = piece.key
         if not chunks.begin(self._session, key, durable=piece.atomic):
             return 0, 0
-        pulse = Pulse(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
+        heartbeat = Heartbeat(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
 
         def moved(size: int) -> None:
-            pulse.bytes_done = size
-            self._sender.send(pulse)
+            heartbeat.bytes_done = size
+            self._sender.send(heartbeat)
 
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
@@ -209,8 +209,8 @@ class _Ends:
         failpoints.point("copy.before_commit")
         self._session.execute("COMMIT")
         failpoints.point("copy.after_commit")
-        pulse.rows_done = rows
-        self._sender.send(pulse, now=True)
+        heartbeat.rows_done = rows
+        self._sender.send(heartbeat, now=True)
         return rows, size
 
     def _explain(self, raised: ApplyError, error: psycopg.Error, piece: Piece) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.protocol.messages import Column, Relation, TypeName
 
 #: The first oid that belongs to no built-in type: from here on it means nothing on another server.
@@ -62,7 +62,7 @@ def hint(statement: sql.Composable, more: str = "") -> str:
 
     :param more: a command of the shell that has to follow.
     """
-    text = pasted.statement(statement) + ";"
+    text = quoting.statement(statement) + ";"
     if more:
         return f"Run this on the target, then refresh the subscription:\n{text}\n{more}"
     return f"{_DO}\n{text}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.common.errors import StateForbids, said
+from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import states, subscription
 from pgsub.target.ledger.documents import document
@@ -70,6 +70,6 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         with connection.cursor() as cursor:
             rows = [
                 (claim.subid, document(connection, body))
-                for body in ({"kind": "log", "level": "LOG", "text": said(text)}, moved)
+                for body in ({"kind": "log", "level": "LOG", "text": log_text(text)}, moved)
             ]
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

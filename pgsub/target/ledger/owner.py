@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, one_line
 
 #: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
@@ -126,7 +126,7 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str, str]]
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
         hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
-        f" {pasted.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
+        f" {quoting.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
         + "".join(f"ALTER {one_line(what)} OWNER TO {owner};\n" for what, _ in strangers)
         + grants(grantee),
         sqlstate="42501",
@@ -141,7 +141,7 @@ def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
         f"{named} of {table} is no part of the ledger on the target",
         detail="It would run with the rights of the user of --target, and whoever wrote it is not trusted with them.",
         hint="Look at what it does and where it came from, then remove it:\n"
-        + ("\n".join(drops) or "psql -c " + pasted.word(f"\\d {table}")),
+        + ("\n".join(drops) or "psql -c " + quoting.word(f"\\d {table}")),
         sqlstate="42501",
     )
 

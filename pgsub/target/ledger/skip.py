@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from pgsub.common.errors import Said, StateForbids, StreamsMustRestart, said
+from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import held_tables, subscription
 from pgsub.target.ledger.documents import document
@@ -88,11 +88,11 @@ def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
     return Skip(first, rows, tuple(later), waits=bool(later))
 
 
-def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, Said]:
+def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
     """Level and text of what the log is told of one that was missed, in the server's words."""
     return (
         "WARNING",
-        said(
+        log_text(
             f'skip-LSN of subscription "{subname}" cleared',
             detail=f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
             f" {format_lsn(lsn)}.",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import prepared as prepared_xacts
@@ -174,7 +174,7 @@ def check_finishable(found: Sequence[Prepared]) -> None:
     others = [one for one in found if not one.ours]
     if others:
         owners = ", ".join(sorted({f'"{one.owner}"' for one in others}))
-        statements = [f"{pasted.statement(prepared_xacts.rollback(one.gid))};" for one in others]
+        statements = [f"{quoting.statement(prepared_xacts.rollback(one.gid))};" for one in others]
         raise PermissionMissing(
             "permission denied to finish prepared transactions on the target",
             detail=f"They were prepared by role {owners}; only that role or a superuser may finish them.",

@@ -19,7 +19,7 @@ from pgsub.common.errors import (
     StateForbids,
     TargetUnavailable,
     is_transient,
-    said_hint,
+    server_hint,
 )
 
 #: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
@@ -48,7 +48,7 @@ _SETTINGS = {
 }
 _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 #: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
-#: and a backend that waits for a lock reads nothing. Whoever sends little has :data:`pgsub.common.conninfo.BELTS`.
+#: and a backend that waits for a lock reads nothing. Whoever sends little has :data:`pgsub.common.conninfo.KEEPALIVES`.
 _PATIENCE = {"tcp_user_timeout": "300000"}
 _PASSWORD_STATES = ("28P01", "28000")
 
@@ -86,7 +86,7 @@ def connect(
     :raises StateForbids: a connection pooler answered.
     """
     given = ci.parse(conninfo, "target")
-    belts = ci.unsaid(given, {**ci.BELTS, **(_PATIENCE if bulk else {})})
+    belts = ci.missing_defaults(given, {**ci.KEEPALIVES, **(_PATIENCE if bulk else {})})
     params = {**belts, **given, "application_name": str(name), "client_encoding": "UTF8"}
     try:
         connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def connect(
         for k, v in settings.items()
     )
     try:
-        query = sql.SQL("SELECT {} WHERE {}").format(calls, ci.own_backend(connection))
+        query = sql.SQL("SELECT {} WHERE {}").format(calls, ci.is_own_backend(connection))
         if connection.execute(query).fetchone() is None:
             connection.close()
             raise _pooled()
@@ -171,7 +171,7 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     diag = error.diag
     message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     text = f"could not {doing}: {message}"
-    detail, hint, state = diag.message_detail, said_hint(diag.message_hint), error.sqlstate
+    detail, hint, state = diag.message_detail, server_hint(diag.message_hint), error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
     if is_transient(state):

@@ -16,7 +16,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
@@ -53,7 +53,7 @@ def decided(target: TargetRelation, sub: Subscription) -> TargetRelation:
 
 def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMissing:
     """The server's refusal, and both ways out."""
-    user, owner = pasted.name(target.user), pasted.name(target.owner)
+    user, owner = quoting.name(target.user), quoting.name(target.owner)
     return PermissionMissing(
         f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
         detail=f'The changes of "{target.schema}.{target.name}" are made as its owner.',
@@ -76,14 +76,14 @@ def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subsc
     usable, lacking = row or (True, [])
     if usable and not lacking:
         return
-    user, owner = pasted.name(target.user), pasted.name(target.owner)
+    user, owner = quoting.name(target.user), quoting.name(target.owner)
     what, grants = [], []
     if not usable:
         what.append(f'USAGE on schema "{target.schema}"')
-        grants.append(f"GRANT USAGE ON SCHEMA {pasted.name(target.schema)} TO {user};")
+        grants.append(f"GRANT USAGE ON SCHEMA {quoting.name(target.schema)} TO {user};")
     if lacking:
         what.append(f'{", ".join(lacking)} on table "{target.schema}.{target.name}"')
-        table = pasted.name(target.schema, target.name)
+        table = quoting.name(target.schema, target.name)
         grants.append(f"GRANT {', '.join(lacking)} ON TABLE {table} TO {user};")
     become_it = ""
     if target.access == "none":
@@ -104,7 +104,7 @@ def row_security(target: TargetRelation, role: str) -> PermissionMissing:
     return PermissionMissing(
         f'user "{role}" cannot replicate into relation with row-level security enabled: "{target.name}"',
         detail=f'A policy of "{target.schema}.{target.name}" applies to the role that makes its changes.',
-        hint=f"Run this on the target:\nALTER ROLE {pasted.name(role)} BYPASSRLS;",
+        hint=f"Run this on the target:\nALTER ROLE {quoting.name(role)} BYPASSRLS;",
         sqlstate=FILTERED,
     )
 

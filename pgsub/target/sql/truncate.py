@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.common import pasted
+from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.session import origins
 
@@ -109,7 +109,7 @@ def inspect(
 def _check_privileges(connection: psycopg.Connection, denied: Sequence[tuple[str, str]]) -> None:
     if not denied:
         return
-    tables = pasted.statement(sql.SQL(", ").join(sql.Identifier(*name) for name in denied))
+    tables = quoting.statement(sql.SQL(", ").join(sql.Identifier(*name) for name in denied))
     role = connection.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
     raise PermissionMissing(
         f"permission denied to truncate table {tables}",

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Shown(Generic[T]):
+class ConcurrentWrites(Generic[T]):
     """Rows that the mirror and commands write.
 
     A command changes the ledger and then shows in the state store what it changed. What the mirror has read of the

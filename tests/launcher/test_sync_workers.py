@@ -13,10 +13,10 @@ import pytest
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError, TargetSchemaError
 from pgsub.common.subscription import Subscription
-from pgsub.common.worker_heartbeat import PulseReceiver
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import sync_workers
-from pgsub.launcher.error_reporting import Trouble
-from pgsub.launcher.sync_workers import SyncSide
+from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger.subscription import RelationState
 
@@ -37,7 +37,7 @@ class Failing:
         raise TargetSchemaError(f"of {self._relids}")
 
 
-def _tick(side: SyncSide, state: str, when: Callable[[set[int]], bool] = lambda alive: True) -> None:
+def _tick(side: SyncWorkers, state: str, when: Callable[[set[int]], bool] = lambda alive: True) -> None:
     alive = side.alive
     while not when(alive):
         alive = side.alive
@@ -50,10 +50,10 @@ def test_the_error_of_a_copy_that_a_refresh_has_made_void_is_not_told(
 ) -> None:
     monkeypatch.setattr(sync_workers, "TableSync", Failing)
     monkeypatch.setattr(Failing, "let", threading.Event())
-    with StateStore.open(state_dir) as store, contextlib.closing(PulseReceiver()) as pulses:
+    with StateStore.open(state_dir) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
         store.add_subscription(_SUB)
         context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
-        side = SyncSide(context, pulses, Trouble(store, _SUB, lambda level, text: None))
+        side = SyncWorkers(context, heartbeats, ErrorReporter(store, _SUB, lambda level, text: None))
         _tick(side, "d")
         _tick(side, seen)  # it runs still
         assert side.alive == {1}

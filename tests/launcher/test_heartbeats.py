@@ -13,13 +13,13 @@ import pytest
 from fix_failpoints import At
 
 from pgsub.common import worker_heartbeat
-from pgsub.common.worker_heartbeat import Pulse, PulseReceiver, PulseSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
 
 
 @pytest.fixture
-def ear() -> Iterator[PulseReceiver]:
+def ear() -> Iterator[HeartbeatReceiver]:
     """A launcher's end that listens."""
-    with contextlib.closing(PulseReceiver()) as receiver:
+    with contextlib.closing(HeartbeatReceiver()) as receiver:
         receiver.start()
         yield receiver
 
@@ -32,26 +32,26 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def heard(ear: PulseReceiver, worker: int) -> bool:
+def heard(ear: HeartbeatReceiver, worker: int) -> bool:
     """Whether a heartbeat of this worker comes through, and all that were sent before are dealt with."""
-    PulseSender(ear.address).send(Pulse(1, worker), now=True)
+    HeartbeatSender(ear.address).send(Heartbeat(1, worker), now=True)
     until(lambda: ear.newest(1, worker))
     return True
 
 
 def test_a_datagram_that_nobody_of_the_launchers_own_sent_is_not_even_parsed(
-    ear: PulseReceiver, monkeypatch: pytest.MonkeyPatch
+    ear: HeartbeatReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
-    whole = json.dumps({**asdict(Pulse(1, 7)), "key": "0" * 32}).encode()
+    whole = json.dumps({**asdict(Heartbeat(1, 7)), "key": "0" * 32}).encode()
     forged = worker_heartbeat._code("0" * 32, whole) + whole
     with monkeypatch.context() as patched, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         patched.setattr(json, "loads", lambda text: parsed.append(text))
         for data in (b"", b"[" * 60_000, b"\xff" * 1000, b"{}", whole, forged, b'{"key": 1}', bytes(65_000)):
             stranger.sendto(data, (ear.address.host, ear.address.port))
-        PulseSender(ear.address).send(Pulse(1, 5), now=True)
+        HeartbeatSender(ear.address).send(Heartbeat(1, 5), now=True)
         until(lambda: parsed)
-    assert parsed == [json.dumps(asdict(Pulse(1, 5))).encode()]
+    assert parsed == [json.dumps(asdict(Heartbeat(1, 5))).encode()]
     assert heard(ear, 6) and ear.newest(1, 7) is None
 
 
@@ -70,34 +70,34 @@ def test_a_datagram_that_nobody_of_the_launchers_own_sent_is_not_even_parsed(
         {"more": 1},
     ],
 )
-def test_a_heartbeat_with_a_value_of_another_type_is_dropped(ear: PulseReceiver, wrong: dict[str, object]) -> None:
-    body = json.dumps({**asdict(Pulse(1, 7)), **wrong}).encode()
+def test_a_heartbeat_with_a_value_of_another_type_is_dropped(ear: HeartbeatReceiver, wrong: dict[str, object]) -> None:
+    body = json.dumps({**asdict(Heartbeat(1, 7)), **wrong}).encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(worker_heartbeat._code(ear.address.key, body) + body, (ear.address.host, ear.address.port))
     assert heard(ear, 6) and ear.newest(1, 7) is None
 
 
-def test_a_heartbeat_with_the_longest_values_has_room_in_a_datagram(ear: PulseReceiver) -> None:
+def test_a_heartbeat_with_the_longest_values_has_room_in_a_datagram(ear: HeartbeatReceiver) -> None:
     longest = replace(
-        Pulse(1, 8), **{one: (1 << 64) - 1 for one, kind in worker_heartbeat._TYPES.items() if kind is int}
+        Heartbeat(1, 8), **{one: (1 << 64) - 1 for one, kind in worker_heartbeat._TYPES.items() if kind is int}
     )
     longest = replace(longest, subid=1, worker=8, chunk=-1, state="c")
-    PulseSender(ear.address).send(longest, now=True)
+    HeartbeatSender(ear.address).send(longest, now=True)
     until(lambda: ear.newest(1, 8))
     assert ear.newest(1, 8) == longest
 
 
-def test_a_worker_sends_from_an_address_that_only_its_launcher_can_answer(ear: PulseReceiver) -> None:
-    sender = PulseSender(ear.address)
-    sender.send(Pulse(1, 5), now=True)
+def test_a_worker_sends_from_an_address_that_only_its_launcher_can_answer(ear: HeartbeatReceiver) -> None:
+    sender = HeartbeatSender(ear.address)
+    sender.send(Heartbeat(1, 5), now=True)
     assert sender._socket is not None
     assert sender._socket.getsockname()[0] == "127.0.0.1"
     assert sender._socket.getpeername() == (ear.address.host, ear.address.port)
 
 
-def test_a_launcher_that_went_deaf_hears_again(ear: PulseReceiver, at: At) -> None:
-    at("thread.pulses=die")
-    PulseSender(ear.address).send(Pulse(1, 5), now=True)
+def test_a_launcher_that_went_deaf_hears_again(ear: HeartbeatReceiver, at: At) -> None:
+    at("thread.heartbeats=die")
+    HeartbeatSender(ear.address).send(Heartbeat(1, 5), now=True)
     until(lambda: ear._thread is not None and not ear._thread.is_alive())
     ended = ear.start()
     assert ended is not None and "SystemExit" in ended.message
@@ -105,13 +105,17 @@ def test_a_launcher_that_went_deaf_hears_again(ear: PulseReceiver, at: At) -> No
     assert ear.start() is None
 
 
-def test_apply_that_gets_further_is_news_and_apply_that_stands_still_is_not(ear: PulseReceiver) -> None:
-    sender, news = PulseSender(ear.address), ear.news(1)
-    sender.send(Pulse(1, 0, position=100), now=True)
+def test_apply_that_gets_further_is_news_and_apply_that_stands_still_is_not(ear: HeartbeatReceiver) -> None:
+    sender, news = HeartbeatSender(ear.address), ear.news(1)
+    sender.send(Heartbeat(1, 0, position=100), now=True)
     until(news.is_set)
     news.clear()
-    for still in (Pulse(1, 0, position=100, changes=5), Pulse(1, 7, position=200), Pulse(2, 0, position=200)):
+    for still in (
+        Heartbeat(1, 0, position=100, changes=5),
+        Heartbeat(1, 7, position=200),
+        Heartbeat(2, 0, position=200),
+    ):
         sender.send(still, now=True)
     assert heard(ear, 9) and not news.is_set()
-    sender.send(Pulse(1, 0, position=101), now=True)
+    sender.send(Heartbeat(1, 0, position=101), now=True)
     until(news.is_set)

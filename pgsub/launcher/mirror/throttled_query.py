@@ -12,7 +12,7 @@ Found = TypeVar("Found")
 SECONDS, FACTOR = 1.0, 20
 
 
-class Paced(Generic[Found]):
+class ThrottledQuery(Generic[Found]):
     """A query that is repeated at a pace that follows from its cost.
 
     :param look: runs the query.
