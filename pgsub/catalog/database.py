@@ -18,7 +18,8 @@ from typing import Any
 
 from pgsub.catalog.folder import create_private
 from pgsub.catalog.locks import Lock
-from pgsub.catalog.migrations import APPLICATION_ID, MIGRATIONS, migrate
+from pgsub.catalog.migrations import APPLICATION_ID, migrate
+from pgsub.catalog.schema import MIGRATIONS
 from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
 _BUSY_SECONDS = 5.0

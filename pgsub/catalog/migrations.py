@@ -1,6 +1,6 @@
-"""How a ``state.db`` is brought to the newest schema: numbered steps, in one transaction, after a backup.
+"""Upgrades of ``state.db`` to the newest schema: all missing versions in one transaction, after a backup.
 
-Mirrors what ``pg_upgrade`` is to the server's catalogs. A released step is never edited: a change is a new step.
+The counterpart of ``pg_upgrade`` for the server's catalogs.
 """
 
 from __future__ import annotations
@@ -9,28 +9,11 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from pgsub.catalog import schema
 from pgsub.catalog.folder import create_private
+from pgsub.catalog.schema import MIGRATIONS
 
 #: ``pgsb``: tells a state store from any other SQLite file.
 APPLICATION_ID = 0x70677362
-
-#: (schema version, SQL that leads to it); kept in ``user_version`` of the file.
-MIGRATIONS: tuple[tuple[int, str], ...] = (
-    (1, schema.VERSION_1),
-    (2, schema.VERSION_2),
-    (3, schema.VERSION_3),
-    (4, schema.VERSION_4),
-    (5, schema.VERSION_5),
-    (6, schema.VERSION_6),
-    (7, schema.VERSION_7),
-    (8, schema.VERSION_8),
-    (9, schema.VERSION_9),
-    (10, schema.VERSION_10),
-    (11, schema.VERSION_11),
-    (12, schema.VERSION_12),
-    (13, schema.VERSION_13),
-)
 
 
 def migrate(connection: sqlite3.Connection, path: Path, steps: Sequence[tuple[int, str]] = MIGRATIONS) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from pgsub import __version__
-from pgsub.catalog.migrations import MIGRATIONS
+from pgsub.catalog.schema import MIGRATIONS
 
 #: logical replication protocol versions that can be spoken: 1 (10), 2 streaming (14), 3 two-phase (15), 4 parallel (16)
 PROTOCOL_VERSIONS = (1, 2, 3, 4)

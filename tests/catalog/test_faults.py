@@ -1,6 +1,5 @@
 """Crashes, damage, full disks, other versions and other processes."""
 
-import contextlib
 import os
 import signal
 import sqlite3
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pgsub.catalog.migrations import APPLICATION_ID, MIGRATIONS, migrate
+from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.rows import OriginRow, RelationRow
+from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
@@ -188,21 +188,6 @@ def test_an_upgrade_keeps_all_rows_and_a_backup_of_the_old_file(store: StateStor
     backup.rename(store.path)
     with StateStore.open(store.path.parent) as restored:
         assert restored.relations(5) == [RelationRow(1, "r", 7, "a", "b")]
-
-
-def test_conflicts_of_version_3_are_kept_with_what_they_say_now(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        migrate(connection, path, MIGRATIONS[:3])
-        connection.execute(
-            "INSERT INTO pgsub_conflict (id, subid, subname, at, conflict_type, remote_tuple, action, attempts, detail,"
-            " identical) VALUES (7, 5, 'orders', 'then', 'insert_exists', '(1)', 'error', 3, 'd', 0)"
-        )
-        migrate(connection, path)
-        found = connection.execute("SELECT id, at, last_at, action, attempts, detail, remote_tuple FROM pgsub_conflict")
-        assert found.fetchall() == [(7, "then", "then", "stopped", 3, "d", None)]
-        ids = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'pgsub_conflict'")
-        assert ids.fetchall() == [(7,)]
 
 
 def test_a_failed_upgrade_changes_nothing(store: StateStore) -> None:

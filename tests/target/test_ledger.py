@@ -120,26 +120,33 @@ def test_a_ledger_of_a_newer_program_is_left_alone(session: psycopg.Connection) 
         schema.install(session)
 
 
-def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_were_granted_it(subdb: Database) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_older_ledger_is_upgraded_with_what_it_holds_and_for_the_roles_that_were_granted_it(
+    subdb: Database, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+) -> None:
     role = f"granted {subdb.name}"
     subdb.execute(f'CREATE ROLE "{role}" LOGIN')
     try:
-        subdb.execute("CREATE SCHEMA pgsub")
-        for number in (1, 2):
-            subdb.execute(schema._MIGRATIONS[number])
-            subdb.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", number)
+        with target.connect(subdb.conninfo, "test") as owner:
+            schema.install(owner)
         subdb.execute(f'GRANT USAGE ON SCHEMA pgsub TO "{role}"')
         subdb.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO "{role}"')
         subdb.execute(f"INSERT INTO pgsub.subscription (subid, subname, state_store) VALUES ({SUBID}, 's', 'test')")
+        newer = "CREATE TABLE pgsub.newer (a integer); ALTER TABLE pgsub.subscription ADD newer integer DEFAULT 5;"
+        monkeypatch.setitem(schema._MIGRATIONS, schema.VERSION + 1, newer)
+        monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
         with target.connect(subdb.server.conninfo(subdb.name, role), "test") as session:
-            with pytest.raises(PermissionMissing, match="could not upgrade the ledger"):
+            with pytest.raises(PermissionMissing, match="could not upgrade the ledger") as caught:
                 schema.install(session)
-            with target.connect(subdb.conninfo, "test") as owner:
-                schema.install(owner)
+            if by_hand:
+                subdb.execute((caught.value.hint or "").partition("or run:\n")[2])
+            else:
+                with target.connect(subdb.conninfo, "test") as owner:
+                    schema.install(owner)
             schema.check(session)
             schema.install(session)
-            session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
-        assert subdb.value("SELECT two_phase::text FROM pgsub.subscription") == "d"
+            session.execute("INSERT INTO pgsub.newer VALUES (1)")
+        assert subdb.value("SELECT newer FROM pgsub.subscription") == 5
     finally:
         subdb.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 

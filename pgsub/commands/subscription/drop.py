@@ -154,7 +154,7 @@ def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, r
     tables: list[RelationState] = []
     skipped = Usage(0, 0, 0)
     if known:
-        schema.install(session)  # one that an older pgsub made names fewer slots
+        schema.install(session)  # it may be an older one
         tables = subscription.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)

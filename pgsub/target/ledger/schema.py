@@ -13,28 +13,24 @@ import psycopg
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.ledger import owner
 
-VERSION = 7
+VERSION = 1
 
 
-def _granted_as_older(table: str) -> str:
-    """Roles that were granted the ledger's older tables get a new one too."""
-    return f"""
+# Those who use the ledger may use the tables that an upgrade adds.
+_GRANTS = """
 DO $$
 DECLARE
-    granted record;
+    grantee regrole;
 BEGIN
-    FOR granted IN
-        SELECT a.grantee::regrole AS role, pg_catalog.string_agg(a.privilege_type, ', ') AS privileges
-          FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
-         WHERE c.oid = 'pgsub.prepared_xact'::regclass AND a.grantee NOT IN (0, c.relowner)
-           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
-         GROUP BY a.grantee
+    FOR grantee IN
+        SELECT a.grantee FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a
+         WHERE c.oid = 'pgsub.control'::regclass AND a.privilege_type = 'DELETE' AND a.grantee NOT IN (0, c.relowner)
     LOOP
-        EXECUTE pg_catalog.format('GRANT %s ON pgsub.{table} TO %s', granted.privileges, granted.role);
+        EXECUTE pg_catalog.format(
+            'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgsub TO %s', grantee);
     END LOOP;
 END $$;
 """
-
 
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
@@ -42,7 +38,8 @@ COMMENT ON SCHEMA pgsub IS 'ledger of pgsub: replication progress committed toge
 
 CREATE TABLE pgsub.ledger_version (version integer PRIMARY KEY, installed_at timestamptz NOT NULL DEFAULT now());
 
--- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned
+-- identity: whose slot, on which system. slot_intent is durable before the slot is created, so none is orphaned.
+-- two_phase: d disabled, p pending, e the slot may be two-phase
 CREATE TABLE pgsub.subscription (
     subid integer PRIMARY KEY,
     subname text NOT NULL,
@@ -54,9 +51,13 @@ CREATE TABLE pgsub.subscription (
     slot_name text,
     slot_intent boolean NOT NULL DEFAULT false,
     consistent_point pg_lsn,
+    sync_groups integer NOT NULL DEFAULT 0,
+    two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e')),
     created_at timestamptz NOT NULL DEFAULT now());
 
--- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data
+-- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data.
+-- skip_lsn is cleared in the commit of the transaction that it skips. skip_lsns: several of them, the next one first;
+-- NULL where there is only one, which any transaction clears. skip_rules: conflict, table, rows still to be skipped
 CREATE TABLE pgsub.control (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
@@ -64,6 +65,10 @@ CREATE TABLE pgsub.control (
     token uuid NOT NULL,
     claimed_by uuid,
     stop boolean NOT NULL DEFAULT false,
+    skip_lsn pg_lsn,
+    skip_rows text CHECK (skip_rows IN ('whole', 'conflicting')),
+    skip_lsns pg_lsn[],
+    skip_rules jsonb,
     PRIMARY KEY (subid, worker));
 
 CREATE TABLE pgsub.progress (
@@ -75,6 +80,7 @@ CREATE TABLE pgsub.progress (
     states_version bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (subid, worker)) WITH (fillfactor = 20);
 
+-- tables that are copied together share a slot, named here by each of them
 CREATE TABLE pgsub.subscription_rel (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     srrelid oid NOT NULL,
@@ -86,6 +92,8 @@ CREATE TABLE pgsub.subscription_rel (
     sync_slot text,
     attempt integer NOT NULL DEFAULT 0,
     copy_mode text CHECK (copy_mode IN ('atomic', 'chunked')),
+    spare_slot text,
+    copy_bytes bigint,
     PRIMARY KEY (subid, srrelid),
     UNIQUE (subid, schemaname, relname));
 
@@ -109,11 +117,22 @@ CREATE TABLE pgsub.event (
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     body jsonb NOT NULL);
 
--- markers of prepared transactions, and changes that were not applied (dead letters)
+-- markers of prepared transactions, part of each of them
 CREATE TABLE pgsub.prepared_xact (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     gid text NOT NULL,
     PRIMARY KEY (subid, gid));
+
+-- prepared and not decided; written after the PREPARE by a commit of its own
+CREATE TABLE pgsub.prepared_pending (
+    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
+    gid text NOT NULL,
+    prepare_lsn pg_lsn NOT NULL,
+    xid bigint NOT NULL,
+    prepared_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (subid, gid));
+
+-- changes that were skipped
 
 CREATE TABLE pgsub.skipped_change (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -125,40 +144,11 @@ CREATE TABLE pgsub.skipped_change (
     body jsonb NOT NULL,
     skipped_at timestamptz NOT NULL DEFAULT now(),
     replayed_at timestamptz);
-"""
 
-# tables that are copied together share a slot, named here by each of them
-_V2 = """
-ALTER TABLE pgsub.subscription ADD COLUMN sync_groups integer NOT NULL DEFAULT 0;
-ALTER TABLE pgsub.subscription_rel ADD COLUMN spare_slot text, ADD COLUMN copy_bytes bigint;
-"""
-
-# two_phase: d disabled, p pending, e the slot may be two-phase. What is prepared and not decided is one row each,
-# written after the PREPARE by a commit of its own.
-_V3 = """
-ALTER TABLE pgsub.subscription
-    ADD COLUMN two_phase "char" NOT NULL DEFAULT 'd' CHECK (two_phase IN ('d', 'p', 'e'));
-CREATE TABLE pgsub.prepared_pending (
-    subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
-    gid text NOT NULL,
-    prepare_lsn pg_lsn NOT NULL,
-    xid bigint NOT NULL,
-    prepared_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (subid, gid));
-""" + _granted_as_older("prepared_pending")
-
-# ALTER SUBSCRIPTION ... SKIP: a flag of apply's row, cleared in the commit of the transaction that consumes it
-_V4 = """
-ALTER TABLE pgsub.control
-    ADD COLUMN skip_lsn pg_lsn, ADD COLUMN skip_rows text CHECK (skip_rows IN ('whole', 'conflicting'));
-"""
-
-# Tables whose changes are kept, and the changes: a stretch of one transaction's messages of one table a row, as
-# pgoutput sent them, each behind its length. Those of a table are made in the order of id. No foreign key: the rows may
-# be part of a prepared transaction, which would hold its lock until the publisher decides. releasing: what is kept is
-# being applied; drained_lsn: where apply was when all that could be seen was, see target/ledger/held_tables.py
-_V5 = (
-    """
+-- tables whose changes are held, and the changes: one row a stretch of one transaction's messages for one table, as
+-- pgoutput sent them, each behind its length, in the order of id. No foreign key: the rows may be part of a prepared
+-- transaction, which would hold its lock until the publisher decides. releasing: what is held is being applied.
+-- drained_lsn: where apply was when all that could be seen was applied (target/ledger/held_tables.py)
 CREATE TABLE pgsub.held_table (
     subid integer NOT NULL,
     srrelid oid NOT NULL,
@@ -166,6 +156,7 @@ CREATE TABLE pgsub.held_table (
     releasing boolean NOT NULL DEFAULT false,
     drained_lsn pg_lsn,
     PRIMARY KEY (subid, srrelid));
+
 CREATE TABLE pgsub.held_change (
     id bigint GENERATED ALWAYS AS IDENTITY,
     subid integer NOT NULL,
@@ -179,21 +170,9 @@ CREATE TABLE pgsub.held_change (
     bytes integer NOT NULL,
     PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
 """
-    + _granted_as_older("held_table")
-    + _granted_as_older("held_change")
-)
 
-# several of them, the next one first; NULL where there is only one, which any transaction clears
-_V6 = """
-ALTER TABLE pgsub.control ADD COLUMN skip_lsns pg_lsn[];
-"""
-
-# rules for floods: conflict, table, and how many rows are still to be left out
-_V7 = """
-ALTER TABLE pgsub.control ADD COLUMN skip_rules jsonb;
-"""
-
-_MIGRATIONS = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6, 7: _V7}
+#: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.
+_MIGRATIONS = {1: _V1}
 
 
 def installed_version(connection: psycopg.Connection) -> int:
@@ -269,9 +248,12 @@ def _install(connection: psycopg.Connection, version: int) -> None:
 def _migrate(connection: psycopg.Connection) -> None:
     if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
         connection.execute("CREATE SCHEMA pgsub")
-    for number in range(installed_version(connection) + 1, VERSION + 1):
+    version = installed_version(connection)
+    for number in range(version + 1, VERSION + 1):
         connection.execute(_MIGRATIONS[number].encode())
         connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
+    if version:
+        connection.execute(_GRANTS.encode())
 
 
 def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
@@ -283,7 +265,13 @@ def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
         f"could not upgrade the ledger on the target: {error.diag.message_primary}",
         detail=f"It has version {version}, this pgsub needs {VERSION}.",
         hint="\n".join(
-            ["Let the owner of schema pgsub use this pgsub once, or run:", "BEGIN;", *statements, "COMMIT;"]
+            [
+                "Let the owner of schema pgsub use this pgsub once, or run:",
+                "BEGIN;",
+                *statements,
+                _GRANTS.strip(),
+                "COMMIT;",
+            ]
         ),
         sqlstate=error.sqlstate,
     )
