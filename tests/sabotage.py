@@ -193,7 +193,7 @@ GUARDS = (
     ),
     Guard(
         "a table that loses its sync slot is copied anew",
-        "pgsub/commands/refresh/apply.py",
+        "pgsub/commands/refresh/table_changes.py",
         (("        subscription_tables.forsake(session, removed)\n", ""),),
         ("tests/faults/test_kill_refresh.py",),
     ),

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pgsub.catalog.folder import create_private
 from pgsub.catalog.locks import Lock
 from pgsub.catalog.migrations import APPLICATION_ID, migrate
 from pgsub.catalog.schema import MIGRATIONS
+from pgsub.catalog.state_folder import create_private
 from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
 _BUSY_SECONDS = 5.0
@@ -40,7 +40,7 @@ _INNER = ("SAVEPOINT inner_write", "RELEASE inner_write", ("ROLLBACK TO inner_wr
 class Database:
     """A connection that the threads of one process share; every call holds the lock for its time.
 
-    :param path: the file, in a folder that passed :func:`~pgsub.catalog.folder.prepare_folder`.
+    :param path: the file, in a folder that passed :func:`~pgsub.catalog.state_folder.prepare_folder`.
     :param readable: be content with a copy in memory, to which nothing can be written, where there is no room, or no
         right, for the files that those who share a write-ahead log need.
     :ivar copied: why it is such a copy, None where it is the file.

@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from pgsub.catalog.folder import open_private, prepare_folder
+from pgsub.catalog.state_folder import open_private, prepare_folder
 from pgsub.catalog.times import utc_now
 from pgsub.common.errors import LockHeld, StateStoreError
 
@@ -24,7 +24,7 @@ _MAX_TEXT = 400
 class Lock:
     """An exclusive lock on a file.
 
-    :param path: the lock file; its folder passed :func:`~pgsub.catalog.folder.prepare_folder`.
+    :param path: the lock file; its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,11 +102,11 @@ class Lock:
             return  # the lock is what counts; who has it is for messages only
 
 
-class Sign:
+class TroubleFlag:
     """Tells other processes of a trouble by a lock: that needs no room, and ends with the process that gives it.
 
-    :param path: the file; its folder passed :func:`~pgsub.catalog.folder.prepare_folder`. What says why is written over
-        room that is taken at once.
+    :param path: the file; its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`. Room for the reason is
+        taken at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,13 +115,13 @@ class Sign:
             if os.fstat(self._descriptor).st_size < _MAX_TEXT:
                 os.pwrite(self._descriptor, b" " * _MAX_TEXT, 0)
 
-    def give(self, text: str) -> None:
+    def set(self, text: str) -> None:
         """Say that there is a trouble, from now on."""
         with contextlib.suppress(OSError):  # another process gives it already
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._descriptor, text.replace("\n", " ").encode()[:_MAX_TEXT].ljust(_MAX_TEXT), 0)
 
-    def end(self) -> None:
+    def clear(self) -> None:
         """It is over."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from pgsub.catalog.folder import create_private
 from pgsub.catalog.schema import MIGRATIONS
+from pgsub.catalog.state_folder import create_private
 
 #: ``pgsb``: tells a state store from any other SQLite file.
 APPLICATION_ID = 0x70677362

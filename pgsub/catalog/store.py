@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from pgsub.catalog.database import Database
-from pgsub.catalog.folder import prepare_folder, state_dir
 from pgsub.catalog.history import HistoryCatalog
+from pgsub.catalog.state_folder import prepare_folder, state_dir
 from pgsub.common.errors import PgsubError, UsageError
 
 __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
@@ -53,7 +53,7 @@ class StateStore(HistoryCatalog):
     def open(cls, folder: Path, *, readable: bool = False) -> StateStore:
         """Open the store of a state folder; folder, file and all tables are created if they are missing.
 
-        :param folder: see :func:`~pgsub.catalog.folder.state_dir`.
+        :param folder: see :func:`~pgsub.catalog.state_folder.state_dir`.
         :param readable: where it cannot be written, be content with what can be read of it; see :attr:`copied`.
         :raises StateStoreError: not private, damaged, written by a newer pgsub, or not writable.
         """

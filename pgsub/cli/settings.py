@@ -43,7 +43,7 @@ class Settings:
     @property
     def state_dir(self) -> Path:
         """The state folder of this invocation."""
-        from pgsub.catalog.folder import state_dir
+        from pgsub.catalog.state_folder import state_dir
 
         return state_dir(self.state_dir_option)
 

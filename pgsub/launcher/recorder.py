@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pgsub.catalog.locks import UNRECORDED, Sign
+from pgsub.catalog.locks import UNRECORDED, TroubleFlag
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
@@ -46,7 +46,7 @@ class Recorder:
         self._store = store
         self._log = log
         self._clerk = TimedExecutor("recorder", PATIENCE)
-        self._sign = Sign(store.path.with_name(UNRECORDED))
+        self._trouble = TroubleFlag(store.path.with_name(UNRECORDED))
         self._known = {sub.subid: sub for sub in store.subscriptions()}
         self._broken = False  #: opened anew before anything else
         self._wait = SHORTEST
@@ -99,7 +99,7 @@ class Recorder:
     def close(self) -> None:
         """End the thread; the store stays open."""
         self._clerk.close()
-        self._sign.close()
+        self._trouble.close()
 
     # in the thread
 
@@ -137,7 +137,7 @@ class Recorder:
         self._again = clock + self._wait
         if before is None:
             self._since = clock
-        self._sign.give(error.message)
+        self._trouble.set(error.message)
         if before is None or before.message != error.message:
             goes_on = "Replication goes on; status shows what was recorded before."
             detail = f"{goes_on} {error.detail}" if error.detail else goes_on
@@ -146,7 +146,7 @@ class Recorder:
     def _works(self) -> None:
         if self.trouble is not None:
             self.trouble, seconds = None, time.monotonic() - self._since
-            self._sign.end()
+            self._trouble.clear()
             self._log("LOG", log_text(f'state store "{self._store.path}" can be used again, after {seconds:.0f} s'))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pgsub.catalog.folder import network_file_system, state_dir
 from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.state_folder import network_file_system, state_dir
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateStoreError
 

@@ -7,7 +7,7 @@ import itertools
 import psycopg
 import pytest
 
-from pgsub.commands.preflight import facts, types
+from pgsub.commands.preflight import catalog_facts, type_conversion
 from pgsub.publisher.connect import connect
 
 #: values, as their output functions write them, that press against the limits of their type
@@ -64,8 +64,8 @@ def session(pubdb):
     columns = ", ".join(f'"{kind}" {kind}' for kind in _VALUES)
     pubdb.execute(f"CREATE TABLE t ({columns}); SET timezone = 'Asia/Tokyo'")
     with connect(pubdb.conninfo, application_name="x") as asking:
-        (table,) = facts.read(asking, [pubdb.value("SELECT 't'::regclass::oid::bigint")]).values()
-        yield pubdb, table, facts.read_types(asking, [table])
+        (table,) = catalog_facts.read(asking, [pubdb.value("SELECT 't'::regclass::oid::bigint")]).values()
+        yield pubdb, table, catalog_facts.read_types(asking, [table])
 
 
 def _arrives(pubdb, source, target, value):
@@ -84,8 +84,8 @@ def test_of_types_that_are_not_warned_about_every_value_arrives_unchanged(sessio
     pubdb, table, known = session
     silent, broken, needless = 0, [], []
     for source, target in itertools.product(_VALUES, repeat=2):
-        resolved = [types.resolve(known, table.columns[name]) for name in (source, target)]
-        reason = types.difference(*resolved, binary=False)
+        resolved = [type_conversion.resolve(known, table.columns[name]) for name in (source, target)]
+        reason = type_conversion.difference(*resolved, binary=False)
         arrived = all(_arrives(pubdb, source, target, value) for value in _VALUES[source])
         if reason is None:
             silent += 1
@@ -116,5 +116,5 @@ def test_of_types_that_are_not_warned_about_every_value_arrives_unchanged(sessio
 )
 def test_the_reason_says_what_happens_to_the_values(session, source, target, reason):
     _, table, known = session
-    resolved = [types.resolve(known, table.columns[name]) for name in (source, target)]
-    assert types.difference(*resolved, binary=False) == reason
+    resolved = [type_conversion.resolve(known, table.columns[name]) for name in (source, target)]
+    assert type_conversion.difference(*resolved, binary=False) == reason

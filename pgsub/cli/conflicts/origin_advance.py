@@ -18,7 +18,7 @@ from pgsub.common.errors import ApplyError, PgsubError, UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
-    from pgsub.commands.skip.origin_advance import Survey
+    from pgsub.commands.skip.origin_advance import SkippedRange
 
 PAGE = Page(
     summary="Let apply go on behind transactions that are never to be applied",
@@ -82,11 +82,11 @@ def origin_advance(
         raise typer.Exit(ApplyError.exit_code)
 
 
-def _agreed(found: Survey) -> None:
+def _agreed(found: SkippedRange) -> None:
     """Nothing is asked."""
 
 
-def _ask(found: Survey) -> None:
+def _ask(found: SkippedRange) -> None:
     from pgsub.commands.skip.origin_advance import document
 
     for line in _sentences(document(found)):

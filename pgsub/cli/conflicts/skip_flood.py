@@ -32,11 +32,11 @@ def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json
 
     take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.skip.skip_flood import FloodOptions, skip_flood
+    from pgsub.commands.skip.skip_conflicts import SkipConflictsOptions, skip_conflicts
     from pgsub.target.ledger.skip import Flood
 
-    options = FloodOptions(name, current.state_dir, Flood(conflict, table, limit))
-    rules = skip_flood(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
+    options = SkipConflictsOptions(name, current.state_dir, Flood(conflict, table, limit))
+    rules = skip_conflicts(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
     if as_json:
         shown = [{"conflict": one.conflict, "table": one.table, "limit": one.limit} for one in rules]
         emit_document("skip-lsn", {"preview": False, "subscription": name, "rules": shown})

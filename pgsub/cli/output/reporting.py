@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pgsub.catalog.locks import UNLOGGED, Sign
+from pgsub.catalog.locks import UNLOGGED, TroubleFlag
 from pgsub.cli.output import console
 from pgsub.cli.output.progress import ProgressView, choose
 from pgsub.cli.settings import current
@@ -171,7 +171,7 @@ class LogReporter:
     """
 
     def __init__(self, path: Path | None = None, state_dir: Path | None = None) -> None:
-        self._sign: Sign | None = None
+        self._flag: TroubleFlag | None = None
         self._state_dir = state_dir
         self._file = LogFile(path, self._told) if path else None
         self._clerk = TimedExecutor("log", PATIENCE)
@@ -211,11 +211,11 @@ class LogReporter:
         if self._state_dir is None:
             return
         with contextlib.suppress(StateStoreError):
-            self._sign = self._sign or Sign(self._state_dir / UNLOGGED)
+            self._flag = self._flag or TroubleFlag(self._state_dir / UNLOGGED)
             if trouble is None:
-                self._sign.end()
+                self._flag.clear()
             else:
-                self._sign.give(trouble)
+                self._flag.set(trouble)
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
         """Not logged: ``pgsub status`` shows it at any time."""

@@ -23,14 +23,14 @@ from pgsub.commands import preflight
 from pgsub.commands.alter import connections, upgraded_publisher
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
-from pgsub.commands.alter.connections import Ends
+from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.refresh import apply, diff
+from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.refresh.refresh import asked, conclude, opened, record
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.serve.serve import Service
+from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition
 from pgsub.common import conflict_rules, failpoints
@@ -112,17 +112,17 @@ def _alter_with_servers(
     deadline: float | None,
 ) -> None:
 
-    ends = connections.given(options, sub)
+    conns = connections.new_connections(options, sub)
     with contextlib.ExitStack() as stack:
-        reached = replace(sub, target=ends.secret("target", sub.target))
-        connection = ends.secret("publisher", sub.connection)
+        reached = replace(sub, target=conns.secret("target", sub.target))
+        connection = conns.secret("publisher", sub.connection)
         if options.target is not None:
             connections.share_ledger(sub, reached.target)
         session = stack.enter_context(opened(reached))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
-        connections.check(options, session, sub, fields, ends, reporter)
+        connections.check(options, session, sub, fields, conns, reporter)
         if options.two_phase is not None and alter_options.asks_two_phase(options, sub):
             stack.enter_context(alter_two_phase.alone(session, sub, options.state_dir))
             new = replace(sub, **fields)
@@ -139,13 +139,13 @@ def _alter_with_servers(
                 copies, named = options.copy_data is not False, options.named
                 wanted = diff.plan(session, source, new, copy_data=copies, named=named)
                 unconfirmed = _unconfirmed(source, sub, new)
-            apply.announce(wanted, reporter, strict=options.strict)
+            table_changes.announce(wanted, reporter, strict=options.strict)
             if unconfirmed:
                 _pass_creation(service, sub, options, unconfirmed, reporter)
         served = store.server(sub.subid)
-        with _redefined(session, store, sub, fields, ends):
+        with _redefined(session, store, sub, fields, conns):
             if service is None or wanted is None:
-                if ends.params:
+                if conns.params:
                     _let_go_of_ends(store, options.state_dir, sub, served, reporter)
                 return
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
@@ -153,7 +153,7 @@ def _alter_with_servers(
                 _let_go(store, options.state_dir, sub, served)
             _carry_out(session, wanted, deadline, reporter)
         record(session, wanted, store)
-        apply.tell(wanted, reporter)
+        table_changes.tell(wanted, reporter)
         service.redefined(wanted.sub)
         session.close()
         conclude(service, wanted, options, deadline)
@@ -161,7 +161,7 @@ def _alter_with_servers(
 
 def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:
     try:
-        apply.carry_out(session, wanted, deadline)
+        table_changes.carry_out(session, wanted, deadline)
     except (psycopg.Error, KeyboardInterrupt):
         reporter.warning(
             "the publications are changed, but perhaps not the tables",
@@ -203,17 +203,21 @@ def _pass_creation(
 
 @contextlib.contextmanager
 def _redefined(
-    session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], ends: Ends
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    fields: dict[str, Any],
+    conns: NewConnections,
 ) -> Iterator[None]:
     """Write the definition, ledger first; taken back if what follows is refused."""
 
     present = sub
     try:
-        for side, params in ends.params.items():
-            if side in ends.files:
-                ci.store_password(params, ends.files[side])
+        for side, params in conns.params.items():
+            if side in conns.files:
+                ci.store_password(params, conns.files[side])
             name = "connection" if side == "publisher" else "target"
-            fields[name] = definition.public(params, ends.files.get(side, Path()))
+            fields[name] = definition.public(params, conns.files.get(side, Path()))
         _follow(session, sub, replace(sub, **fields))
         failpoints.point("alter.after_ledger")
         _store(store, sub, fields)

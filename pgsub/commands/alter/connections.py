@@ -1,4 +1,4 @@
-"""The two ends of a subscription that is altered: new connection strings, and whether both may be what they will be."""
+"""New connection strings of a subscription that is altered, and whether it may have them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import psycopg
 
 from pgsub.commands import preflight
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.refresh import apply
+from pgsub.commands.refresh import table_changes
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription import definition, passwords
+from pgsub.commands.subscription import definition, password_required
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
@@ -32,7 +32,7 @@ SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_p
 
 
 @dataclass(slots=True)
-class Ends:
+class NewConnections:
     """New connection strings: with their passwords, for this command, and as they will be stored."""
 
     params: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
@@ -43,18 +43,18 @@ class Ends:
         return ci.join(self.params[side]) if side in self.params else stored
 
 
-def given(options: AlterOptions, sub: Subscription) -> Ends:
-    """What the options say of the ends; passwords get new files."""
-    ends, token = Ends(), secrets.token_hex(4)
+def new_connections(options: AlterOptions, sub: Subscription) -> NewConnections:
+    """What the options say of connections; passwords get new files."""
+    conns, token = NewConnections(), secrets.token_hex(4)
     if options.connection is not None:
-        ends.params["publisher"] = definition.publisher_parameters(options.connection)
+        conns.params["publisher"] = definition.publisher_parameters(options.connection)
     if options.target is not None:
-        ends.params["target"] = definition.target_parameters(options.target, options.environment)
-    for side, params in ends.params.items():
+        conns.params["target"] = definition.target_parameters(options.target, options.environment)
+    for side, params in conns.params.items():
         if ci.split_password(params)[1] is not None:
             # never the file in use: workers of the old definition may read it until they have ended
-            ends.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
-    return ends
+            conns.files[side] = options.state_dir / "passfiles" / f"{sub.subid}.{token}.{side}"
+    return conns
 
 
 def share_ledger(sub: Subscription, conninfo: str) -> None:
@@ -80,10 +80,10 @@ def check(
     session: psycopg.Connection,
     sub: Subscription,
     fields: dict[str, Any],
-    ends: Ends,
+    conns: NewConnections,
     reporter: Reporter,
 ) -> None:
-    """Whether both ends may be what they will be; then the slot, which follows ``failover`` at once.
+    """Check both servers as they will be; then alter the slot, which follows ``failover`` at once.
 
     :param session: on the target as it will be.
     :param fields: those that change; the ones that depend on the target's role are added.
@@ -93,13 +93,13 @@ def check(
         fields |= _new_target(session, sub, reporter)
     if options.target is not None or "on_conflict" in fields:
         preflight.check_conflict_rules(session, replace(sub, **fields).on_conflict)
-    connection = ends.secret("publisher", sub.connection)
-    stored = options.connection is None and passwords.stored(sub, options.state_dir)
-    passwords.check(
+    connection = conns.secret("publisher", sub.connection)
+    stored = options.connection is None and password_required.stored(sub, options.state_dir)
+    password_required.check(
         session,
         replace(sub, **fields),
         given=options.settings.get("password_required"),
-        holds_password=stored or "publisher" in ends.files,
+        holds_password=stored or "publisher" in conns.files,
     )
     if options.connection is not None:
         _new_publisher(session, replace(sub, **fields), connection, reporter)
@@ -146,7 +146,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     """Another way to the same publisher, or to the standby that took its place."""
     if subscription.identity(session, sub.subid).system_identifier is None:
         return  # as in the server: what was never connected is not connected now
-    apply.verify_publisher(session, sub, connection)
+    table_changes.verify_publisher(session, sub, connection)
     if sub.slot_name is None:
         return
     with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:

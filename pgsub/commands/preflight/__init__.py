@@ -4,7 +4,7 @@ What the server refuses is refused here; what it only meets later (a missing col
 ``--strict``. Everything is read in bulk: a thousand tables cost a handful of round trips.
 """
 
-from pgsub.commands.preflight.findings import Preflight, Table, Warned, enforce
+from pgsub.commands.preflight.findings import Caution, Preflight, Table, enforce
 from pgsub.commands.preflight.servers import (
     check_conflict_rules,
     check_given_slot,
@@ -16,9 +16,9 @@ from pgsub.commands.preflight.servers import (
 from pgsub.commands.preflight.tables import check_tables
 
 __all__ = [
+    "Caution",
     "Preflight",
     "Table",
-    "Warned",
     "check_conflict_rules",
     "check_given_slot",
     "check_publisher",

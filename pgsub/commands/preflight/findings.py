@@ -13,7 +13,7 @@ from pgsub.target.catalog.relation import TargetRelation
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class Caution:
     """A warning with its remedy; ``unavailable`` names what works less well for as long as the subscription lives."""
 
     message: str
@@ -60,7 +60,7 @@ class Preflight:
     """What was found."""
 
     tables: list[Table] = field(default_factory=list)
-    warnings: list[Warned] = field(default_factory=list)
+    warnings: list[Caution] = field(default_factory=list)
     two_phase: str = "d"  #: subtwophasestate as it is, or would be at first
 
     def document(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Preflight:
         }
 
 
-def enforce(warnings: Sequence[Warned]) -> None:
+def enforce(warnings: Sequence[Caution]) -> None:
     """``--strict``: what would be warned about is refused.
 
     :raises PgsubError: the first warning, with all of them in the detail.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import psycopg
 
-from pgsub.commands.preflight.findings import Table, Warned
+from pgsub.commands.preflight.findings import Caution, Table
 from pgsub.common import conflict_rules
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
@@ -30,7 +30,7 @@ LONG_SECONDS = 5.0
 _AT_MOST = 5  #: transactions that are named one by one
 
 
-def check_target(session: psycopg.Connection) -> list[Warned]:
+def check_target(session: psycopg.Connection) -> list[Caution]:
     """The target as a whole: what its role may do, publications that would publish the ledger.
 
     :raises PermissionMissing: no ledger, and none may be made.
@@ -38,7 +38,7 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
     warned = [*_privileges(session), *_settings(session), *check_line(session, "target")]
     for (name,) in session.execute(_PUBLISHING).fetchall():
         warned.append(
-            Warned(
+            Caution(
                 f'publication "{name}" on the target publishes all tables, schema pgsub included',
                 "A subscriber of it would receive the rows of pgsub's ledger.",
                 "Publish schemas by name instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA …",
@@ -48,7 +48,7 @@ def check_target(session: psycopg.Connection) -> list[Warned]:
     return warned
 
 
-def check_line(connection: psycopg.Connection, server: str) -> list[Warned]:
+def check_line(connection: psycopg.Connection, server: str) -> list[Caution]:
     """Whether whoever stands between could read and write what is sent.
 
     :param server: publisher or target.
@@ -57,7 +57,7 @@ def check_line(connection: psycopg.Connection, server: str) -> list[Warned]:
     if not channel.plain(connection) or is_local(info.hostaddr or info.host):
         return []
     return [
-        Warned(
+        Caution(
             f"the connection to the {server} is not encrypted",
             f"Whoever can write on the line to {info.host} decides what is applied on the target.",
             f'Add "sslmode=verify-full sslrootcert=…" to the connection string of the {server}.',
@@ -75,13 +75,13 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _privileges(session: psycopg.Connection) -> list[Warned]:
+def _privileges(session: psycopg.Connection) -> list[Caution]:
     row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
     role = row[0] if row else ""
     warned = []
     if not target.is_replica(session):
         warned.append(
-            Warned(
+            Caution(
                 "cannot set session_replication_role on the target",
                 "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
                 f"GRANT SET ON PARAMETER session_replication_role TO {role};",
@@ -90,7 +90,7 @@ def _privileges(session: psycopg.Connection) -> list[Warned]:
         )
     if not origins.allowed(session):
         warned.append(
-            Warned(
+            Caution(
                 "cannot use replication origins on the target",
                 "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
                 origins.grant_hint(session, role),
@@ -100,13 +100,13 @@ def _privileges(session: psycopg.Connection) -> list[Warned]:
     return warned
 
 
-def _settings(session: psycopg.Connection) -> list[Warned]:
+def _settings(session: psycopg.Connection) -> list[Caution]:
     """Settings of the target by which the server's subscriber would read text otherwise; see docs/differences.md."""
     row = session.execute("SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'").fetchone()
     if row is None or row[0] != "off":
         return []
     return [
-        Warned(
+        Caution(
             "array_nulls is off on the target",
             "pgsub reads arrays with it on, so that NULL elements of the publisher's arrays stay NULL. NULL in a text"
             " column that goes to an array column is read as NULL, too; the server's subscriber would read it as text.",
@@ -140,14 +140,14 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
         )
 
 
-def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Warned]:
+def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Caution]:
     """Rules for tables that the subscription does not have: it may get them, but a name may be mistyped, too.
 
     :param rules: of the subscription.
     :param known: its tables as schema.table of the target.
     """
     return [
-        Warned(
+        Caution(
             f'conflict rules name table "{name}", which is not part of the subscription',
             "They hold from when it becomes part of it.",
         )
@@ -155,7 +155,7 @@ def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Warned
     ]
 
 
-def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Warned]:
+def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Caution]:
     """Whether what is prepared on the publisher can be prepared on the target.
 
     :param source: None where the publisher is not asked.
@@ -167,7 +167,7 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(there, 20)};"
     if here == 0:
         return [
-            Warned(
+            Caution(
                 "prepared transactions are disabled on the target",
                 "Its max_prepared_transactions is 0. Apply stops at the first transaction that is prepared on the"
                 " publisher.",
@@ -177,7 +177,7 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     if here >= there:
         return []
     return [
-        Warned(
+        Caution(
             "max_prepared_transactions of the target is smaller than the publisher's",
             f"It is {here}, the publisher's is {there}. While as many are prepared on the target, apply waits.",
             f"Set it on the target, and restart that:\n{setting}",
@@ -248,7 +248,7 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
 
 def check_room(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
-) -> list[Warned]:
+) -> list[Caution]:
     """Whether there is room on both servers for what synchronizes at once; whether new slots will have to wait.
 
     :param tables: those that will be copied.
@@ -268,13 +268,13 @@ def check_room(
     return warned + _origins(session, 1 + syncing)
 
 
-def _origins(session: psycopg.Connection, needed: int) -> list[Warned]:
+def _origins(session: psycopg.Connection, needed: int) -> list[Caution]:
     """Apply and each table that synchronizes write with an origin of their own, which stays the subscription's."""
     left = origins.free(session) if origins.allowed(session) else None
     if left is None or left >= needed:
         return []
     return [
-        Warned(
+        Caution(
             f"only {left} replication origins are free on the target",
             f"The subscription may take {needed}. A worker that gets none is tried again and again where origin = none"
             " or a publication of its tables depends on origins, and otherwise writes as if it were local.",
@@ -283,7 +283,7 @@ def _origins(session: psycopg.Connection, needed: int) -> list[Warned]:
     ]
 
 
-def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> list[Warned]:
+def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> list[Caution]:
     """Each table that synchronizes holds a slot and a walsender, apply another."""
     free = slots.free_slots(connection)
     warned = []
@@ -294,7 +294,7 @@ def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: i
         if left < needed:
             present = int(str(publisher.scalar(connection, f"SHOW {setting}")))
             warned.append(
-                Warned(
+                Caution(
                     f"only {max(left, 0)} {kind} are free on the publisher",
                     f"The subscription and the tables that synchronize at once may take {needed}; those that get none"
                     " are tried again and again.",
@@ -305,16 +305,18 @@ def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: i
     return warned
 
 
-def _delays(connection: publisher.Connection) -> list[Warned]:
+def _delays(connection: publisher.Connection) -> list[Caution]:
     found = long_transactions(connection, LONG_SECONDS)
     warned = [
-        Warned(f"the creation of replication slots will wait for {one.name} on the publisher", one.detail(), one.hint())
+        Caution(
+            f"the creation of replication slots will wait for {one.name} on the publisher", one.detail(), one.hint()
+        )
         for one in found[:_AT_MOST]
     ]
     if len(found) > _AT_MOST:
         rest = ", ".join(one.name for one in found[_AT_MOST:])
         warned.append(
-            Warned(f"the creation of replication slots will wait for {len(found) - _AT_MOST} more transactions", rest)
+            Caution(f"the creation of replication slots will wait for {len(found) - _AT_MOST} more transactions", rest)
         )
     return warned
 
@@ -339,12 +341,12 @@ SELECT least(
 """
 
 
-def _sessions(connection: psycopg.Connection, server: str, needed: int) -> list[Warned]:
+def _sessions(connection: psycopg.Connection, server: str, needed: int) -> list[Caution]:
     row = connection.execute(_SESSIONS.encode()).fetchone()
     if row is None or row[0] >= needed:
         return []
     return [
-        Warned(
+        Caution(
             f"only {max(row[0], 0)} sessions are free for this role on the {server}",
             f"Tables and chunks that are copied at once may take {needed}; what finds none is tried again and again.",
             f"Use a smaller --max-sync-workers or --copy-workers, or raise the limit (max_connections is {row[1]}, or"
@@ -353,13 +355,13 @@ def _sessions(connection: psycopg.Connection, server: str, needed: int) -> list[
     ]
 
 
-def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> list[Warned]:
+def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> list[Caution]:
     """Whether every character of the publisher exists on the target."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
     if "SQL_ASCII" in (there, here):  # nobody knows what its bytes mean, so nothing can be converted
         return [
-            Warned(
+            Caution(
                 f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
                 "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and"
                 " text from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as"
@@ -370,7 +372,7 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
     if there == here or here == "UTF8":
         return []
     return [
-        Warned(
+        Caution(
             f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
             "Text with characters that the target's encoding does not know fails.",
             "Replicate into a database of the same encoding, or of UTF8.",

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.commands.preflight import access, facts, servers
-from pgsub.commands.preflight.findings import Preflight, Table, Warned, counted, listing, some
-from pgsub.commands.preflight.fit import Actions, Pair, misfits, unidentified
+from pgsub.commands.preflight import catalog_facts, privileges, servers
+from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
+from pgsub.commands.preflight.findings import Caution, Preflight, Table, counted, listing, some
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
@@ -47,10 +47,10 @@ def check_tables(
     names = sub.publications if named is None else tuple(named)
     absent = publication.missing_publications(connection, names)
     if absent:
-        found.warnings.append(Warned(publication.missing_warning(absent)))
+        found.warnings.append(Caution(publication.missing_warning(absent)))
     for name in publication.publishing_sequences(connection, names):
         found.warnings.append(
-            Warned(
+            Caution(
                 f'publication "{name}" publishes sequences, which are not synchronized',
                 "Tables are replicated; sequences on the target keep the values that they have there.",
                 "Set them with setval() before the target takes writes of its own.",
@@ -63,11 +63,11 @@ def check_tables(
     places = describe_many(session, [(one.schema, one.name) for one in published], replica=replica)
     _all_there(published, places)
     found.tables = _tables(connection, session, sub, published, places, replica=replica, copy_data=copy_data)
-    unowned = list(access.owners(found.tables, sub))
+    unowned = list(privileges.owners(found.tables, sub))
     pairs = _pairs(connection, session, sub, found.tables)
     found.warnings += _fitting(connection, session, sub, pairs)
-    found.warnings += access.publisher(pairs, connection.info.user)
-    found.warnings += access.target(pairs, session.info.user)
+    found.warnings += privileges.publisher(pairs, connection.info.user)
+    found.warnings += privileges.target(pairs, session.info.user)
     found.warnings += unowned
     found.warnings += _not_empty(found.tables)
     if copy_data and sub.origin == "none":
@@ -132,7 +132,7 @@ SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
 
 def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool | None]:
     """Whether each target table has no row; None where the role may not look or somebody locks it."""
-    held = facts.locked(session)
+    held = catalog_facts.locked(session)
     free = [table.target for table in tables if table.target.oid not in held]
     sizes = dict(_looked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
     answers: dict[int, bool | None] = {oid: True for oid, size in sizes.items() if size == 0}
@@ -179,13 +179,13 @@ def _pairs(
 ) -> list[Pair]:
     oids = {oid for table in tables for oid in (table.remote.oid, *(leaf.oid for leaf in table.remote.leaves))}
     try:
-        theirs = facts.read(connection, oids)
+        theirs = catalog_facts.read(connection, oids)
         rows = connection.execute(_ACTIONS, (list(sub.publications),)).fetchall() if tables else []
     except psycopg.Error as error:
         raise translate(error, "read the catalogs of the publisher", user=connection.info.user) from None
     actions = {oid: Actions(*published) for oid, *published in rows}
     acting = {table.target.oid: table.target.acts_as for table in tables}
-    ours = facts.read(session, list(acting), acting)
+    ours = catalog_facts.read(session, list(acting), acting)
     return [
         Pair(
             table,
@@ -201,13 +201,13 @@ def _pairs(
 
 def _fitting(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, pairs: Sequence[Pair]
-) -> Iterator[Warned]:
+) -> Iterator[Caution]:
     yield from servers.check_encoding(connection, session) if pairs else []
     try:
-        source_types = facts.read_types(connection, [pair.source for pair in pairs])
+        source_types = catalog_facts.read_types(connection, [pair.source for pair in pairs])
     except psycopg.Error as error:
         raise translate(error, "read the types of the publisher", user=connection.info.user) from None
-    target_types = facts.read_types(session, [pair.target for pair in pairs])
+    target_types = catalog_facts.read_types(session, [pair.target for pair in pairs])
     for pair in pairs:
         yield from misfits(pair, source_types, target_types, binary=sub.binary)
     yield from unidentified(pairs)
@@ -223,7 +223,7 @@ SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersi
 """
 
 
-def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Warned]:
+def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
     """Where the rows really go: tables that a crash empties, partitioned ones without a partition."""
     rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
     unlogged = {oid for oid, found, _ in rows if found}
@@ -231,7 +231,7 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Wa
     names = [table.name for table in tables if table.target.oid in unlogged]
     if names:
         first = next(table.target for table in tables if table.target.oid in unlogged)
-        yield Warned(
+        yield Caution(
             f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
             f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
             f"Run this on the target:\nALTER TABLE {quoting.statement(statements.table_name(first))} SET LOGGED;",
@@ -239,7 +239,7 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Wa
         )
     names = [table.name for table in tables if table.target.oid in bare]
     if names:
-        yield Warned(
+        yield Caution(
             f"{counted(names)} on the target {'has' if len(names) == 1 else 'have'} no partition",
             f"Every row fails.{listing(names)}",
             "Create the partitions on the target.",
@@ -247,12 +247,12 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Wa
         )
 
 
-def _not_empty(tables: Sequence[Table]) -> list[Warned]:
+def _not_empty(tables: Sequence[Table]) -> list[Caution]:
     names = [table.name for table in tables if table.empty is False]
     if not names:
         return []
     return [
-        Warned(
+        Caution(
             f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} not empty",
             "The publisher's rows are added to those that are there; a key that is there already is an error of the"
             f" table's synchronization.{listing(names, most=len(names))}",
@@ -262,13 +262,13 @@ def _not_empty(tables: Sequence[Table]) -> list[Warned]:
     ]
 
 
-def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> list[Warned]:
+def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> list[Caution]:
     others = publication.tables_with_other_origins(connection, sub.publications, known)
     if not others:
         return []
     names = sorted({f"{o.schema}.{o.name}" for o in others})
     return [
-        Warned(
+        Caution(
             f'subscription "{sub.name}" requested copy_data with origin = NONE but might copy data that had a different'
             " origin",
             f"The publisher subscribes to other publishers for: {some(names, len(names))}.",

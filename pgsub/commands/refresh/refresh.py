@@ -13,10 +13,10 @@ import psycopg
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh import apply, diff
+from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.serve.serve import Service
+from pgsub.commands.serve.synchronize import Service
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -52,7 +52,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
     """Add published tables, remove those that are published no more, empty and copy again what was named.
 
     :return: what was done, or with ``dry_run`` what would be.
-    :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.apply`.
+    :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.table_changes`.
     """
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     with StateStore.open(options.state_dir) as store:
@@ -66,20 +66,20 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
         if options.dry_run:
             with opened(sub) as session, asked(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
-                apply.announce(wanted, reporter, strict=options.strict)
-                apply.show(wanted, reporter)
+                table_changes.announce(wanted, reporter, strict=options.strict)
+                table_changes.show(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             with opened(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
                 with asked(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
-                apply.announce(wanted, reporter, strict=options.strict)
+                table_changes.announce(wanted, reporter, strict=options.strict)
                 if wanted.emptied:
                     confirm(wanted.emptied)
                 if wanted.changes:
-                    apply.carry_out(session, wanted, deadline)
+                    table_changes.carry_out(session, wanted, deadline)
                     record(session, wanted, store)
-            apply.tell(wanted, reporter)
+            table_changes.tell(wanted, reporter)
             conclude(service, wanted, options, deadline)
     return wanted
 
@@ -120,7 +120,7 @@ def asked(session: psycopg.Connection, sub: Subscription, connection: str) -> It
 
     :param connection: its connection string, a password included where there is no passfile yet.
     """
-    apply.verify_publisher(session, sub, connection)
+    table_changes.verify_publisher(session, sub, connection)
     must = must_use_password(session, sub)
     with contextlib.closing(publisher.connect(connection, application_name=sub.name, must_use_password=must)) as source:
         yield source

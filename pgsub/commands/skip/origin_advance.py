@@ -22,7 +22,7 @@ from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.skip import preview
-from pgsub.commands.skip.preview_document import transaction
+from pgsub.commands.skip.preview_json import transaction
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
@@ -48,7 +48,7 @@ class AdvanceOptions:
 
 
 @dataclass(slots=True)
-class Survey:
+class SkippedRange:
     """What lies between the present position and the wanted one.
 
     :ivar bytes: of what the publisher would send of them.
@@ -83,10 +83,10 @@ class Survey:
 
 
 #: Asked before anything is changed; raises where the answer is no.
-Confirm = Callable[[Survey], None]
+Confirm = Callable[[SkippedRange], None]
 
 
-def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Confirm) -> Survey:
+def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Confirm) -> SkippedRange:
     """Move the position behind transactions that are never to be applied; with ``preview`` only look.
 
     :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
@@ -117,7 +117,9 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
     return found
 
 
-def _advance(session: psycopg.Connection, store: StateStore, sub: Subscription, found: Survey, claim: Claim) -> None:
+def _advance(
+    session: psycopg.Connection, store: StateStore, sub: Subscription, found: SkippedRange, claim: Claim
+) -> None:
     """Both positions are in the journal before anything moves: a crash leaves a row that was begun."""
     number = store.journal("origin-advance", sub.subid, sub.name, {**_entry(found), "outcome": "begun"})
     failpoints.point("advance.before_ledger")
@@ -134,12 +136,12 @@ def _advance(session: psycopg.Connection, store: StateStore, sub: Subscription, 
         store.amend_journal(number, outcome="done")
 
 
-def survey(session: psycopg.Connection, sub: Subscription, to: int) -> Survey:
+def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRange:
     """Read what would not be applied.
 
     :raises StateForbids: see :func:`origin_advance`.
     """
-    found = Survey(sub.name, advance.position(session, sub.subid), to)
+    found = SkippedRange(sub.name, advance.position(session, sub.subid), to)
     if to < found.old.furthest:
         raise StateForbids(
             f"the replication origin cannot be moved backwards to {format_lsn(to)}",
@@ -163,7 +165,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> Survey:
     return found
 
 
-def _read(reading: Reading, found: Survey, prepared: dict[int, str]) -> None:
+def _read(reading: Reading, found: SkippedRange, prepared: dict[int, str]) -> None:
     names: dict[int, tuple[str, str]] = {}
     for step in reading.steps():
         match step:
@@ -178,7 +180,7 @@ def _read(reading: Reading, found: Survey, prepared: dict[int, str]) -> None:
                 found.bytes += step.header.size
 
 
-def _count(header: Header, found: Survey, prepared: dict[int, str]) -> None:
+def _count(header: Header, found: SkippedRange, prepared: dict[int, str]) -> None:
     if header.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):
         if header.xid in prepared:
             raise StateForbids(
@@ -197,7 +199,7 @@ def _count(header: Header, found: Survey, prepared: dict[int, str]) -> None:
     found.first, found.last = found.first or header, header
 
 
-def _change(change: Change, found: Survey, names: dict[int, tuple[str, str]]) -> None:
+def _change(change: Change, found: SkippedRange, names: dict[int, tuple[str, str]]) -> None:
     message = change.message
     relids: Sequence[int] = ()
     if isinstance(message, Relation):
@@ -211,7 +213,7 @@ def _change(change: Change, found: Survey, names: dict[int, tuple[str, str]]) ->
         table[type(message).__name__.lower()] += 1
 
 
-def _explain(found: Survey, reporter: Reporter) -> None:
+def _explain(found: SkippedRange, reporter: Reporter) -> None:
     """What is easily mistaken: the LSN of the server's runbook is the finish LSN plus one."""
     to, inside, last = format_lsn(found.to), found.inside, found.last
     if found.to == found.old.furthest:
@@ -233,7 +235,7 @@ def _explain(found: Survey, reporter: Reporter) -> None:
         reporter.notice(f"{to} is the finish LSN of transaction {last.xid} plus one: it is the last that is left out")
 
 
-def _complete(store: StateStore, sub: Subscription, found: Survey) -> None:
+def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
     """The position is there already: by an earlier command that was killed before it could say so, perhaps."""
     to = format_lsn(found.to)
     for row in store.journal_rows(sub.subid):
@@ -243,7 +245,7 @@ def _complete(store: StateStore, sub: Subscription, found: Survey) -> None:
                 store.amend_journal(row.id, outcome="done")
 
 
-def _entry(found: Survey) -> dict[str, Any]:
+def _entry(found: SkippedRange) -> dict[str, Any]:
     return {
         "from": format_lsn(found.old.furthest),
         "remote_lsn": format_lsn(found.old.remote_lsn),
@@ -253,7 +255,7 @@ def _entry(found: Survey) -> dict[str, Any]:
     }
 
 
-def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
+def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
     """What the ledger says, in the state store; again does nothing. Its event says so to the launcher, too."""
     with store.batch():
         store.put_origin(sub.subid, found.to, None)
@@ -263,7 +265,7 @@ def _record(store: StateStore, sub: Subscription, found: Survey) -> None:
         store.conflicts_passed(sub.subid, APPLY, found.to, SKIPPED)
 
 
-def document(found: Survey) -> dict[str, Any]:
+def document(found: SkippedRange) -> dict[str, Any]:
     """Everything that a survey found."""
     inside = found.inside
     return {

@@ -112,7 +112,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class SearchResult:
     """Where an LSN lies in the stream.
 
     :ivar transaction: the one that finishes there, None if none does.
@@ -142,7 +142,7 @@ def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Ite
         yield opened
 
 
-class Finder:
+class TransactionSearch:
     """Finds one transaction, and hands its changes on.
 
     :param wanted: a finish LSN, as far as anybody knows.
@@ -158,7 +158,9 @@ class Finder:
         self._after: Header | None = None
         self._begins: Header | None = None
 
-    def find(self, opened: Reading, comparison: Comparison | None = None, preview: Preview | None = None) -> Located:
+    def find(
+        self, opened: Reading, comparison: Comparison | None = None, preview: Preview | None = None
+    ) -> SearchResult:
         """Read until it is found and, with a preview, to its end; or until it is clear that there is none."""
         found: Header | None = None
         for step in opened.steps():
@@ -184,7 +186,7 @@ class Finder:
                 case Reached():
                     if step.position > self._wanted and self._after is not None:
                         break
-        return Located(found, self._before, self._after, self._begins)
+        return SearchResult(found, self._before, self._after, self._begins)
 
     def _is(self, header: Header) -> bool:
         if (header.xid, header.finish_lsn) in self._prepared:
@@ -260,7 +262,7 @@ def looking(
             raise target.translate(error, "compare the transaction with the target") from None
 
 
-def refused(sub: Subscription, wanted: int, located: Located, end: int) -> StateForbids:
+def refused(sub: Subscription, wanted: int, located: SearchResult, end: int) -> StateForbids:
     """The LSN is no finish LSN of a transaction that is still to be applied: what it is, and what was meant."""
     text = format_lsn(wanted)
     meant, detail = _meant(wanted, located)
@@ -275,7 +277,7 @@ def refused(sub: Subscription, wanted: int, located: Located, end: int) -> State
     )
 
 
-def _meant(wanted: int, located: Located) -> tuple[Header | None, str]:
+def _meant(wanted: int, located: SearchResult) -> tuple[Header | None, str]:
     before, after, begins = located.before, located.after, located.begins
     text = format_lsn(wanted)
     if before is not None and before.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):

@@ -27,8 +27,8 @@ from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview import Preview
-from pgsub.commands.skip.preview_document import row
-from pgsub.commands.status.conflicts import found_conflict
+from pgsub.commands.skip.preview_json import row
+from pgsub.commands.status.conflicts import require_conflict
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids
 from pgsub.common.quoting import word
@@ -92,7 +92,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
     """
     with StateStore.open(options.state_dir) as store:
         sub = store.subscription(options.name)
-        conflict = None if options.number is None else found_conflict(store, options.name, options.number)
+        conflict = None if options.number is None else require_conflict(store, options.name, options.number)
         with opened(sub) as session:
             found = Replay(sub.name, _order(session, store, sub, options, conflict), options.dry_run)
             if options.dry_run:

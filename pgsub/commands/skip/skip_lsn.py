@@ -17,7 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.skip import preview
-from pgsub.commands.skip.preview import Finder, Preview
+from pgsub.commands.skip.preview import Preview, TransactionSearch
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.quoting import word
@@ -150,9 +150,9 @@ def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip
         skip.check(wanted, subscription.apply_position(session, sub.subid))
 
 
-def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> Finder:
+def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> TransactionSearch:
     prepared = two_phase.pending(session, sub.subid)
-    return Finder(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
+    return TransactionSearch(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
 
 
 def _check_in_stream(

@@ -90,7 +90,7 @@ def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bo
     :raises StateForbids: it has no such conflict, or no longer.
     """
     with StateStore.open(folder) as store, store.snapshot():
-        row = found_conflict(store, name, conflict_id)
+        row = require_conflict(store, name, conflict_id)
         return row, _kept(store, row)
 
 
@@ -111,7 +111,7 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
     return row.letter is not None or not any(start <= lsn and covered(lsn, to) for start, to in passed)
 
 
-def found_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
+def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
     """As :func:`conflict`, of a state store that is open."""
     row = store.conflict(conflict_id)
     if row is None or row.subid != _subid(store, name):

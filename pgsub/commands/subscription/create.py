@@ -16,10 +16,10 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.serve.serve import Service
-from pgsub.commands.subscription import definition, passwords, registration
+from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.subscription import definition, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
-from pgsub.commands.subscription.registration import Leftover
+from pgsub.commands.subscription.registration import InterruptedCreate
 from pgsub.common.errors import SubscriptionExists
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
@@ -137,7 +137,7 @@ def _check(
     made: Definition,
     reporter: Reporter,
     known: set[int],
-) -> tuple[Preflight, publisher.Connection | None, list[Leftover]]:
+) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
     """Everything that is looked at before anything is created."""
     owner.check(session)
     if not options.dry_run:
@@ -145,8 +145,10 @@ def _check(
     warnings = preflight.check_target(session)
     preflight.check_conflict_rules(session, made.sub.on_conflict)
     holds = any(path.suffix == ".publisher" for path in made.passwords)
-    passwords.check(session, made.sub, given=options.password_required, holds_password=holds)
-    leftovers = registration.find_leftovers(session, options.name, options.state_dir, connect=made.connect, known=known)
+    password_required.check(session, made.sub, given=options.password_required, holds_password=holds)
+    leftovers = registration.find_interrupted(
+        session, options.name, options.state_dir, connect=made.connect, known=known
+    )
     found, source, replication = Preflight(), None, None
     if made.connect:
         ours = {left.slot_name for left in leftovers if left.slot_intent}

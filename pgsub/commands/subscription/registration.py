@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psycopg
 
-from pgsub.catalog.folder import open_private
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
+from pgsub.catalog.state_folder import open_private
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight import Table
 from pgsub.commands.reporter import Reporter
@@ -43,7 +43,7 @@ SELECT subid, slot_name, slot_intent,
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class InterruptedCreate:
     """What a ``create`` that was killed left in the ledger, and perhaps on the publisher."""
 
     subid: int
@@ -79,14 +79,14 @@ def register(
     store: StateStore,
     reporter: Reporter,
     *,
-    leftovers: Sequence[Leftover] = (),
+    leftovers: Sequence[InterruptedCreate] = (),
     deadline: float | None = None,
 ) -> None:
     """Create everything; undo what was created if any of it fails.
 
     :param replication: a replication connection, None with ``--no-connect``.
     :param sub: the definition with what was learnt about the target.
-    :param leftovers: what :func:`find_leftovers` found, undone first.
+    :param leftovers: what :func:`find_interrupted` found, undone first.
     :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
     :raises TimeoutExpired: it took longer.
     """
@@ -218,9 +218,9 @@ def _noted(folder: Path, subid: int) -> str | None:
         return None
 
 
-def find_leftovers(
+def find_interrupted(
     session: psycopg.Connection, name: str, folder: Path, *, connect: bool, known: Collection[int] = ()
-) -> list[Leftover]:
+) -> list[InterruptedCreate]:
     """What interrupted creations of this name by this state store left.
 
     :param known: subids of the state store: a rename that was interrupted may have left another name in the ledger.
@@ -240,7 +240,7 @@ def find_leftovers(
                 f'an interrupted creation of "{name}" may have left replication slot "{slot_name}"',
                 hint="Create the subscription with a connection to the publisher.",
             )
-        found.append(Leftover(subid, slot_name, intent))
+        found.append(InterruptedCreate(subid, slot_name, intent))
     return found
 
 
@@ -256,7 +256,7 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
     )
 
 
-def _unknown_leftover(name: str, leftover: Leftover) -> StateForbids:
+def _unknown_leftover(name: str, leftover: InterruptedCreate) -> StateForbids:
     slot = quoting.literal(leftover.slot_name)
     return StateForbids(
         f'the target\'s ledger has an interrupted creation of "{name}" that this state store knows nothing of',
@@ -267,7 +267,11 @@ def _unknown_leftover(name: str, leftover: Leftover) -> StateForbids:
 
 
 def _undo_leftover(
-    session: psycopg.Connection, replication: publisher.Connection | None, name: str, leftover: Leftover, folder: Path
+    session: psycopg.Connection,
+    replication: publisher.Connection | None,
+    name: str,
+    leftover: InterruptedCreate,
+    folder: Path,
 ) -> None:
     lock = subscription_lock(folder, leftover.subid)
     if leftover.slot_intent and _noted(folder, leftover.subid) != leftover.slot_name:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pgsub.commands.preflight.findings import Table, Warned, counted, grant, listing, some
-from pgsub.commands.preflight.fit import Pair
+from pgsub.commands.preflight.compatibility import Pair
+from pgsub.commands.preflight.findings import Caution, Table, counted, grant, listing, some
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.session import roles
 
 
-def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
+def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
     """What the copy needs on the publisher; streaming needs no privilege on tables.
 
     :param role: user of the connection.
@@ -22,7 +22,7 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
     closed = [pair for pair in copied if not _readable(pair)]
     if closed:
         names = [pair.table.name for pair in closed]
-        yield Warned(
+        yield Caution(
             f"permission denied for {counted(names)} on the publisher",
             f"Their rows cannot be copied.{listing(names)}",
             "Run this on the publisher:\n"
@@ -31,7 +31,7 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
         )
     filtered = [p.table.name for p in copied if p.source.row_security]
     if filtered:
-        yield Warned(
+        yield Caution(
             f"a row security policy applies to {counted(filtered)} on the publisher",
             f"It would filter the copy, which therefore fails.{listing(filtered)}",
             "Run this on the publisher, or take the tables out of the publication:\n"
@@ -46,7 +46,7 @@ def _readable(pair: Pair) -> bool:
     return "SELECT" in pair.source.privileges or (bool(wanted) and wanted <= pair.source.readable)
 
 
-def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
+def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
     """What copy and apply need on the target.
 
     :param role: user of the session.
@@ -68,7 +68,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
     for (grantee, privileges), concerned in lacking.items():
         names = [pair.table.name for pair in concerned]
         listed = ", ".join(privileges)
-        yield Warned(
+        yield Caution(
             f"permission denied for {counted(names)} on the target",
             f"What the publications publish needs {listed}.{listing(names)}",
             "Run this on the target:\n"
@@ -77,7 +77,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Warned]:
         )
 
 
-def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Warned]:
+def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
     """As whom changes cannot be made: what stops a table, and what is done otherwise than by the server.
 
     The tables that can be written get the role that will do it.
@@ -99,17 +99,17 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Warned]:
         detail = f"Copy and apply stop at {'this table' if len(names) == 1 else 'these tables'}.{listing(names)}"
         if first.sqlstate == roles.FILTERED:
             detail = f"A role cannot replicate into relations with row-level security enabled.{listing(names)}"
-        yield Warned(text.replace("{}", counted(names)), detail, first.hint, tables=tuple(names))
+        yield Caution(text.replace("{}", counted(names)), detail, first.hint, tables=tuple(names))
     if strange:
         yield _strange(strange)
 
 
-def _strange(tables: Sequence[Table]) -> Warned:
+def _strange(tables: Sequence[Table]) -> Caution:
     names = [table.name for table in tables]
     user = tables[0].target.user
     listed = sorted({table.target.owner for table in tables})
     quoted = ", ".join(quoting.name(owner) for owner in listed)
-    return Warned(
+    return Caution(
         f'changes of {counted(names)} on the target are made as role "{user}", not as the owner',
         f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
         f" rights.{listing(names)}",
@@ -132,10 +132,10 @@ def _needed(pair: Pair) -> list[str]:
     return [word for word, need in needed if need]
 
 
-def _schemas(pairs: Sequence[Pair], server: str, role: str, consequence: str) -> Iterator[Warned]:
+def _schemas(pairs: Sequence[Pair], server: str, role: str, consequence: str) -> Iterator[Caution]:
     schemas = sorted({pair.table.remote.schema for pair in pairs})
     if schemas:
-        yield Warned(
+        yield Caution(
             f"permission denied for {counted(schemas, 'schema')} on the {server}",
             f"Published tables are in it. {consequence}{listing(schemas, 'Schemas')}",
             f"Run this on the {server}:\n{grant('USAGE', 'SCHEMA', schemas, role)}",

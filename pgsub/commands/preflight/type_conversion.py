@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pgsub.commands.preflight.facts import Column, Type
+from pgsub.commands.preflight.catalog_facts import Column, Type
 
 _HEADER = 4  #: VARHDRSZ, part of the typmod of character and numeric types
 _INTEGERS = {"int2": 5, "int4": 10, "int8": 19}  #: decimal digits

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pgsub.commands.preflight import types
-from pgsub.commands.preflight.facts import Facts, Type, Unique
-from pgsub.commands.preflight.findings import Table, Warned, counted, listing, some
+from pgsub.commands.preflight import type_conversion
+from pgsub.commands.preflight.catalog_facts import Facts, Type, Unique
+from pgsub.commands.preflight.findings import Caution, Table, counted, listing, some
 from pgsub.common import quoting
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
@@ -53,7 +53,7 @@ class Pair:
 
 def misfits(
     pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
-) -> Iterator[Warned]:
+) -> Iterator[Caution]:
     """Everything about one table that will or may fail.
 
     :param binary: whether values come in the binary format.
@@ -73,20 +73,20 @@ def misfits(
         yield from _lookup(pair)
 
 
-def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None = _FITS) -> Warned:
-    return Warned(message, detail, hint, tables=(pair.table.name,))
+def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None = _FITS) -> Caution:
+    return Caution(message, detail, hint, tables=(pair.table.name,))
 
 
 def _types(
     pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
-) -> Iterator[Warned]:
+) -> Iterator[Caution]:
     lines = []
     for name in pair.sent:
         ours, theirs = pair.target.columns.get(name), pair.source.columns.get(name)
         if ours is None or theirs is None or ours.generated:
             continue
-        source, target = types.resolve(source_types, theirs), types.resolve(target_types, ours)
-        reason = types.difference(source, target, binary=binary)
+        source, target = type_conversion.resolve(source_types, theirs), type_conversion.resolve(target_types, ours)
+        reason = type_conversion.difference(source, target, binary=binary)
         if reason is not None:
             lines.append(f'Column "{name}" is {theirs.type_text} on the publisher, {ours.type_text} here: {reason}.')
     if lines:
@@ -95,7 +95,7 @@ def _types(
         )
 
 
-def _nulls(pair: Pair) -> Iterator[Warned]:
+def _nulls(pair: Pair) -> Iterator[Caution]:
     sent = set(pair.sent)
     columns = pair.target.columns.values()
     unfilled = [c.name for c in columns if c.not_null and c.name not in sent and not c.filled]
@@ -115,7 +115,7 @@ def _nulls(pair: Pair) -> Iterator[Warned]:
         )
 
 
-def _generated(pair: Pair) -> Iterator[Warned]:
+def _generated(pair: Pair) -> Iterator[Caution]:
     sent = set(pair.sent)
     lost = [
         c.name
@@ -132,7 +132,7 @@ def _generated(pair: Pair) -> Iterator[Warned]:
         )
 
 
-def _uniques(pair: Pair) -> Iterator[Warned]:
+def _uniques(pair: Pair) -> Iterator[Caution]:
     stricter = [one for one in pair.target.unique if not any(_implies(theirs, one) for theirs in pair.source.unique)]
     if stricter:
         yield _about(
@@ -153,7 +153,7 @@ def _implies(source: Unique, target: Unique) -> bool:
     return source.columns <= target.columns and (source.nulls_equal or not target.nulls_equal)
 
 
-def _constraints(pair: Pair) -> Iterator[Warned]:
+def _constraints(pair: Pair) -> Iterator[Caution]:
     stricter = [name for text, name in pair.target.constraints.items() if text not in pair.source.constraints]
     if stricter:
         yield _about(
@@ -163,14 +163,14 @@ def _constraints(pair: Pair) -> Iterator[Warned]:
         )
 
 
-def unidentified(pairs: Sequence[Pair]) -> Iterator[Warned]:
+def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
     """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements on these tables."""
     for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
         found = [pair for pair in pairs if pair.actions.words == what and _anonymous(pair)]
         if found:
             names = [pair.table.name for pair in found]
             commands = [f"ALTER TABLE {_quoted(pair)} REPLICA IDENTITY FULL;" for pair in found]
-            yield Warned(
+            yield Caution(
                 f"{counted(names)} publish{'es' if len(names) == 1 else ''} {what} without a replica identity",
                 f"The publisher refuses {what} of their rows.{listing(names)}",
                 "Give them primary keys, or run this on the publisher:\n" + "\n".join(commands),
@@ -182,7 +182,7 @@ def _anonymous(pair: Pair) -> bool:
     return bool(pair.leaves) and not any(leaf.identified for leaf in pair.leaves)
 
 
-def _uncovered_identity(pair: Pair) -> Iterator[Warned]:
+def _uncovered_identity(pair: Pair) -> Iterator[Caution]:
     uncovered = sorted(pair.source.key - set(pair.sent))
     if uncovered and pair.actions.words and pair.table.remote.replica_identity != "f":
         yield _about(
@@ -197,7 +197,7 @@ def _quoted(pair: Pair) -> str:
     return quoting.name(pair.table.remote.schema, pair.table.remote.name)
 
 
-def _lookup(pair: Pair) -> Iterator[Warned]:
+def _lookup(pair: Pair) -> Iterator[Caution]:
     """check_relation_updatable and FindReplTupleInLocalRel of the server, on what will be sent."""
     if not pair.actions.words or _anonymous(pair):
         return

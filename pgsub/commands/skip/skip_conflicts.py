@@ -30,7 +30,7 @@ Confirm = Callable[[str, Flood], None]
 
 
 @dataclass(frozen=True, slots=True)
-class FloodOptions:
+class SkipConflictsOptions:
     """What the command line says."""
 
     name: str
@@ -38,7 +38,7 @@ class FloodOptions:
     rule: Flood
 
 
-def skip_flood(options: FloodOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Flood, ...]:
+def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Flood, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
     :return: all that are set now.

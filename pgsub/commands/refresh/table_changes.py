@@ -15,7 +15,7 @@ import psycopg
 from pgsub.commands import preflight
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription import passwords
+from pgsub.commands.subscription import password_required
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, log_text
 from pgsub.common.subscription import Subscription
@@ -68,7 +68,7 @@ def _replication(
         )
     except PublisherUnavailable as error:
         if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
-            error.detail = f"{passwords.MUST_PROVIDE} {error.detail or ''}".strip()
+            error.detail = f"{password_required.MUST_PROVIDE} {error.detail or ''}".strip()
         raise
 
 
