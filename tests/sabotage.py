@@ -194,13 +194,13 @@ GUARDS = (
     Guard(
         "a table that loses its sync slot is copied anew",
         "pgsub/commands/refresh/table_changes.py",
-        (("        subscription_tables.forsake(session, removed)\n", ""),),
+        (("        subscription_tables.reset_to_datasync(session, removed)\n", ""),),
         ("tests/faults/test_kill_refresh.py",),
     ),
     Guard(
         "a slot made too late is dropped by its maker",
         "pgsub/tablesync/coordinator.py",
-        (("                sync_slots.abandon(session, self._sub, slot, list(found))\n", ""),),
+        (("                sync_slots.drop_unnamed(session, self._sub, slot, list(found))\n", ""),),
         ("tests/faults/test_kill_refresh.py",),
     ),
     Guard(
@@ -803,7 +803,7 @@ GUARDS = (
         "pgsub/apply/worker/worker.py",
         (
             (
-                "            self._keeps |= held_tables.waiting(connection, self._subid, released)\n",
+                "            self._keeps |= held_tables.with_changes(connection, self._subid, released)\n",
                 "            pass\n",
             ),
         ),
@@ -814,7 +814,7 @@ GUARDS = (
         "pgsub/apply/worker/held_release.py",
         (
             (
-                "        if not held_tables.done(self._session.connection, self._subid, gone):\n",
+                "        if not held_tables.remove(self._session.connection, self._subid, gone):\n",
                 "        if gone is None:\n",
             ),
         ),

@@ -17,8 +17,8 @@ import psycopg
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translate
+from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
-from pgsub.publisher.waiting import Report, SlotWatch
 
 # The catalog is read as of the snapshot, the functions answer as of now.
 _REWRITTEN = """

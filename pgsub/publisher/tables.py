@@ -63,14 +63,14 @@ class RemoteTable:
     reltuples: float  #: -1: no leaf was ever analyzed
 
 
-class Described(NamedTuple):
+class DescribedTables(NamedTuple):
     """Tables by schema and name; what cannot be described is in ``faults`` and does no harm to the others."""
 
     tables: dict[Name, RemoteTable]
     faults: dict[Name, PgsubError]
 
 
-def describe_tables(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> Described:
+def describe_tables(connection: Connection, names: Iterable[Name], publications: Sequence[str]) -> DescribedTables:
     """Read everything of tables in a few round trips; inside a slot's snapshot it is what the copy will see.
 
     :param names: schema and name of each.
@@ -82,8 +82,8 @@ def describe_tables(connection: Connection, names: Iterable[Name], publications:
         raise translate(error, "fetch table info from publisher", user=connection.info.user) from None
 
 
-def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str]) -> Described:
-    found = Described({}, {})
+def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str]) -> DescribedTables:
+    found = DescribedTables({}, {})
     if not names:
         return found
     wanted = ([schema for schema, _ in names], [name for _, name in names])

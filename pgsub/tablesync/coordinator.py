@@ -22,7 +22,7 @@ from pgsub.tablesync import slot_copy, sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
-from pgsub.tablesync.copy_pool import Workforce
+from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import owner, states, subscription
 from pgsub.target.ledger.subscription import Claim, RelationState
@@ -83,7 +83,7 @@ class TableSync:
         done = self._in_state(session, "sr")
         if done:
             failpoints.point("sync.after_s")
-            sync_slots.forget_copy(session, self._sub, [self._claims[row.srrelid] for row in done])
+            sync_slots.finish_sync(session, self._sub, [self._claims[row.srrelid] for row in done])
             for row in done:
                 self._log(row, "finished")
 
@@ -166,7 +166,7 @@ class TableSync:
             try:
                 states.slot_position(session, claims, snapshot.consistent_point)
             except Fenced:
-                sync_slots.abandon(session, self._sub, slot, list(found))
+                sync_slots.drop_unnamed(session, self._sub, slot, list(found))
                 raise
             if together:
                 with contextlib.suppress(psycopg.errors.LockNotAvailable):
@@ -176,7 +176,7 @@ class TableSync:
             self._errors |= prepared.errors
             self._raise_alone()
             width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
-            workforce = Workforce(self._context, session, snapshot, prepared.pieces, width)
+            workforce = CopyPool(self._context, session, snapshot, prepared.pieces, width)
             workforce.run()
             self._errors |= workforce.errors
         self._finish_chunked(session, prepared, attempts)
@@ -201,7 +201,7 @@ class TableSync:
             rows = subscription.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
             if left:
-                states.unclaim(session, self._sub.subid, left)
+                states.withdraw_claims(session, self._sub.subid, left)
                 sync_slots.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
 
     def _raise_alone(self) -> None:
@@ -232,7 +232,7 @@ class TableSync:
             return set()
         failpoints.point("sync.before_s")
         try:
-            return states.try_done_at_once(session, claims, position)
+            return states.try_syncdone_many(session, claims, position)
         except psycopg.errors.LockNotAvailable:
             return set()
 
@@ -248,7 +248,7 @@ class TableSync:
         own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
         try:
             if state.sync_slot != own:
-                slot_copy.separate(session, self._sub, claim, state, own)
+                slot_copy.copy_shared(session, self._sub, claim, state, own)
             elif state.spare_slot is not None:
                 sync_slots.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
             spec = WorkerSpec(

@@ -19,7 +19,7 @@ _POLL = 0.02
 TRIES = 5
 
 
-class Workforce:
+class CopyPool:
     """Copies pieces with a number of tasks at once; each takes piece after piece.
 
     :param session: the coordinator's, on the target: the ledger says what is done.

@@ -20,7 +20,7 @@ from pgsub.target.ledger import states
 from pgsub.target.ledger.subscription import Claim, RelationState, durable
 
 
-def separate(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
+def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
     """Copy the table's shared slot to ``own`` and have the ledger name that instead.
 
     Safe to repeat after any interruption: until the ledger names the new slot nobody has streamed it, and it is made

@@ -73,7 +73,7 @@ def release_slot(
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
-def forget_copy(session: psycopg.Connection, sub: Subscription, claims: Sequence[Claim]) -> None:
+def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence[Claim]) -> None:
     """Tables are handed over: the book-keeping of their copies and their slots go.
 
     The slots go last: as long as a table names one its worker is started again, and nothing is left behind.
@@ -85,7 +85,7 @@ def forget_copy(session: psycopg.Connection, sub: Subscription, claims: Sequence
     release(session, sub, *relids, claims=claims)
 
 
-def abandon(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
+def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
     """A slot came to be while its tables were fenced: drop it, unless an attempt that came later names it.
 
     :param relids: the tables that it was made for.

@@ -152,7 +152,7 @@ class SyncRole:
             failpoints.point("sync.after_claim")
             return
         failpoints.point("sync.before_s")
-        outcome = states.try_done(connection, self._claim, position)
+        outcome = states.try_syncdone(connection, self._claim, position)
         self._done = outcome.done
         if not outcome.done and outcome.handover_lsn != self._handover:
             self._forget_claim(outcome.handover_lsn)

@@ -13,7 +13,7 @@ from fix_servers import Database
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import documents, skip
+from pgsub.target.ledger import jsonb, skip
 
 if TYPE_CHECKING:
     from pgsub.demo.servers import Server
@@ -78,4 +78,4 @@ def test_what_is_skipped_is_kept_whatever_its_names_and_values_are(into: Callabl
     ],
 )
 def test_a_document_has_what_its_database_can_have(encoding: str, read: object) -> None:
-    assert json.loads(documents.text({"ü": ["日 \\u65e5 😀"]}, encoding)) == read
+    assert json.loads(jsonb.text({"ü": ["日 \\u65e5 😀"]}, encoding)) == read

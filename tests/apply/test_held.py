@@ -22,7 +22,7 @@ def _change(p: Pair, what: Callable[[psycopg.Connection, int, Collection[int]], 
     relids = [p.relid(name) for name in tables]
     while True:
         with contextlib.suppress(psycopg.errors.LockNotAvailable):
-            with states.deciding(p.session, p.subid):
+            with states.changing(p.session, p.subid):
                 what(p.session, p.subid, relids)
             return
 
@@ -136,7 +136,7 @@ def test_kept_changes_are_read_by_the_description_that_they_came_with(pair: Make
     p.ddl("ALTER TABLE c DROP COLUMN v")
     p.apply("INSERT INTO c VALUES (3, 9)")
     p.subdb.execute("ALTER TABLE c ADD COLUMN v text")
-    with states.deciding(p.session, p.subid):
+    with states.changing(p.session, p.subid):
         held_tables.release(p.session, p.subid, [p.relid("c")])
     p.apply("INSERT INTO c VALUES (4, 10)")
     assert p.subdb.rows("SELECT id, v, n FROM c ORDER BY 1") == [

@@ -15,13 +15,13 @@ from pgsub.apply.skip.skipped_reader import Revival
 from pgsub.common.errors import StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import held_tables, states
-from pgsub.target.ledger.skipped_changes import Kept, Letter
+from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 
 MB = 1 << 20
 
 
 def _hold(p: Pair, *, released: bool = False) -> None:
-    with states.deciding(p.session, p.subid):
+    with states.changing(p.session, p.subid):
         (held_tables.release if released else held_tables.hold)(p.session, p.subid, [p.relid("t")])
 
 
@@ -63,10 +63,10 @@ def test_what_is_skipped_of_a_row_too_large_to_be_kept_is_its_size(
     [(_, body)] = letters(p)
     assert body["new"] == {"id": "1", "v": {"bytes": "5000"}}
     assert any("1 value was too large to be kept" in text for text in logged(p))
-    kept = Kept(1, [1], {("public", "t", "INSERT"): 1}, 0, None)
+    kept = SkippedTransaction(1, [1], {("public", "t", "INSERT"): 1}, 0, None)
     revival = Revival(p.session, parse_lsn(error.finish_lsn or ""), kept)
     with pytest.raises(StateForbids, match='the value of column "v" was too large to be kept'):
-        list(revival.changes([Letter(1, 1, "public", "t", body)]))
+        list(revival.changes([SkippedChange(1, 1, "public", "t", body)]))
 
 
 @only_thorough

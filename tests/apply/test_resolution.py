@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from pgsub.apply.resolve.policy import Verdict, decide, tied
 from pgsub.common.conflict_rules import LAST_UPDATE_WINS
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 
 SUBID = 17
 
 
-def local(at: int | None, origin: str | None = None) -> Hit:
-    return Hit("i", at=at, origin=origin)
+def local(at: int | None, origin: str | None = None) -> ConflictingRow:
+    return ConflictingRow("i", at=at, origin=origin)
 
 
 def unasked() -> Verdict:

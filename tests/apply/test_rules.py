@@ -392,15 +392,15 @@ def test_a_row_that_a_trigger_writes_elsewhere_is_no_conflict_of_the_table_with_
 
 def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
     from pgsub.apply.skip.replay import Order, replay
-    from pgsub.target.ledger import skipped_changes as kept_letters
+    from pgsub.target.ledger import skipped_changes
 
     p = make("insert_exists=skip")
     p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
     p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
     [record] = p.events()
     lsn = p.subdb.value("SELECT finish_lsn - '0/0'::pg_lsn FROM pgsub.skipped_change")
-    ids = kept_letters.by_ref(p.session, p.subid, int(lsn), record["letter"])
-    kept = kept_letters.kept(p.session, p.subid, int(lsn), ids=ids)
+    ids = skipped_changes.by_ref(p.session, p.subid, int(lsn), record["letter"])
+    kept = skipped_changes.of_transaction(p.session, p.subid, int(lsn), ids=ids)
     assert kept is not None and kept.ids == ids
     order = Order(int(lsn), kept, {})
     with pytest.raises(ApplyError):

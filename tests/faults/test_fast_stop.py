@@ -133,7 +133,7 @@ def _behind(scene: Scene) -> Task:
 
 def _held(scene: Scene) -> Task:
     task = scene.follows()
-    with states.deciding(scene.p.session, scene.p.subid):
+    with states.changing(scene.p.session, scene.p.subid):
         held_tables.hold(scene.p.session, scene.p.subid, [scene.p.relid("t")])
     scene.p.pubdb.execute("INSERT INTO t VALUES (2, 'kept')")
     scene.p.until("SELECT count(*) FROM pgsub.held_change WHERE subid = %s", scene.p.subid, value=1, task=task)

@@ -115,7 +115,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     until(lambda: _holds_back(sub, position), "apply does not wait")
     assert sub.stop(task).outcome == "stopped"
     assert subscription.apply_position(sub.session, sub.subid) == position
-    assert states.try_done(sub.session, claim, position).done
+    assert states.try_syncdone(sub.session, claim, position).done
     sub.catch_up()
     assert subdb.rows("SELECT n FROM moving") == [(1,)]
     assert [n for (n,) in subdb.rows("SELECT n FROM other ORDER BY n")] == list(range(50))

@@ -59,7 +59,7 @@ def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
     task = sub.start()
     pubdb.execute("INSERT INTO log VALUES (0)")  # skipped: apply has read state f, and goes past it
     wait_for(lambda: subscription.apply_position(sub.session, sub.subid) > 0)
-    with subdb.connect() as holder, states.deciding(holder, sub.subid) as apply_lsn:
+    with subdb.connect() as holder, states.changing(holder, sub.subid) as apply_lsn:
         pubdb.execute("INSERT INTO log VALUES (1)")
         subdb.wait("SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
                    " AND application_name LIKE 'pgsub % apply %'")  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit(o
     claim = sub.take_over("log")
     states.slot_position(sub.session, [claim], 1)
     sub.session.execute("SET synchronous_commit = off")
-    assert states.try_done(sub.session, claim, parse_lsn("0/1")).done
+    assert states.try_syncdone(sub.session, claim, parse_lsn("0/1")).done
     pair.target.stop("immediate")
     pair.target.start()
     with pair.subdb.connect() as session:
@@ -221,7 +221,7 @@ def test_a_table_does_not_change_hands_behind_apply(pubdb: Database, subdb: Data
     states.slot_position(sub.session, [claim], 1)
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()  # apply leaves the change to the sync worker, which has not seen it
-    outcome = states.try_done(sub.session, claim, 1)
+    outcome = states.try_syncdone(sub.session, claim, 1)
     assert not outcome.done
     assert sub.state("log") == "f"
 

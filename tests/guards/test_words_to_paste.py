@@ -98,7 +98,7 @@ def test_no_record_of_the_log_is_put_together_by_hand() -> None:
 #: Where SQL is composed that is executed.
 _EXECUTED = {
     "tablesync/copy/plan.py",
-    "tablesync/copy/resolving.py",
+    "tablesync/copy/row_by_row.py",
     "target/sql/row_lookup.py",
     "target/ledger/owner.py",
 }

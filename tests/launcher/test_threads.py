@@ -22,8 +22,8 @@ from pgsub.common.errors import StateStoreError, ThreadDied
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.launcher.recorder import Recorder
 from pgsub.publisher.connect import connect
+from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.publisher.slots import create_slot
-from pgsub.publisher.waiting import SlotWatch
 
 PACKAGE = Path(failpoints.__file__).parent
 #: Threads of a launcher that lives on, and of its workers.

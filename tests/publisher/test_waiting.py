@@ -13,7 +13,7 @@ from pgsub.common.errors import Fenced, TimeoutExpired
 from pgsub.demo.servers import Server
 from pgsub.publisher import slots
 from pgsub.publisher.connect import connect
-from pgsub.publisher.waiting import SlotWatch, long_transactions
+from pgsub.publisher.slot_creation import SlotWatch, long_transactions
 
 _numbers = itertools.count(1)
 

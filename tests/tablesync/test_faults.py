@@ -405,7 +405,7 @@ def test_rows_that_a_catch_up_brought_are_not_taken_for_a_clean_target(pair: Mak
     _breaks(p)
     assert p.subdb.value("SELECT count(*) FROM t") == 2 and p.state("t") == "f"
     claim = p.take_over("t")  # a refresh that was to remove the table, and gave up
-    subscription_tables.forsake(p.session, [claim])
+    subscription_tables.reset_to_datasync(p.session, [claim])
     sync_slots.release(p.session, p.sub, claim.worker, claims=[claim])
     with pytest.raises(ApplyError, match="could not remove the rows") as caught:
         p.sync("t")

@@ -8,7 +8,7 @@ import pytest
 
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError
-from pgsub.tablesync.copy import plan, resolving
+from pgsub.tablesync.copy import plan, row_by_row
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
 
@@ -112,6 +112,6 @@ def test_a_row_of_a_copy_is_read_as_the_server_writes_it(pubdb):
     pubdb.execute("INSERT INTO t VALUES (%s, %s, %s), (NULL, '', '{}')", *values)
     with pubdb.connect() as connection, connection.cursor() as cursor, cursor.copy("COPY t TO STDOUT") as copy:
         lines = [bytes(line) for line in copy]
-    read = [[resolving._value(field) for field in line[:-1].split(b"\t")] for line in lines]
+    read = [[row_by_row._value(field) for field in line[:-1].split(b"\t")] for line in lines]
     texts = pubdb.rows("SELECT a::text, b::text, c::text FROM t")
     assert read == [[None if v is None else v.encode() for v in row] for row in texts]

@@ -29,13 +29,13 @@ def version(session):
 
 
 def change(session, wanted):
-    with states.deciding(session, SUBID):
+    with states.changing(session, SUBID):
         subscription_tables.change(session, SUBID, wanted)
 
 
 def copy_again(session, emptied):
     """What a refresh does to a table that is copied again."""
-    with states.deciding(session, SUBID):
+    with states.changing(session, SUBID):
         subscription_tables.change(session, SUBID, Change(again=[emptied.oid]))
         truncate.truncate(session, [emptied])
 
@@ -71,7 +71,7 @@ def test_a_sync_worker_that_took_over_meanwhile_stops_the_change(session):
         with pytest.raises(Fenced):
             change(session, wanted)
     with pytest.raises(Fenced):
-        subscription_tables.forsake(session, [claim])
+        subscription_tables.reset_to_datasync(session, [claim])
     assert tables(session) == {"a": "i", "b": "i"}
 
 
@@ -95,7 +95,7 @@ def test_a_table_that_is_no_longer_there_stops_the_change(session):
 def test_only_a_finished_copy_is_forsaken_and_its_claim_with_it(session):
     for name, state in (("a", "f"), ("b", "s")):
         set_table(session, name, srsubstate=state, handover_lsn="0/20")
-    subscription_tables.forsake(
+    subscription_tables.reset_to_datasync(
         session, [subscription.take_over(session, SUBID, oid(session, name)) for name in ("a", "b")]
     )
     assert tables(session) == {"a": "d", "b": "s"}
@@ -119,7 +119,7 @@ def test_rows_and_state_go_together_or_stay_together(session, connect):
     reader.execute("SELECT FROM public.a")
     with pytest.raises(psycopg.errors.LockNotAvailable):
         copy_again(session, emptied)
-    assert tables(session)["a"] == "r" and truncate.holders(session, [emptied])
+    assert tables(session)["a"] == "r" and truncate.lock_holders(session, [emptied])
     reader.execute("ROLLBACK")
     copy_again(session, emptied)
     assert tables(session)["a"] == "i"

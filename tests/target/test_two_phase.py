@@ -109,7 +109,7 @@ def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_re
     worker, other = connect(), connect()
     found: list[bool] = []
     added = Change(add=[RelationState(99, "public", "c", "i")])
-    with states.deciding(other, SUBID):
+    with states.changing(other, SUBID):
         subscription_tables.change(other, SUBID, added)
         thread = threading.Thread(target=lambda: found.append(two_phase.enable_if_ready(worker, claim)[0]))
         thread.start()
@@ -121,9 +121,9 @@ def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_re
     pending.execute("DELETE FROM pgsub.subscription_rel WHERE srrelid = 99")
     assert two_phase.enable_if_ready(pending, claim)[0]
     for change in (added, Change(again=[claim.worker])):
-        with pytest.raises(StateForbids, match="is not allowed when two_phase is enabled"), states.deciding(other, 7):
+        with pytest.raises(StateForbids, match="is not allowed when two_phase is enabled"), states.changing(other, 7):
             subscription_tables.change(other, SUBID, change)
-    with states.deciding(other, SUBID):
+    with states.changing(other, SUBID):
         subscription_tables.change(other, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))
     assert len(subscription.relations(pending, SUBID)) == 3
 
@@ -159,7 +159,7 @@ def test_a_prepared_transaction_keeps_nobody_from_the_ledger(
         subscription.lock_timeout(pending)
         assert two_phase.locked(pending, SUBID) == "p"
     assert two_phase.enable_if_ready(pending, claim)[0]
-    with states.deciding(pending, SUBID):
+    with states.changing(pending, SUBID):
         subscription_tables.change(pending, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))
     two_phase.roll_back(pending, two_phase.prepared(pending, SUBID))
     subscription.forget(pending, SUBID)

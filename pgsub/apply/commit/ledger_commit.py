@@ -22,7 +22,7 @@ from pgsub.common.errors import LogText, StreamsMustRestart, log_text
 from pgsub.common.plural import counted
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import skip as skips
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import Progress, of_commit
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import StatementFailed
@@ -60,7 +60,7 @@ class Consumed:
         bodies = [{"kind": "log", "level": level, "text": text} for level, text in self.messages]
         if self.done:
             bodies.append({"kind": "skipped", "finish_lsn": format_lsn(self.done)})
-        rows = [(subid, document(connection, body)) for body in bodies]
+        rows = [(subid, jsonb(connection, body)) for body in bodies]
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
@@ -110,7 +110,7 @@ class LedgerCommit:
             self.keep(records)
         self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
         located = conflict.with_leaves(self._connection, records)
-        rows = [(self._subid, document(self._connection, one.body(self._subid))) for one in located]
+        rows = [(self._subid, jsonb(self._connection, one.body(self._subid))) for one in located]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
 
@@ -149,7 +149,7 @@ class LedgerCommit:
             told = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
             body = {"kind": "log", "level": "LOG", "text": told}
             query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
-            self._connection.execute(query, (self._subid, document(self._connection, body)))
+            self._connection.execute(query, (self._subid, jsonb(self._connection, body)))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
         """Run a statement of two-phase commit, which ends a transaction.

@@ -14,7 +14,7 @@ from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
-from pgsub.target.ledger import documents
+from pgsub.target.ledger import jsonb
 
 #: Letters, and bytes of them, that are written together.
 LETTERS, LETTERS_BYTES = 1000, 4 << 20
@@ -42,7 +42,7 @@ class DeadLetters:
         self._of_sync = of_sync
         self._subid = subid
         self.transaction = transaction
-        self._encoding = documents.encoding(connection)
+        self._encoding = jsonb.encoding(connection)
         self._waiting: list[tuple[str, str, str]] = []
         self._bytes = 0
         self.count = 0
@@ -78,7 +78,7 @@ class DeadLetters:
             body["old"], body["old_kind"] = self._row(relation, message.old), message.old_kind
         if isinstance(message, Truncate):
             body["restart_identity"] = message.restart_identity
-        text = documents.text(body, self._encoding)
+        text = jsonb.text(body, self._encoding)
         self._waiting.append((*local_name(relation), text))
         self._bytes += len(text)
         self.count += 1

@@ -1,5 +1,5 @@
 """PREPARE, COMMIT PREPARED and ROLLBACK PREPARED of the publisher on the target. Mirrors apply_handle_prepare and its
-like (worker.c), with a ledger that follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared`.
+like (worker.c), with a ledger that follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared_xacts`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError
-from pgsub.target.ledger import prepared
-from pgsub.target.ledger.prepared import Found, PreparedTransactions
+from pgsub.target.ledger import prepared_xacts
+from pgsub.target.ledger.prepared_xacts import Found, PreparedTransactions
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class TwoPhase:
         if found.prepared and not found.listed:
             # Only the ledger's commit was lost. Done again, the rows that were missing come to light again too.
             _log.debug("prepared transaction %s was sent again: prepared anew", gid)
-            self._session.connection.execute(prepared.rollback(gid))
+            self._session.connection.execute(prepared_xacts.rollback(gid))
         if found.listed or found.marker:
             _log.debug("prepared transaction %s was sent again: found", gid)
             skim()
@@ -80,10 +80,10 @@ class TwoPhase:
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
         try:
-            ending.end(transaction, prepared.prepare(gid))
+            ending.end(transaction, prepared_xacts.prepare(gid))
         except ApplyError as error:
             if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
-                error.hint = f"{error.hint}\n{prepared.ENABLE}"
+                error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
             raise
         failpoints.point("apply.after_prepare")
 
@@ -122,7 +122,7 @@ class TwoPhase:
             if committing:
                 self._session.progress.tag(transaction.end_lsn, transaction.commit_ts)
             failpoints.point("apply.before_finish_prepared")
-            self._ending.end(transaction, prepared.commit(gid) if committing else prepared.rollback(gid))
+            self._ending.end(transaction, prepared_xacts.commit(gid) if committing else prepared_xacts.rollback(gid))
         elif found.marker != committing:
             raise self._ended_elsewhere(gid, transaction)
         else:

@@ -21,7 +21,7 @@ from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 from pgsub.target.sql.statements import Statement
 
 
@@ -81,7 +81,7 @@ class OtherOrigin(NamedTuple):
     identity: dict[str, str | None]
     detail: str
     leaf: tuple[str, str]
-    local: Hit
+    local: ConflictingRow
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger, once the transaction's end is known."""
@@ -142,7 +142,7 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     names = [c.name for c in relation.target.columns]
     local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
     remote = conflicts_text.remote_row(relation, place.new) if place.new is not None else None
-    hit = Hit("", None, local, int(xid or 0), at, origin, at=int(micros or 0))
+    hit = ConflictingRow("", None, local, int(xid or 0), at, origin, at=int(micros or 0))
     version, identity = relation.target.server_version, conflicts_text.identity(relation, searched)
     return OtherOrigin(
         place.transaction,

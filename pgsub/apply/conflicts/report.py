@@ -22,7 +22,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
 from pgsub.target.sql import conflict_search, statements
-from pgsub.target.sql.conflict_search import Hit, Search
+from pgsub.target.sql.conflict_search import ConflictingRow, Search
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def look_closer(connection: psycopg.Connection, error: ApplyError) -> None:
 def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) -> Search | None:
     relation, new, old = clash.relation, clash.new, clash.old
     inserts = clash.message_type == "INSERT"
-    change = statements.resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
+    change = statements.resulting_row(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
     rows = [new if source == "n" or old is None else old for source, _ in change.takes]
     sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != ord("u")]
     return conflict_search.search(
@@ -115,7 +115,7 @@ def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
         error.args = (error.message,)
         return
     relation = clash.relation
-    met = [Hit(record.index_name or "", clash.key)]  # what the statement itself said counts anyhow
+    met = [ConflictingRow(record.index_name or "", clash.key)]  # what the statement itself said counts anyhow
     if found is not None:
         # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
         later = found.indexes[found.indexes.index(record.index_name or "") :]

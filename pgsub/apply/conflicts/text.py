@@ -15,7 +15,7 @@ from psycopg.adapt import Transformer
 from pgsub.protocol.messages import Tuple
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 
 #: A row by the target's columns: text as the server shows it, None for NULL.
 Row = Mapping[str, str | None]
@@ -35,7 +35,7 @@ def lsn(position: int, version: int) -> str:
     return f"{position >> 32:X}/{low:08X}" if version >= _REWORDED else f"{position >> 32:X}/{low:X}"
 
 
-def unique(version: int, hits: Sequence[Hit], remote: Row, identity: str | None) -> str:
+def unique(version: int, hits: Sequence[ConflictingRow], remote: Row, identity: str | None) -> str:
     """DETAIL of insert_exists, update_exists and multiple_unique_conflicts.
 
     :param hits: what stands in the way, one an index.
@@ -63,7 +63,7 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
     return f"Could not find the row to be {verb}.\n{_sentence(parts)}"
 
 
-def other_origin(version: int, message_type: str, hit: Hit, remote: Row | None, identity: str) -> str:
+def other_origin(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
     """DETAIL of update_origin_differs and delete_origin_differs.
 
     :param hit: the row as it was, and who wrote it.
@@ -77,7 +77,7 @@ def other_origin(version: int, message_type: str, hit: Hit, remote: Row | None, 
     return f"{text}.\n{_sentence([*_local(hit, 'existing local row'), *parts])}"
 
 
-def _met(hit: Hit) -> str:
+def _met(hit: ConflictingRow) -> str:
     text = f'Key already exists in unique index "{hit.index}"'
     if hit.xid is None:
         return text  # the row is gone again, or was the transaction's own
@@ -87,11 +87,11 @@ def _met(hit: Hit) -> str:
     return f"{text}, modified {by} in transaction {hit.xid} at {hit.commit_ts}"
 
 
-def _key(hit: Hit, word: str) -> list[str]:
+def _key(hit: ConflictingRow, word: str) -> list[str]:
     return [f"{word} {hit.key}"] if hit.key else []
 
 
-def _local(hit: Hit, words: str) -> list[str]:
+def _local(hit: ConflictingRow, words: str) -> list[str]:
     return [f"{words} {row(hit.row)}"] if hit.row is not None else []
 
 
@@ -168,7 +168,7 @@ def kept(text: str | None) -> str | None:
     return text if text is None or len(text) <= KEPT else text[:KEPT] + "..."
 
 
-def local_conflicts(hits: Sequence[Hit]) -> list[dict[str, Any]]:
+def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
     """What stands in the way, for a record."""
     return [{**hit.told(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
 

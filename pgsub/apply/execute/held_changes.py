@@ -14,7 +14,7 @@ from pgsub.protocol import kept
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
 from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import Stretch
+from pgsub.target.ledger.held_tables import HeldChanges
 
 #: Bytes of messages in one row of the ledger, and bytes and rows that are written together.
 STRETCH_BYTES = 256 << 10
@@ -41,7 +41,7 @@ class Keeping:
 
     def begin(self) -> None:
         """A target transaction was opened, or what was not written yet is undone."""
-        self._stretches: list[Stretch] = []
+        self._stretches: list[HeldChanges] = []
         self._bytes = 0  #: of these and the open one
         self._open: tuple[RemoteTransaction, Relation, int] | None = None
         self._payloads: list[bytes] = []
@@ -89,7 +89,7 @@ class Keeping:
         if described is None:
             described = self._descriptions[relation] = kept.relation(relation)
         place = (transaction.xid, transaction.finish_lsn, transaction.commit_ts)
-        self._stretches.append(Stretch(0, srrelid, *place, described, kept.joined(payloads), len(payloads)))
+        self._stretches.append(HeldChanges(0, srrelid, *place, described, kept.joined(payloads), len(payloads)))
 
     def write(self) -> None:
         """Into the open transaction; the session is out of its pipeline and in its own role.
@@ -100,4 +100,4 @@ class Keeping:
         stretches = self._stretches
         self.begin()
         if stretches:
-            held_tables.keep(self._connection, self._subid, stretches)
+            held_tables.store(self._connection, self._subid, stretches)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.fingerprints import Fingerprint
-from pgsub.target.sql.row_lookup import Row, TableLook
+from pgsub.target.sql.row_lookup import Row, TableLookup
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Table:
     """A target table, and what the transaction did to it so far."""
 
     relation: RelationMap
-    look: TableLook
+    look: TableLookup
     done: Done = field(default_factory=Done)
 
     @property

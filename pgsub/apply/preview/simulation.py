@@ -21,7 +21,7 @@ from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
-from pgsub.target.sql.row_lookup import Found, Looker, Row, TableLook
+from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
 from pgsub.target.sql.statements import equality
 
 IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
@@ -95,7 +95,7 @@ class Comparison:
     """
 
     def __init__(
-        self, looker: Looker, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
+        self, looker: ReadOnlySession, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
     ) -> None:
         self._looker = looker
         self._relations = relations
@@ -164,7 +164,7 @@ class Comparison:
         if oid == NEVER or isinstance(taken, str):
             return str(taken)
         relation = self._relations.known(relid) or self._relations.make(relid, taken)
-        made = Table(relation, TableLook(self._looker, relation.target))
+        made = Table(relation, TableLookup(self._looker, relation.target))
         if known is not None and known.relation.target.oid == relation.target.oid:
             made.done = known.done
         self._tables[relid] = made

@@ -19,7 +19,7 @@ from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
-from pgsub.target.sql.conflict_search import Hit, Search, TableSearch
+from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.statements import Statement
 
@@ -81,7 +81,7 @@ class Obstacles:
         if known is None:
             if len(self._changes) >= SHAPES:
                 self.begin()
-            made = statements.resulting(relation, kinds, old_kinds, inserts=inserts)
+            made = statements.resulting_row(relation, kinds, old_kinds, inserts=inserts)
             known = self._changes[shape] = relation, made  # holding the relation keeps its id unique
         return known[1]
 
@@ -98,19 +98,19 @@ class Obstacles:
         became = None
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
-                if not self._connection.execute(statements.locked(table), (ctid, str(hit.xid))).rowcount:
+                if not self._connection.execute(statements.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise Moved
                 if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
                     became = ctid
                 else:
-                    self._connection.execute(statements.deleted_at(table), (ctid,))
+                    self._connection.execute(statements.delete_at(table), (ctid,))
             if became is not None:
                 self._become(place, table.oid, became)
         return became is not None
 
     def _become(self, place: Place, table: int, ctid: str) -> None:
         assert place.relation is not None and place.new is not None
-        statement, new = statements.became(place.relation, place.new.kinds), place.new
+        statement, new = statements.update_at(place.relation, place.new.kinds), place.new
         if not statement.takes:
             return  # its key is all that there is
         values: list[bytes | None] = [new.values[i] for _, i in statement.takes]
@@ -138,7 +138,7 @@ def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
         raise StatementFailed(place, error, statement) from None
 
 
-def _same_key(relation: RelationMap, hit: Hit, found: Search) -> bool:
+def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool:
     """Whether a row in the way has the key of the remote one, and so can become it."""
     if not relation.by_identity or hit.row is None or found.remote is None:
         return False

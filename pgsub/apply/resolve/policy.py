@@ -9,7 +9,7 @@ import psycopg
 
 from pgsub.common import conflict_rules as rules
 from pgsub.target.ledger import subscription
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 
 
 class Verdict(enum.Enum):
@@ -29,7 +29,9 @@ _FIXED = {
 }
 
 
-def decide(resolution: str, remote_at: int, local: Sequence[Hit], subid: int, tie: Callable[[], Verdict]) -> Verdict:
+def decide(
+    resolution: str, remote_at: int, local: Sequence[ConflictingRow], subid: int, tie: Callable[[], Verdict]
+) -> Verdict:
     """What a rule says.
 
     With last_update_wins the remote change must be newer than every row in its way. A row without a time was written
@@ -49,7 +51,7 @@ def decide(resolution: str, remote_at: int, local: Sequence[Hit], subid: int, ti
     return tie() if newest == remote_at else Verdict.KEEP
 
 
-def own(hit: Hit, subid: int) -> bool:
+def own(hit: ConflictingRow, subid: int) -> bool:
     """Whether the subscription wrote a row itself, as far as the target tells."""
     name = f"pgsub_{subid}"
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))

@@ -16,7 +16,7 @@ from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.common import conflict_rules as rules
 from pgsub.protocol.messages import Message
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 
 _TOLD = {
     Verdict.APPLY: "The remote change was applied",
@@ -77,7 +77,7 @@ class Rulings:
             return case.rule(kind)
         return rules.SKIP if left else self._relations.lasting_rule(schema, name, kind)
 
-    def decide(self, how: str, case: Case, local: Sequence[Hit]) -> Verdict:
+    def decide(self, how: str, case: Case, local: Sequence[ConflictingRow]) -> Verdict:
         """What a rule says.
 
         :param how: the resolution that it names.

@@ -11,9 +11,9 @@ from pgsub.apply.resolve import policy
 from pgsub.apply.resolve.policy import Verdict
 from pgsub.common import conflict_rules as rules
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.ledger.skip import Flood
+from pgsub.target.ledger.skip import SkipRule
 from pgsub.target.sql import conflict_search
-from pgsub.target.sql.conflict_search import Hit
+from pgsub.target.sql.conflict_search import ConflictingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Foresight:
     """
 
     def __init__(
-        self, session: psycopg.Connection, subid: int, on_conflict: Sequence[str], floods: Iterable[Flood]
+        self, session: psycopg.Connection, subid: int, on_conflict: Sequence[str], floods: Iterable[SkipRule]
     ) -> None:
         self._session = session
         self._subid = subid
@@ -68,10 +68,10 @@ class Foresight:
             return None
         return self._ruling(relation, kind, [found])
 
-    def _written(self, xid: str | None) -> Hit:
-        return conflict_search.written(self._session, Hit("", xid=None if xid is None else int(xid)))
+    def _written(self, xid: str | None) -> ConflictingRow:
+        return conflict_search.written(self._session, ConflictingRow("", xid=None if xid is None else int(xid)))
 
-    def _ruling(self, relation: RelationMap, kind: str, local: Sequence[Hit]) -> Ruling | None:
+    def _ruling(self, relation: RelationMap, kind: str, local: Sequence[ConflictingRow]) -> Ruling | None:
         """The rule for a flood goes first, as long as it lasts."""
         schema, name = relation.target.schema, relation.target.name
         place = f"{schema}.{name}", kind
@@ -81,5 +81,5 @@ class Foresight:
         lasting = dict(rules.of_table(self._lasting, schema, name)).get(kind)
         return None if lasting is None else Ruling(self._decide(lasting, local), f"{kind}={lasting}")
 
-    def _decide(self, how: str, local: Sequence[Hit]) -> Verdict:
+    def _decide(self, how: str, local: Sequence[ConflictingRow]) -> Verdict:
         return policy.decide(how, self.commit_ts, local, self._subid, lambda: policy.tie(self._session, self._subid))

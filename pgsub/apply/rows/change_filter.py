@@ -70,7 +70,7 @@ class Admission:
                     self._replaced.append(name)
 
             values = (str(oid).encode(), name[0].encode(), name[1].encode())
-            self._rows.command(statements.UNREPLACED, values, on_count)
+            self._rows.command(statements.NAME_UNCHANGED, values, on_count)
 
     def refuse_replaced(self) -> None:
         """Once that was run.

@@ -20,7 +20,7 @@ from pgsub.protocol.messages import Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
 from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
-from pgsub.target.ledger.skip import Flood
+from pgsub.target.ledger.skip import SkipRule
 from pgsub.target.session import roles
 from pgsub.target.sql.statements import Statement
 
@@ -51,9 +51,9 @@ class RelationCache:
         self._maps: dict[int, RelationMap] = {}
         self._oids: dict[Name, int] = {}
         self._types: dict[int, TypeName] = {}
-        self._prints: dict[int, ddl_watch.Print] = {}  #: of the tables mapped, from before they were read
+        self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the tables mapped, from before they were read
         self._looked_at = 0.0
-        self._floods: tuple[Flood, ...] = ()
+        self._floods: tuple[SkipRule, ...] = ()
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     @property
@@ -77,12 +77,12 @@ class RelationCache:
         return bool(self._sub.on_conflict or self._floods)
 
     @property
-    def floods(self) -> tuple[Flood, ...]:
+    def floods(self) -> tuple[SkipRule, ...]:
         """Rules that end by themselves; they go before the subscription's."""
         return self._floods
 
     @floods.setter
-    def floods(self, rules: tuple[Flood, ...]) -> None:
+    def floods(self, rules: tuple[SkipRule, ...]) -> None:
         if {one.place for one in rules} != {one.place for one in self._floods}:
             self._maps.clear()
         self._floods = rules
@@ -180,7 +180,7 @@ class RelationCache:
             return
         self._looked_at = now
         oids = {one.target.oid for one in self._maps.values()}
-        found = ddl_watch.prints(self._connection, oids)
+        found = ddl_watch.definition_versions(self._connection, oids)
         for relid, one in list(self._maps.items()):
             oid = one.target.oid
             if found.get(oid) is None or found[oid] != self._prints.get(oid):
@@ -204,13 +204,13 @@ class RelationCache:
         """
         remote = self.remote(relid)
         schema, name = local_name(remote)
-        self._prints.update(ddl_watch.prints(self._connection, [target_oid]))
+        self._prints.update(ddl_watch.definition_versions(self._connection, [target_oid]))
         target = describe(self._connection, schema, name, replica=self._replica)
         if target is None:
             raise self._missing(remote)
         if target.oid != target_oid:
             raise self._replaced(schema, name, target_oid, target.oid)
-        target = replace(roles.decided(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
+        target = replace(roles.with_role(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = ddl_hints.column_types(self._connection, remote.columns, self._types)
         lasting = self._sub.on_conflict
         self._check_rules(conflict_rules.of_table(lasting, schema, name))

@@ -55,7 +55,11 @@ class RowStatements:
         if old is not None:
             _check_width(relation, old)
         moves = _moves(relation, new, old)
-        return self._updating(place, b"M", statements.move) if moves else self._updating(place, b"U", statements.update)
+        return (
+            self._updating(place, b"M", statements.replace_identity)
+            if moves
+            else self._updating(place, b"U", statements.update)
+        )
 
     def leaves(self, place: Place) -> Statement:
         """Reads whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
@@ -66,7 +70,7 @@ class RowStatements:
             _check_width(relation, old)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-            return statements.leaves(relation, kinds, old_kinds, self._relations.partitions(relation.target))
+            return statements.leaves_partition(relation, kinds, old_kinds, self._relations.partitions(relation.target))
 
         return self._updating(place, b"P", build)
 
@@ -102,7 +106,7 @@ class RowStatements:
             place,
             (b"L" if lock else b"W") + (b"o" if old else b"n"),
             _finds(relation, searched),
-            lambda: _checked(relation, statements.written_elsewhere(relation, searched.kinds, old, lock=lock)),
+            lambda: _checked(relation, statements.origin_differs(relation, searched.kinds, old, lock=lock)),
         )
 
     def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:

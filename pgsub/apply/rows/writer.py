@@ -285,7 +285,7 @@ class RowWriter:
             return
         statement = self._becoming.get(role)
         if statement is None:
-            statement = self._becoming[role] = Statement(roles.become(role), (), ())
+            statement = self._becoming[role] = Statement(roles.set_role(role), (), ())
         self._pipeline.send(statement, (), (), place)
         self._role = role
 

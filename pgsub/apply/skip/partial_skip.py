@@ -22,7 +22,7 @@ from pgsub.common.errors import ApplyError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.sql.row_lookup import TableLook, Within
+from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
 #: Rows that are tried together at most.
 TRIED = 256
@@ -45,7 +45,7 @@ class Salvage:
         self._left = left
         self._admits = admits
         self._together = TRIED
-        self._looks: dict[int, TableLook] = {}
+        self._looks: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
         self._met: list[LeftOut] = []  #: to be recorded
 
@@ -158,8 +158,8 @@ class Salvage:
             return False
         look = self._looks.get(relation.target.oid)
         if look is None:
-            within = Within(self._session.connection)
-            look = self._looks[relation.target.oid] = TableLook(within, relation.target)
+            within = InTransaction(self._session.connection)
+            look = self._looks[relation.target.oid] = TableLookup(within, relation.target)
         row = look.read({c.name: _text(message.new.values[i]) for i, c in enumerate(relation.columns)})
         there = look.taken(row)
         return bool(there) and all(one.values[name] == value for _, one in there for name, value in row.items())

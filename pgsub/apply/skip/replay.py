@@ -28,9 +28,9 @@ from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import skipped_changes
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import table_states
-from pgsub.target.ledger.skipped_changes import Kept
+from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.ledger.subscription import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
@@ -45,7 +45,7 @@ class Order:
     """
 
     finish_lsn: int
-    kept: Kept
+    kept: SkippedTransaction
     told: dict[str, Any]
 
 
@@ -117,7 +117,7 @@ def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -
     """In a transaction that is left open."""
     connection, ids = session.connection, order.kept.ids
     connection.execute("BEGIN")
-    if skipped_changes.take(connection, subid, ids) != len(ids):
+    if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
         raise StateForbids(
             "another command has replayed it meanwhile", detail="Nothing was changed by this one.", sqlstate="55000"
         )
@@ -148,7 +148,9 @@ def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -
         raise
 
 
-def _read(executor: Executor, session: TargetSession, subid: int, ids: list[int]) -> Iterator[skipped_changes.Letter]:
+def _read(
+    executor: Executor, session: TargetSession, subid: int, ids: list[int]
+) -> Iterator[skipped_changes.SkippedChange]:
     for start in range(0, len(ids), skipped_changes.CHUNK):
         executor.wait()
         yield from skipped_changes.read(session.connection, subid, ids[start : start + skipped_changes.CHUNK])
@@ -182,7 +184,7 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     told = {"kind": "log", "level": "LOG", "text": log_text(text)}
     bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
     with connection.cursor() as cursor:
-        rows = [(sub.subid, document(connection, body)) for body in bodies]
+        rows = [(sub.subid, jsonb(connection, body)) for body in bodies]
         cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
     if transaction.commit_ts:  # what a copy left out has none
         session.progress.tag(transaction.finish_lsn, transaction.commit_ts)

@@ -15,7 +15,7 @@ from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common.errors import StateForbids
 from pgsub.protocol.encoder import RowMessage
 from pgsub.protocol.messages import Column, Delete, Insert, Relation, Truncate, Tuple, Update
-from pgsub.target.ledger.skipped_changes import Kept, Letter
+from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
 
 _TEXT = 25
 _TYPES = """
@@ -34,7 +34,7 @@ class Revival:
     :ivar transaction: what they were part of.
     """
 
-    def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: Kept) -> None:
+    def __init__(self, connection: psycopg.Connection, finish_lsn: int, kept: SkippedTransaction) -> None:
         self._relations: dict[object, Relation] = {}
         self._types: dict[tuple[str, str], dict[str, int]] = {}
         for schema, name, _ in kept.totals:
@@ -42,13 +42,13 @@ class Revival:
             self._types[schema, name] = dict(rows)
         self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
 
-    def changes(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, list[Relation], RowMessage]]:
+    def changes(self, letters: Iterable[SkippedChange]) -> Iterator[tuple[SkippedChange, list[Relation], RowMessage]]:
         """Each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
 
         They were one on the publisher where foreign keys are between those tables; where they were several, it comes
         to the same.
         """
-        emptied: list[tuple[Letter, Relation]] = []
+        emptied: list[tuple[SkippedChange, Relation]] = []
         for letter in letters:
             self.transaction.commit_ts = letter.body["commit_ts"]
             self.transaction.kind = Kind(letter.body["kind"])
@@ -63,7 +63,7 @@ class Revival:
         if emptied:
             yield _truncate(emptied)
 
-    def _relation(self, letter: Letter) -> Relation:
+    def _relation(self, letter: SkippedChange) -> Relation:
         """The publisher's table as the letter tells it; one whose columns were others is another."""
         body = letter.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
@@ -83,19 +83,19 @@ class Revival:
         return known
 
 
-def _together(one: Letter, other: Letter) -> bool:
+def _together(one: SkippedChange, other: SkippedChange) -> bool:
     same = one.body.get("restart_identity") == other.body.get("restart_identity")
     return same and one.body["operation"] == other.body["operation"] == "TRUNCATE"
 
 
-def _truncate(emptied: list[tuple[Letter, Relation]]) -> tuple[Letter, list[Relation], RowMessage]:
+def _truncate(emptied: list[tuple[SkippedChange, Relation]]) -> tuple[SkippedChange, list[Relation], RowMessage]:
     first = emptied[0][0]
     relations = list({relation.relid: relation for _, relation in emptied}.values())
     relids = tuple(relation.relid for relation in relations)
     return first, relations, Truncate(relids, cascade=False, restart_identity=bool(first.body.get("restart_identity")))
 
 
-def _row_change(letter: Letter, relation: Relation) -> RowMessage:
+def _row_change(letter: SkippedChange, relation: Relation) -> RowMessage:
     body, old = letter.body, None
     if "old" in body:
         old = _tuple(relation, body["old"])

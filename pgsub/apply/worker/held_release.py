@@ -27,7 +27,7 @@ from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.relation import name_of
 from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import Stretch
+from pgsub.target.ledger.held_tables import HeldChanges
 
 #: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
@@ -97,7 +97,7 @@ class Releasing:
         deadline = time.monotonic() + STEP_SECONDS
         committer.remote_lsn = remote_lsn
         while time.monotonic() < deadline:
-            stretches = held_tables.first(session.connection, self._spec.subscription.subid, self._tables, STEP_BYTES)
+            stretches = held_tables.read(session.connection, self._spec.subscription.subid, self._tables, STEP_BYTES)
             if not stretches:
                 return self._finish(session)
             batch = role.take(stretches, self._version)
@@ -131,10 +131,10 @@ class _KeptChanges:
         self._subid = subid
         self._version = -1
         self._tables: dict[int, int] = {}  #: by remote relid
-        self._stretches: dict[int, list[Stretch]] = {}  #: by id() of the transactions of a batch
+        self._stretches: dict[int, list[HeldChanges]] = {}  #: by id() of the transactions of a batch
         self._names: dict[int, tuple[str, str] | None] = {}
 
-    def take(self, stretches: Sequence[Stretch], version: int) -> Batch:
+    def take(self, stretches: Sequence[HeldChanges], version: int) -> Batch:
         """As transactions, each with what is here of it.
 
         :param version: of the table states, that must hold.
@@ -156,7 +156,7 @@ class _KeptChanges:
             batch.add(transaction)
         return batch
 
-    def _described(self, one: Stretch) -> bytes:
+    def _described(self, one: HeldChanges) -> bytes:
         """The description, with the name that the table bears now: it may have been renamed on both sides since."""
         relation = decode_change(one.relation, False)
         assert isinstance(relation, Relation)
@@ -179,7 +179,7 @@ class _KeptChanges:
                 progress.skip = None  # of the stream, or further back
             count = at or 1
         gone = [part for one in batch.cut(count)[0].transactions() for part in self._stretches[id(one)]]
-        if not held_tables.done(self._session.connection, self._subid, gone):
+        if not held_tables.remove(self._session.connection, self._subid, gone):
             raise StreamsMustRestart("kept changes were removed meanwhile")
         return count
 

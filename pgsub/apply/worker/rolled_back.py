@@ -18,7 +18,7 @@ from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.connect import scalar
 from pgsub.target.ledger import skip
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.session import connect as target
 from pgsub.target.session.owner import must_use_password
 
@@ -44,7 +44,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
             f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
         )
         body = {"kind": "log", "level": "LOG", "text": log_text(text, detail=f"It had stopped apply: {error.message}")}
-        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, document(session, body)))
+        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, jsonb(session, body)))
     return True
 
 

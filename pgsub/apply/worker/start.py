@@ -26,7 +26,7 @@ from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.target.ledger import subscription as ledger_subscription
 from pgsub.target.ledger import subscription_tables, two_phase
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscription import Claim, Identity
 from pgsub.target.session import connect as target
@@ -148,7 +148,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
         detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
         hint=origins.SHORT_HINT,
     )
-    body = document(session, {"kind": "log", "level": "WARNING", "text": text})
+    body = jsonb(session, {"kind": "log", "level": "WARNING", "text": text})
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
 
 

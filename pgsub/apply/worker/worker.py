@@ -131,7 +131,7 @@ class ApplyRole:
         released = [relid for relid, releasing in self._held.items() if releasing]
         self._keeps = self._held.keys() - set(released)
         if released:
-            self._keeps |= held_tables.waiting(connection, self._subid, released)
+            self._keeps |= held_tables.with_changes(connection, self._subid, released)
         if progress.skip is not None and not progress.skip.waits and progress.skip.lsn < progress.remote_lsn:
             progress.skip = None  # one of the kept transactions is meant
 
@@ -142,7 +142,7 @@ class ApplyRole:
     def unfinished(self) -> bool:
         """Whether kept changes of a table that is being released can be seen."""
         released = [relid for relid, releasing in self._held.items() if releasing]
-        return bool(released) and bool(held_tables.waiting(self._streams.connection, self._subid, released))
+        return bool(released) and bool(held_tables.with_changes(self._streams.connection, self._subid, released))
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
         """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
@@ -188,7 +188,7 @@ class ApplyRole:
         self._refused_since = self._refused_since or clock
         if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
             with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
-                states.unclaim(self._streams.connection, self._subid, self._waiting_for)
+                states.withdraw_claims(self._streams.connection, self._subid, self._waiting_for)
         time.sleep(0.02)
         return False
 
@@ -206,7 +206,7 @@ class ApplyRole:
             if time.monotonic() < self._next_ready:
                 return False
             try:
-                states.ready(self._streams.connection, self._subid, position)
+                states.set_ready(self._streams.connection, self._subid, position)
             except _LOCKED:
                 self._next_ready = time.monotonic() + _PAUSE
                 return False

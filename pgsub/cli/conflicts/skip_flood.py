@@ -15,7 +15,7 @@ from pgsub.common.errors import UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
-    from pgsub.target.ledger.skip import Flood
+    from pgsub.target.ledger.skip import SkipRule
 
 
 def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json: bool) -> None:
@@ -33,20 +33,20 @@ def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json
     take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.skip_conflicts import SkipConflictsOptions, skip_conflicts
-    from pgsub.target.ledger.skip import Flood
+    from pgsub.target.ledger.skip import SkipRule
 
-    options = SkipConflictsOptions(name, current.state_dir, Flood(conflict, table, limit))
+    options = SkipConflictsOptions(name, current.state_dir, SkipRule(conflict, table, limit))
     rules = skip_conflicts(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
     if as_json:
         shown = [{"conflict": one.conflict, "table": one.table, "limit": one.limit} for one in rules]
         emit_document("skip-lsn", {"preview": False, "subscription": name, "rules": shown})
 
 
-def _agreed(name: str, rule: Flood) -> None:
+def _agreed(name: str, rule: SkipRule) -> None:
     """Nothing is asked."""
 
 
-def _ask(name: str, rule: Flood) -> None:
+def _ask(name: str, rule: SkipRule) -> None:
     from pgsub.commands.skip.skip_lsn import canceled
 
     console.say(

@@ -19,7 +19,7 @@ from pgsub.cli.subscription.create_options import AsJson, DryRun, Strict, Wait
 from pgsub.common.errors import PgsubError, UsageError
 
 if TYPE_CHECKING:
-    from pgsub.target.sql.truncate import Emptied
+    from pgsub.target.sql.truncate import TruncatedTable
 
 PAGE = Page(
     summary="Let the tables of a subscription follow its publications",
@@ -109,11 +109,11 @@ def _unasked(name: str, tables: Sequence[str]) -> UsageError:
     )
 
 
-def _agreed(tables: Sequence[Emptied]) -> None:
+def _agreed(tables: Sequence[TruncatedTable]) -> None:
     """Nothing is asked."""
 
 
-def _ask(tables: Sequence[Emptied]) -> None:
+def _ask(tables: Sequence[TruncatedTable]) -> None:
     for table in tables:
         rows = "an unknown number of rows" if table.rows is None else f"about {table.rows} rows"
         console.say(console.line(f'Table "{table.schema}.{table.name}" on the target has {rows}.'))

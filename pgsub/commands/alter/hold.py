@@ -96,7 +96,7 @@ def _decide(
     told = False
     while True:
         with contextlib.suppress(*_BUSY):
-            with states.deciding(session, sub.subid):
+            with states.changing(session, sub.subid):
                 change()
             return
         if deadline is not None and time.monotonic() > deadline:
@@ -120,7 +120,7 @@ def _tell_held(sub: Subscription, one: RelationState, reporter: Reporter) -> Non
     _tell_disabled(sub, reporter)
 
 
-def _tell_released(sub: Subscription, one: RelationState, before: held_tables.Held, reporter: Reporter) -> None:
+def _tell_released(sub: Subscription, one: RelationState, before: held_tables.HeldTable, reporter: Reporter) -> None:
     kept = counted(before.changes, "kept change", ("is", "are"))
     reporter.notice(f'table "{_name(one)}" is released: {kept} applied before any newer one of it')
     _tell_disabled(sub, reporter)

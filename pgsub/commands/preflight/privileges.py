@@ -86,7 +86,7 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
     strange: list[Table] = []
     for table in tables:
         try:
-            table.target = roles.decided(table.target, sub)
+            table.target = roles.with_role(table.target, sub)
         except PermissionMissing as error:
             text = error.message
             if error.sqlstate == roles.FILTERED:

@@ -13,7 +13,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import channel, prerequisites, slots
 from pgsub.publisher import connect as publisher
-from pgsub.publisher.waiting import long_transactions
+from pgsub.publisher.slot_creation import long_transactions
 from pgsub.target.ledger import schema
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins

@@ -24,7 +24,7 @@ from pgsub.target.ledger.subscription_tables import Renamed
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql import truncate
-from pgsub.target.sql.truncate import Emptied
+from pgsub.target.sql.truncate import TruncatedTable
 
 _OIDS = """
 SELECT n.nspname::text, c.relname::text, c.oid::bigint
@@ -44,7 +44,7 @@ class Plan:
     drop: tuple[RelationState, ...] = ()
     rename: tuple[Renamed, ...] = ()
     again: tuple[RelationState, ...] = ()
-    emptied: tuple[Emptied, ...] = ()
+    emptied: tuple[TruncatedTable, ...] = ()
 
     @property
     def unsynchronized(self) -> list[int]:
@@ -140,7 +140,7 @@ def _recorded(one: RelationState) -> tuple[str, str]:
     return one.recorded or (one.schemaname, one.relname)
 
 
-def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[Emptied]:
+def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[TruncatedTable]:
     if not again:
         return []
     tagged = origins.attach(session, sub) is not None

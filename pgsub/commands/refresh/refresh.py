@@ -26,10 +26,10 @@ from pgsub.target.ledger import owner, schema, subscription, subscription_tables
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
-from pgsub.target.sql.truncate import Emptied
+from pgsub.target.sql.truncate import TruncatedTable
 
 #: Asked before tables are emptied; raises where the answer is no.
-Confirm = Callable[[Sequence[Emptied]], None]
+Confirm = Callable[[Sequence[TruncatedTable]], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class _Attempt:
         failpoints.point("refresh.after_fence")
         removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
         self._end_walsenders([claim.worker for claim in claims])
-        subscription_tables.forsake(session, removed)
+        subscription_tables.reset_to_datasync(session, removed)
         if removed:
             sync_slots.release(session, wanted.sub, *(claim.worker for claim in removed), claims=removed)
         failpoints.point("refresh.after_release")
@@ -123,7 +123,7 @@ class _Attempt:
             [rel.srrelid for rel in wanted.again],
             claims,
         )
-        with states.deciding(session, subid):
+        with states.changing(session, subid):
             subscription_tables.change(session, subid, change)
             self._truncate()
             failpoints.point("refresh.before_commit")
@@ -149,7 +149,7 @@ class _Attempt:
             if again:
                 sync_slots.release(self._session, sub, *relids, claims=again)
             for slot in sorted(self._slots):
-                sync_slots.abandon(self._session, sub, slot, relids)
+                sync_slots.drop_unnamed(self._session, sub, slot, relids)
 
     def _truncate(self) -> None:
         try:
@@ -161,7 +161,7 @@ class _Attempt:
     def given_up(self) -> TimeoutExpired:
         """What to say when it was tried often enough."""
         if self.refused:
-            held = truncate.holders(self._session, self._wanted.emptied)
+            held = truncate.lock_holders(self._session, self._wanted.emptied)
             tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
             return TimeoutExpired(
                 f"timeout while waiting to truncate {tables}",

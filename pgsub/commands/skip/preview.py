@@ -37,7 +37,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
-from pgsub.target.sql.row_lookup import Looker
+from pgsub.target.sql.row_lookup import ReadOnlySession
 
 #: Changes of one transaction that are compared: what they do is kept in memory.
 COMPARED = 500_000
@@ -218,7 +218,7 @@ class TransactionSearch:
 @contextlib.contextmanager
 def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Comparison]:
     """What a transaction that finishes there would do to the target."""
-    floods = skip.pending_floods(session, sub.subid)
+    floods = skip.pending_rules(session, sub.subid)
     tracked = origins.allowed(session) and target.tracks_commits(session)
     relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
     relations.floods = floods
@@ -256,7 +256,7 @@ def looking(
     name = SessionName(sub.subid, "launcher", 0)
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:
-            with Looker(connection) as looker:
+            with ReadOnlySession(connection) as looker:
                 yield Comparison(looker, relations, admits, foresight)
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None

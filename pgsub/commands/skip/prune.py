@@ -44,7 +44,7 @@ def prune(options: PruneOptions, *, confirm: Confirm) -> Usage:
         sub = store.subscription(options.name)
         with opened(sub) as session:
             seconds = options.older_than
-            pruning = Pruning(options.replayed, None if seconds is None else skipped_changes.moment(session, seconds))
+            pruning = Pruning(options.replayed, None if seconds is None else skipped_changes.time_ago(session, seconds))
             found = skipped_changes.usage(session, sub.subid, pruning)
             if options.dry_run or not (found.waiting or found.replayed):
                 return found

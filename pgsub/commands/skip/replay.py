@@ -35,7 +35,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import skipped_changes, subscription_tables
-from pgsub.target.ledger.skipped_changes import Kept
+from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.session import connect as target
 
 #: Asked before anything is changed; raises where the answer is no.
@@ -75,7 +75,7 @@ class Replay:
     refused: int = 0
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> SkippedTransaction:
         """The letters."""
         return self.order.kept
 
@@ -113,7 +113,7 @@ def _order(
     conflict: ConflictRow | None,
 ) -> Order:
     if conflict is None:
-        kept = skipped_changes.kept(session, sub.subid, options.lsn, table=options.table)
+        kept = skipped_changes.of_transaction(session, sub.subid, options.lsn, table=options.table)
         order = Order(options.lsn, kept, {"table": options.table}) if kept is not None else None
     else:
         order = _of_conflict(session, sub, conflict)
@@ -176,7 +176,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
             hint="Replay all that is kept of the transaction:\n"
             f"pgsub conflicts replay {word(sub.name)} --lsn {format_lsn(lsn)}",
         )
-    kept = skipped_changes.kept(session, sub.subid, lsn, ids=ids) if ids else None
+    kept = skipped_changes.of_transaction(session, sub.subid, lsn, ids=ids) if ids else None
     return None if kept is None else Order(lsn, kept, {"conflict": conflict.id})
 
 

@@ -21,12 +21,12 @@ from pgsub.common.errors import PgsubError, StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription, subscription_tables
-from pgsub.target.ledger.skip import Flood
+from pgsub.target.ledger.skip import SkipRule
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
 #: Asked before anything is set; raises where the answer is no. Given the subscription's name.
-Confirm = Callable[[str, Flood], None]
+Confirm = Callable[[str, SkipRule], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class SkipConflictsOptions:
 
     name: str
     state_dir: Path
-    rule: Flood
+    rule: SkipRule
 
 
-def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Flood, ...]:
+def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[SkipRule, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
     :return: all that are set now.
@@ -62,7 +62,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
     return rules
 
 
-def _check(session: psycopg.Connection, sub: Subscription, rule: Flood) -> None:
+def _check(session: psycopg.Connection, sub: Subscription, rule: SkipRule) -> None:
     tables = {f"{one.schemaname}.{one.relname}" for one in subscription.relations(session, sub.subid)}
     if rule.table not in tables:
         raise StateForbids(
@@ -80,14 +80,14 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: Flood) -> None:
         )
 
 
-def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: Flood) -> tuple[Flood, ...]:
+def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: SkipRule) -> tuple[SkipRule, ...]:
     """In the journal before it holds."""
-    before = skip.pending_floods(session, sub.subid)
+    before = skip.pending_rules(session, sub.subid)
     rules = (*(one for one in before if one.place != rule.place), rule)
     detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": [str(o) for o in before]}
     number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
     try:
-        skip.set_floods(session, sub.subid, rules)
+        skip.set_rules(session, sub.subid, rules)
     except PgsubError as error:
         store.amend_journal(number, outcome="failed", error=error.message)
         raise

@@ -72,7 +72,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                         _check_in_stream(session, sub, lsn, reporter, alone=not wanted.waits)
                 confirm(sub.name, wanted)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
-                previous, rules = skip.pending(session, sub.subid), skip.pending_floods(session, sub.subid)
+                previous, rules = skip.pending(session, sub.subid), skip.pending_rules(session, sub.subid)
                 _set(session, store, sub, wanted, previous)
     _tell(sub, wanted, anything=bool(previous or rules), reporter=reporter)
     return SkipResult(sub.name, wanted, previous)
@@ -90,7 +90,7 @@ def show(options: SkipOptions) -> Preview:
     with opened(sub) as session:
         wanted = skip.of(_wanted(options, recorded), options.rows)
         _check_position(session, sub, wanted)
-        if skip.of_kept(session, sub.subid, wanted):
+        if skip.is_held(session, sub.subid, wanted):
             raise StateForbids(
                 f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
                 detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
@@ -116,7 +116,7 @@ def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bo
 
     :raises StateForbids: and it was named together with others.
     """
-    kept = held_tables.keeps(session, sub.subid, lsn)
+    kept = held_tables.has_transaction(session, sub.subid, lsn)
     if kept and not alone:
         raise StateForbids(
             f"transaction at LSN {format_lsn(lsn)} cannot be skipped together with others",
@@ -146,7 +146,7 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
 
 
 def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
-    if not held_tables.keeps(session, sub.subid, wanted.lsn):
+    if not held_tables.has_transaction(session, sub.subid, wanted.lsn):
         skip.check(wanted, subscription.apply_position(session, sub.subid))
 
 
@@ -191,13 +191,13 @@ def _set(
         with subscription.durable(session):
             skip.set_pending(session, sub.subid, wanted)
             if wanted is None:
-                skip.set_floods(session, sub.subid, ())
+                skip.set_rules(session, sub.subid, ())
     except PgsubError as error:
         store.amend_journal(number, outcome="failed", error=error.message)
         raise
     failpoints.point("skip.after_ledger")
     with store.batch():
-        skips = skip.shown(wanted, skip.pending_floods(session, sub.subid))
+        skips = skip.shown(wanted, skip.pending_rules(session, sub.subid))
         store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skips)
         store.amend_journal(number, outcome="done")
 

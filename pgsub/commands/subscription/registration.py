@@ -28,7 +28,7 @@ from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.publisher.waiting import SlotWatch
+from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import schema, subscription, two_phase
 from pgsub.target.ledger.subscription import RelationState
 from pgsub.target.session import connect as target

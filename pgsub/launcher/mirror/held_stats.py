@@ -9,7 +9,7 @@ import psycopg
 from pgsub.catalog.rows import HeldRow
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.target.ledger import held_tables
-from pgsub.target.ledger.held_tables import Held
+from pgsub.target.ledger.held_tables import HeldTable
 from pgsub.target.ledger.subscription import RelationState
 
 
@@ -22,7 +22,7 @@ class HeldTableStats:
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._session = session
         self._subid = subid
-        self._look: ThrottledQuery[list[Held]] = ThrottledQuery(lambda: held_tables.overview(session, subid), [])
+        self._look: ThrottledQuery[list[HeldTable]] = ThrottledQuery(lambda: held_tables.overview(session, subid), [])
 
     @property
     def releasing(self) -> bool:
@@ -43,7 +43,7 @@ class HeldTableStats:
         return rows(relations, self._look())
 
 
-def rows(relations: Sequence[RelationState], found: Sequence[Held]) -> list[HeldRow]:
+def rows(relations: Sequence[RelationState], found: Sequence[HeldTable]) -> list[HeldRow]:
     """By the names that the tables bear now."""
     names = {one.srrelid: (one.schemaname, one.relname) for one in relations}
     return [

@@ -22,8 +22,8 @@ from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.snapshot import use_snapshot
-from pgsub.tablesync.copy import resolving
-from pgsub.tablesync.copy.resolving import Described
+from pgsub.tablesync.copy import row_by_row
+from pgsub.tablesync.copy.row_by_row import CopiedRelation
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.ledger.subscription import Claim
 from pgsub.target.session import connect as target
@@ -40,7 +40,7 @@ _CANDIDATES = 20
 
 
 def record(
-    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, rows_of: Described
+    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, rows_of: CopiedRelation
 ) -> ConflictRecord | None:
     """The conflict that ended a copy.
 
@@ -66,7 +66,7 @@ class _Look:
         self,
         sub: Subscription,
         claim: Claim,
-        rows_of: Described,
+        rows_of: CopiedRelation,
         session: psycopg.Connection,
         diag: psycopg.errors.Diagnostic,
     ) -> None:
@@ -128,12 +128,12 @@ class _Look:
 
     def _tried(self, row: bytes) -> ConflictRecord | None:
         """What stops the row when it comes alone."""
-        writer = resolving.Writer(self._session, self._sub, self._claim, tagged=False)
+        writer = row_by_row.Writer(self._session, self._sub, self._claim, tagged=False)
         try:
             self._session.execute("BEGIN")
             limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}")
             self._session.execute(limits.format(sql.Literal(conflict_search.TIMEOUT)))
-            for _ in resolving.store(writer, self._rows_of, [row]):
+            for _ in row_by_row.store(writer, self._rows_of, [row]):
                 pass
         except ApplyError as error:
             found: ConflictRecord | None = error.record

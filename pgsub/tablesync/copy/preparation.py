@@ -13,7 +13,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.tables import RemoteTable, describe_tables
-from pgsub.tablesync.copy import plan, resolving
+from pgsub.tablesync.copy import plan, row_by_row
 from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
@@ -53,7 +53,7 @@ def find_targets(
             continue
         try:
             check_replicable(relation)
-            decided = roles.decided(relation, sub)
+            decided = roles.with_role(relation, sub)
             roles.check_own(session, relation, sub, "INSERT")
             found[row.srrelid] = decided
         except (PermissionMissing, SchemaFault) as error:
@@ -136,7 +136,7 @@ def _prepare(
         reason = "the target table is not empty"
     mode = "chunked" if reason is None else "atomic"
     made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
-    described = resolving.described(table.remote, relation)
+    described = row_by_row.described(table.remote, relation)
     resolves = bool(plan.rules_of(sub, relation))
     pieces = [
         Piece(

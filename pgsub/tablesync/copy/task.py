@@ -21,8 +21,8 @@ from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
 from pgsub.publisher.tables import Leaf
-from pgsub.tablesync.copy import conflict, resolving, stream
-from pgsub.tablesync.copy.resolving import Described
+from pgsub.tablesync.copy import conflict, row_by_row, stream
+from pgsub.tablesync.copy.row_by_row import CopiedRelation
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.ledger import chunks, owner
 from pgsub.target.ledger.chunks import ChunkKey
@@ -59,7 +59,7 @@ class Piece:
     copy_in: str
     bytes: int
     rows: int | None
-    rows_of: Described
+    rows_of: CopiedRelation
     resolves: bool = False
     leaf: Leaf | None = None
     types: tuple[tuple[str, str], ...] = ()
@@ -128,7 +128,7 @@ class _Ends:
         self._session, self._source, self._tagged = session, source, tagged
         self._raw = plain(session, source)
         self._sender = HeartbeatSender(spec.heartbeat)
-        self._writer: resolving.Writer | None = None
+        self._writer: row_by_row.Writer | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -194,7 +194,7 @@ class _Ends:
             self._session.execute(PATIENCE)
         if piece.resolves:
             writer = self._resolving(key)
-            rows, size = resolving.move(self._source, writer, piece.copy_out, piece.rows_of, moved)
+            rows, size = row_by_row.move(self._source, writer, piece.copy_out, piece.rows_of, moved)
         else:
             with roles.acting(self._session, piece.acts_as):
                 rows, size = stream.move(
@@ -219,11 +219,11 @@ class _Ends:
             error, self._spec.subscription, piece.key.claim, self._spec.snapshot, piece.rows_of
         )
 
-    def _resolving(self, key: ChunkKey) -> resolving.Writer:
+    def _resolving(self, key: ChunkKey) -> row_by_row.Writer:
         """One for the session: what it prepares stays there."""
         if self._writer is None:
             sub = self._spec.subscription
-            self._writer = resolving.Writer(self._session, sub, key.claim, tagged=self._tagged)
+            self._writer = row_by_row.Writer(self._session, sub, key.claim, tagged=self._tagged)
         return self._writer
 
 

@@ -35,10 +35,10 @@ SELECT root::bigint, pg_catalog.count(*),
   FROM written GROUP BY root
 """
 
-Print = tuple[int, str]
+DefinitionVersion = tuple[int, str]
 
 
-def prints(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, Print]:
+def definition_versions(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, DefinitionVersion]:
     """What tells a table's definition from what it was before and after, by oid; without tables that are gone."""
     rows = connection.execute(_PRINTS.encode(), (list(oids),), prepare=False)
     return {oid: (count, number) for oid, count, number in rows}

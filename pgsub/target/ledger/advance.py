@@ -9,7 +9,7 @@ import psycopg
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import states, subscription
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.subscription import Claim
 
 
@@ -49,7 +49,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
     :param old: where it was when the operator decided.
     :raises StateForbids: it is elsewhere by now.
     """
-    with states.deciding(connection, claim.subid):
+    with states.changing(connection, claim.subid):
         states.fence(connection, claim)
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Look again, then try again.")
@@ -69,7 +69,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
         with connection.cursor() as cursor:
             rows = [
-                (claim.subid, document(connection, body))
+                (claim.subid, jsonb(connection, body))
                 for body in ({"kind": "log", "level": "LOG", "text": log_text(text)}, moved)
             ]
             cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)

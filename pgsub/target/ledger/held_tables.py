@@ -1,4 +1,4 @@
-"""Held tables in the ledger: their changes are kept instead of made, until they are released.
+"""HeldTable tables in the ledger: their changes are kept instead of made, until they are released.
 
 The server has nothing like it. What apply decides by is changed as the state of a table is (:mod:`states`): under the
 lock of its row. Kept changes are written by the transaction that would have made them, so with a prepared one they may
@@ -23,7 +23,7 @@ _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
 _LOOKED_AT = 5000
 
 
-class Held(NamedTuple):
+class HeldTable(NamedTuple):
     """A held table, and what can be seen of its kept changes.
 
     :ivar held_at: as RFC 3339 text.
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     bytes: int
 
 
-class Stretch(NamedTuple):
+class HeldChanges(NamedTuple):
     """Changes of one table in one remote transaction, in their order.
 
     :ivar id: 0 until it is written; tells the order of a table's stretches.
@@ -64,7 +64,7 @@ def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
     return dict(rows.fetchall())
 
 
-def overview(connection: psycopg.Connection, subid: int) -> list[Held]:
+def overview(connection: psycopg.Connection, subid: int) -> list[HeldTable]:
     """All held tables with how much is kept."""
     rows = connection.execute(
         "SELECT t.srrelid::bigint,"
@@ -75,7 +75,7 @@ def overview(connection: psycopg.Connection, subid: int) -> list[Held]:
         " WHERE t.subid = %s ORDER BY t.srrelid",
         (subid,),
     )
-    return [Held(*row) for row in rows]
+    return [HeldTable(*row) for row in rows]
 
 
 def hold(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
@@ -111,7 +111,7 @@ def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) 
         connection.execute(f"DELETE FROM pgsub.{table} WHERE {_TABLES}".encode(), (subid, list(relids)))
 
 
-def keep(connection: psycopg.Connection, subid: int, stretches: Sequence[Stretch]) -> None:
+def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> None:
     """Write them in their order, in the transaction that passes them."""
     columns = list(zip(*stretches, strict=True))
     _, relids, xids, lsns, times, relations, messages, changes = (list(column) for column in columns)
@@ -126,7 +126,7 @@ def keep(connection: psycopg.Connection, subid: int, stretches: Sequence[Stretch
     )
 
 
-def waiting(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
+def with_changes(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
     """Those of the tables that have kept changes, as of this statement."""
     rows = connection.execute(
         "SELECT r::bigint FROM pg_catalog.unnest(%s::oid[]) AS r WHERE EXISTS (SELECT FROM pgsub.held_change c"
@@ -136,7 +136,7 @@ def waiting(connection: psycopg.Connection, subid: int, relids: Collection[int])
     return {relid for (relid,) in rows}
 
 
-def keeps(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
+def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
     """Whether changes of the transaction with this finish LSN are kept; in such a case it is applied but for them."""
     row = connection.execute(
         "SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)"
@@ -157,7 +157,7 @@ def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
     return {parse_lsn(lsn) for (lsn,) in rows}
 
 
-def first(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[Stretch]:
+def read(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[HeldChanges]:
     """The first kept changes of these tables, in their order.
 
     :param size: bytes of their messages from which on no more are read.
@@ -182,12 +182,12 @@ def first(connection: psycopg.Connection, subid: int, relids: Collection[int], s
         binary=True,  # in text form a bytea of more than 512 MB cannot be sent
     )
     return [
-        Stretch(number, relid, xid, parse_lsn(lsn), commit_ts, relation, messages, changes)
+        HeldChanges(number, relid, xid, parse_lsn(lsn), commit_ts, relation, messages, changes)
         for number, relid, xid, lsn, commit_ts, relation, messages, changes in rows
     ]
 
 
-def done(connection: psycopg.Connection, subid: int, stretches: Sequence[Stretch]) -> bool:
+def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> bool:
     """Remove them in the transaction that applies them; False where they are not all there any more."""
     relids = list({one.srrelid for one in stretches})
     removed = connection.execute(
@@ -207,9 +207,9 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
     :return: whether that is so of any.
     :raises psycopg.errors.LockNotAvailable: somebody holds apply's row.
     """
-    with states.deciding(connection, claim.subid) as apply_lsn:
+    with states.changing(connection, claim.subid) as apply_lsn:
         states.fence(connection, claim)
-        empty = list(set(relids) - waiting(connection, claim.subid, relids))
+        empty = list(set(relids) - with_changes(connection, claim.subid, relids))
         noted = connection.execute(
             f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"
             " AND (%s OR drained_lsn IS NULL)".encode(),

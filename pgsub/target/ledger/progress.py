@@ -17,7 +17,7 @@ from psycopg import sql
 
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger.skip import Flood, Skip, decoded, floods
+from pgsub.target.ledger.skip import Skip, SkipRule, decoded, rules_of
 from pgsub.target.ledger.subscription import APPLY, Claim, RelationState, lsn_or_none
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, StatementFailed
 from pgsub.target.sql.statements import Statement
@@ -93,7 +93,7 @@ class Progress:
         self.reported_lsn = 0
         self.states_version = -1
         self.skip: Skip | None = None
-        self.floods: tuple[Flood, ...] = ()
+        self.floods: tuple[SkipRule, ...] = ()
 
     @property
     def applies(self) -> bool:
@@ -269,9 +269,9 @@ class Progress:
 
 def _skips(
     lsn: str | None, rows: str | None, several: str | None, rules: str | None
-) -> tuple[Skip | None, tuple[Flood, ...]]:
+) -> tuple[Skip | None, tuple[SkipRule, ...]]:
     skip = decoded(lsn, rows, None if several is None else several.split())
-    return skip, () if rules is None else floods(json.loads(rules))
+    return skip, () if rules is None else rules_of(json.loads(rules))
 
 
 def of_commit(failure: StatementFailed) -> bool:

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import held_tables, subscription
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
@@ -27,7 +27,7 @@ COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 
 
 @dataclass(frozen=True, slots=True)
-class Flood:
+class SkipRule:
     """A rule for a flood: the next rows of a table that meet a conflict are left out, and kept.
 
     :ivar table: schema.table on the target.
@@ -100,7 +100,7 @@ def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
     )
 
 
-def shown(skip: Skip | None, rules: Sequence[Flood]) -> tuple[str, ...]:
+def shown(skip: Skip | None, rules: Sequence[SkipRule]) -> tuple[str, ...]:
     """What is to be skipped, for people: one a transaction, one a rule."""
     lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
     return (*lsns, *map(str, rules))
@@ -131,16 +131,16 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
     return decoded(*row)
 
 
-def floods(found: Sequence[Sequence[Any]] | None) -> tuple[Flood, ...]:
+def rules_of(found: Sequence[Sequence[Any]] | None) -> tuple[SkipRule, ...]:
     """From ``skip_rules``."""
-    return tuple(Flood(*one) for one in found or ())
+    return tuple(SkipRule(*one) for one in found or ())
 
 
-def _floods_encoded(connection: psycopg.Connection, rules: Sequence[Flood]) -> Jsonb | None:
-    return document(connection, [[one.conflict, one.table, one.limit] for one in rules]) if rules else None
+def _encoded_rules(connection: psycopg.Connection, rules: Sequence[SkipRule]) -> Jsonb | None:
+    return jsonb(connection, [[one.conflict, one.table, one.limit] for one in rules]) if rules else None
 
 
-def pending_floods(connection: psycopg.Connection, subid: int) -> tuple[Flood, ...]:
+def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[SkipRule, ...]:
     """Rules that are not used up.
 
     :raises StateForbids: the ledger does not know the subscription.
@@ -148,25 +148,25 @@ def pending_floods(connection: psycopg.Connection, subid: int) -> tuple[Flood, .
     row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
     if row is None:
         raise subscription.unknown(subid)
-    return floods(row[0])
+    return rules_of(row[0])
 
 
-def set_floods(connection: psycopg.Connection, subid: int, rules: Sequence[Flood]) -> None:
+def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[SkipRule]) -> None:
     """Set all of them durably."""
     with subscription.durable(connection):
         connection.execute(
             f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
-            (_floods_encoded(connection, rules), subid),
+            (_encoded_rules(connection, rules), subid),
         )
 
 
 def use(
-    connection: psycopg.Connection, subid: int, rules: Sequence[Flood], used: Mapping[tuple[str, str], int]
-) -> tuple[Flood, ...]:
+    connection: psycopg.Connection, subid: int, rules: Sequence[SkipRule], used: Mapping[tuple[str, str], int]
+) -> tuple[SkipRule, ...]:
     """Inside the transaction that leaves rows out by rules.
 
     :param rules: as they were read in that transaction.
-    :param used: how many rows, by :attr:`Flood.place`.
+    :param used: how many rows, by :attr:`SkipRule.place`.
     :return: what is left of the rules.
     :raises StreamsMustRestart: an operator has changed them meanwhile.
     """
@@ -174,7 +174,7 @@ def use(
     left = tuple(one for one in counted if one.limit > 0)
     row = connection.execute(
         f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
-        (_floods_encoded(connection, left), subid, _floods_encoded(connection, rules)),
+        (_encoded_rules(connection, left), subid, _encoded_rules(connection, rules)),
     ).fetchone()
     if row is None:
         raise StreamsMustRestart("what is to be skipped was changed meanwhile")
@@ -191,9 +191,9 @@ def check(skip: Skip, remote_lsn: int) -> None:
         )
 
 
-def of_kept(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
+def is_held(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
     """Whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
-    return not skip.waits and held_tables.keeps(connection, subid, skip.lsn)
+    return not skip.waits and held_tables.has_transaction(connection, subid, skip.lsn)
 
 
 def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -> None:
@@ -202,7 +202,7 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
     :raises StateForbids: see :func:`check`.
     """
     with subscription.durable(connection):
-        if skip is not None and not of_kept(connection, subid, skip):
+        if skip is not None and not is_held(connection, subid, skip):
             check(skip, subscription.apply_position(connection, subid))
         connection.execute(
             f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),

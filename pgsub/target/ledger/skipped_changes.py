@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger.documents import document
+from pgsub.target.ledger.jsonb import jsonb
 
 #: Letters that are read, or whose ids are sent, at once.
 CHUNK = 1000
@@ -22,7 +22,7 @@ _OPERATION = "body->>'operation'"
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class SkippedChange:
     """One change.
 
     :ivar body: as :class:`pgsub.apply.commit.skipped_changes.DeadLetters` wrote it.
@@ -36,7 +36,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SkippedTransaction:
     """What is kept of one transaction, or of a part of it.
 
     :ivar ids: of the letters that were not replayed, in the order of their changes.
@@ -74,14 +74,14 @@ class Pruning(NamedTuple):
     before: str | None = None
 
 
-def kept(
+def of_transaction(
     connection: psycopg.Connection,
     subid: int,
     finish_lsn: int,
     *,
     table: str | None = None,
     ids: Sequence[int] | None = None,
-) -> Kept | None:
+) -> SkippedTransaction | None:
     """What is kept of a transaction.
 
     :param table: only of this one, schema.name.
@@ -101,7 +101,7 @@ def kept(
     for _, _, schema, name, operation, _ in waiting:
         totals[schema, name, operation] = totals.get((schema, name, operation), 0) + 1
     last = max((row[5] for row in rows if row[5] is not None), default=None)
-    return Kept(rows[0][1], [row[0] for row in waiting], totals, len(rows) - len(waiting), last)
+    return SkippedTransaction(rows[0][1], [row[0] for row in waiting], totals, len(rows) - len(waiting), last)
 
 
 def by_ref(connection: psycopg.Connection, subid: int, finish_lsn: int, ref: str) -> list[int]:
@@ -129,12 +129,12 @@ def by_content(
     rows = connection.execute(
         f"SELECT id, body->'{side}' @> %s FROM pgsub.skipped_change WHERE subid = %s AND finish_lsn = %s"
         f" AND schemaname = %s AND relname = %s AND {_OPERATION} = %s ORDER BY id".encode(),
-        (document(connection, row), subid, format_lsn(finish_lsn), *table, operation),
+        (jsonb(connection, row), subid, format_lsn(finish_lsn), *table, operation),
     ).fetchall()
     return [row[0] for row in rows if row[1]] or [row[0] for row in rows]
 
 
-def take(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
+def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
     """Mark them as replayed in the open transaction; who else wants one of them waits for its end.
 
     :return: how many were not replayed before, and are there.
@@ -148,11 +148,11 @@ def take(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> int:
     return int(row[0])
 
 
-def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iterator[Letter]:
+def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iterator[SkippedChange]:
     """Letters in the order of their ids, :data:`CHUNK` at a time; between two of them the session is free."""
     for start in range(0, len(ids), CHUNK):
         yield from [
-            Letter(number, xid, schema, name, json.loads(body))
+            SkippedChange(number, xid, schema, name, json.loads(body))
             for number, xid, schema, name, body in connection.execute(
                 "SELECT id, xid, schemaname, relname, body::text FROM pgsub.skipped_change"
                 " WHERE subid = %s AND id = ANY (%s) ORDER BY id",
@@ -183,7 +183,7 @@ def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = 
     return Usage(*row)
 
 
-def moment(connection: psycopg.Connection, seconds: float) -> str:
+def time_ago(connection: psycopg.Connection, seconds: float) -> str:
     """Return the time on the target that many seconds ago, as :class:`Pruning` takes it."""
     row = connection.execute(
         "SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',"

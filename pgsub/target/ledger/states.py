@@ -22,7 +22,7 @@ _REL = "subid = %s AND srrelid = %s"
 
 
 @contextlib.contextmanager
-def deciding(connection: psycopg.Connection, subid: int) -> Iterator[int]:
+def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
     """A durable transaction that holds apply's row and has raised its version; gives apply's ``remote_lsn``.
 
     :raises psycopg.errors.LockNotAvailable: apply held the row for more than a second; try again.
@@ -143,7 +143,7 @@ class HandOver:
     done: bool
 
 
-def try_done(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
+def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
     """``f`` → ``s`` if apply has not passed the sync worker, or once that has reached the claimed position.
 
     Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
@@ -152,7 +152,7 @@ def try_done(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> Han
     :param sync_lsn: everything before is applied by this sync worker, and with a claim nothing beyond it but what
         came with the copy itself.
     """
-    with deciding(connection, claim.subid) as apply_lsn:
+    with changing(connection, claim.subid) as apply_lsn:
         fence(connection, claim)
         handover = _handover(connection, claim)
         ready = apply_lsn <= sync_lsn if handover is None else sync_lsn >= handover
@@ -163,12 +163,12 @@ def try_done(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> Han
     return HandOver(apply_lsn, handover, ready)
 
 
-def try_done_at_once(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
-    """:func:`try_done` of tables that were copied at one position and whose slots nobody has streamed.
+def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
+    """:func:`try_syncdone` of tables that were copied at one position and whose slots nobody has streamed.
 
     :return: the tables that are ``s`` now.
     """
-    with deciding(connection, claims[0].subid) as apply_lsn:
+    with changing(connection, claims[0].subid) as apply_lsn:
         fence_all(connection, claims)
         rows = connection.execute(
             "SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s"
@@ -199,14 +199,14 @@ def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -
     Whatever lies between this and the slot's consistent point comes with the copy, so unless apply loses its patience
     the tables change hands at the consistent point without any streaming.
     """
-    with deciding(connection, claims[0].subid) as apply_lsn:
+    with changing(connection, claims[0].subid) as apply_lsn:
         fence_all(connection, claims)
         _move_claims(connection, claims, apply_lsn, standing=False)
 
 
 def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
     """The slot exists: apply need not wait at what the copy brings; claims that were taken back stay so."""
-    with deciding(connection, claims[0].subid):
+    with changing(connection, claims[0].subid):
         fence_all(connection, claims)
         _move_claims(connection, claims, position, standing=True)
 
@@ -225,7 +225,7 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
 
     :return: H.
     """
-    with deciding(connection, claim.subid) as apply_lsn:
+    with changing(connection, claim.subid) as apply_lsn:
         fence(connection, claim)
         handover = _handover(connection, claim)
         if handover is None:
@@ -237,9 +237,9 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
     return handover
 
 
-def unclaim(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
+def withdraw_claims(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
     """Take claims back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
-    with deciding(connection, subid):
+    with changing(connection, subid):
         lock_tables(connection, subid, relids)
         connection.execute(
             "UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
@@ -258,9 +258,9 @@ def _handover(connection: psycopg.Connection, claim: Claim) -> int | None:
     return lsn_or_none(row[1])
 
 
-def ready(connection: psycopg.Connection, subid: int, position: int) -> None:
+def set_ready(connection: psycopg.Connection, subid: int, position: int) -> None:
     """``s`` → ``r`` for tables whose srsublsn apply has passed; srsublsn stays, and is checked in ``r`` too."""
-    with deciding(connection, subid):
+    with changing(connection, subid):
         connection.execute(
             "WITH passed AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"
             " AND srsubstate = 's' AND srsublsn <= %(position)s ORDER BY srrelid FOR UPDATE)"

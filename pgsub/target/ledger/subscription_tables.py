@@ -76,7 +76,7 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
             connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, subid))
 
 
-def forsake(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
+def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
     """``f`` → ``d`` for tables that are about to lose their sync slot, so that no crash leaves an ``f`` without one.
 
     From ``d`` a synchronization would begin anew, after it removed what this copy brought.
@@ -84,7 +84,7 @@ def forsake(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
     if not claims:
         return
     subid, relids = claims[0].subid, [claim.worker for claim in claims]
-    with states.deciding(connection, subid):
+    with states.changing(connection, subid):
         for claim in claims:
             states.fence(connection, claim)
         states.lock_tables(connection, subid, relids)
@@ -96,7 +96,7 @@ def forsake(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
 
 
 def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
-    """Make the change inside the caller's transaction, which holds apply's row (:func:`states.deciding`).
+    """Make the change inside the caller's transaction, which holds apply's row (:func:`states.changing`).
 
     :raises Fenced: a sync worker started again meanwhile, or made a slot that nobody would drop; do it all again.
     :raises StateForbids: a table would be copied, and two_phase was enabled meanwhile.

@@ -16,8 +16,7 @@ import psycopg
 from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import prepared as prepared_xacts
-from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger import prepared_xacts, states, subscription
 from pgsub.target.ledger.subscription import Claim
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"

@@ -35,7 +35,7 @@ SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
 """
 
 
-def decided(target: TargetRelation, sub: Subscription) -> TargetRelation:
+def with_role(target: TargetRelation, sub: Subscription) -> TargetRelation:
     """The table with the role that its changes are made as.
 
     :raises PermissionMissing: the user is a member of the owner that may not SET ROLE (SwitchToUntrustedUser), or a
@@ -109,7 +109,7 @@ def row_security(target: TargetRelation, role: str) -> PermissionMissing:
     )
 
 
-def become(role: str | None) -> sql.Composed:
+def set_role(role: str | None) -> sql.Composed:
     """The statement that changes the role until the transaction ends; None for the session's own.
 
     Inside a subtransaction its end by ROLLBACK TO brings back the role from before.
@@ -123,7 +123,7 @@ def become(role: str | None) -> sql.Composed:
 def acting(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
     """Act as a role inside an open transaction; an error leaves it to the rollback to change back."""
     if role is not None:
-        connection.execute(become(role))
+        connection.execute(set_role(role))
     yield
     if role is not None:
-        connection.execute(become(None))
+        connection.execute(set_role(None))

@@ -42,7 +42,7 @@ SELECT w.at::text, CASE WHEN w.roident <> 0 THEN coalesce(o.roname, '') END,
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class ConflictingRow:
     """A row of the target that has a key already. What could not be read is None."""
 
     index: str
@@ -71,7 +71,7 @@ class Search:
         other is none of its conflicts.
     """
 
-    hits: list[Hit]
+    hits: list[ConflictingRow]
     remote: dict[str, str | None] | None
     moved: bool
     indexes: tuple[str, ...]
@@ -93,7 +93,7 @@ def search(
 
     :param connection: between statements; what it is in of a transaction is rolled back by the caller, or read only.
     :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
-    :param change: :func:`~pgsub.target.sql.statements.resulting`; ``values`` and ``formats`` are its parameters.
+    :param change: :func:`~pgsub.target.sql.statements.resulting_row`; ``values`` and ``formats`` are its parameters.
     :param sent: columns that came from the publisher.
     :param role: that changes are made as.
     :return: None where the table is gone.
@@ -146,12 +146,12 @@ class TableSearch:
         remote = completed(self.table, change.text, generated)
         return _Look(self._connection, self.table, change, Texts(self.table, remote, sent), indexes)
 
-    def _written(self, hit: Hit) -> Hit:
+    def _written(self, hit: ConflictingRow) -> ConflictingRow:
         """With time and origin of the transaction that wrote it, where the target tracks them."""
         return written(self._connection, hit) if self._tracked else hit
 
 
-def written(connection: psycopg.Connection, hit: Hit) -> Hit:
+def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingRow:
     """With time and origin of the transaction that wrote it; as it is where the target does not know them."""
     if hit.xid is None:
         return hit
@@ -195,19 +195,19 @@ class _Look:
             return None
         return self._row(found[1]), None if found[0] is None else int(found[0])
 
-    def hits(self, values: Sequence[bytes | None], formats: Sequence[int]) -> Iterator[Hit]:
+    def hits(self, values: Sequence[bytes | None], formats: Sequence[int]) -> Iterator[ConflictingRow]:
         """The rows that have the keys of indexes already."""
         for index, text in self._indexes:
             found = self._one(text, values, formats)
             if found is not None:
                 yield self._hit(index, found)
 
-    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> Hit:
+    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> ConflictingRow:
         width = len(index.keys)
         key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
         key = f"({', '.join(index.keys)})=({key_values})"
         row, ctid = self._row(found[2 + width]), found[3 + width]
-        return Hit(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
+        return ConflictingRow(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
 
     def _row(self, values: str | None) -> dict[str, str | None]:
         read = dict(zip(self._names, json.loads(values or "[]"), strict=True))

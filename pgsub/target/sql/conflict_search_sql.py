@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import UniqueIndex
-from pgsub.target.sql.statements import shown
+from pgsub.target.sql.statements import row_texts
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
@@ -48,7 +48,7 @@ class Texts:
     def remote(self) -> sql.Composed:
         """The row as it would be, and the table that it is in."""
         return sql.SQL("SELECT pgsub_tableoid, {} FROM ({}) AS pgsub_remote").format(
-            shown(self._columns, "pgsub_remote"), self._remote
+            row_texts(self._columns, "pgsub_remote"), self._remote
         )
 
     def hit(self, index: UniqueIndex) -> sql.Composed:
@@ -64,7 +64,7 @@ class Texts:
         ).format(
             same=self._same(),
             keys=sql.SQL(", ").join(sql.Identifier("pgsub_local", f"pgsub_key{n}") for n in range(len(index.keys))),
-            values=shown(self._columns, "pgsub_local"),
+            values=row_texts(self._columns, "pgsub_local"),
             alias=sql.Identifier(self._table.name),
             expressions=index.named_keys(),
             predicate=index.where,

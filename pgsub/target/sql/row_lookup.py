@@ -49,7 +49,7 @@ class Found:
     values: Row
 
 
-class Looker:
+class ReadOnlySession:
     """One read-only session of a preview; statements act as the role that apply would act as.
 
     :param connection: autocommit, with nothing in the way of reading.
@@ -83,7 +83,7 @@ class Looker:
                 self._connection.execute("BEGIN READ ONLY")
                 self._open = True
             if role != self._role:
-                self._connection.execute(roles.become(role))
+                self._connection.execute(roles.set_role(role))
                 self._role = role
             # the query holds expressions of the catalogs, and names, in which a percent sign is nothing special
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
@@ -97,23 +97,23 @@ class Looker:
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
 
-class Within:
+class InTransaction:
     """Looks inside an open transaction of a writing session, between its statements: at what it did so far, too."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
-        """As of :class:`Looker`."""
+        """As of :class:`ReadOnlySession`."""
         with roles.acting(self._connection, role):
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
-        """As of :class:`Looker`."""
+        """As of :class:`ReadOnlySession`."""
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
 
-class TableLook:
+class TableLookup:
     """Looks at one target table.
 
     :param looker: how it is asked.
@@ -123,7 +123,7 @@ class TableLook:
     :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
     """
 
-    def __init__(self, looker: Looker | Within, target: TargetRelation) -> None:
+    def __init__(self, looker: ReadOnlySession | InTransaction, target: TargetRelation) -> None:
         self._looker = looker
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
@@ -261,7 +261,7 @@ class TableLook:
         return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
 
 
-def _partitions(looker: Looker | Within, target: TargetRelation) -> list[tuple[str, str]]:
+def _partitions(looker: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
     """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
     found = [text for (text,) in looker.catalog(_PARTITIONS, target.oid)]
     if target.relkind == "p":

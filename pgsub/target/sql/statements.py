@@ -99,7 +99,7 @@ def unassigned(target: TargetRelation) -> str | None:
     return next((c.name for c in target.columns if not c.generated and c.identity != "a"), None)
 
 
-def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
+def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
     """UPDATE of one row that changes a GENERATED ALWAYS identity column: only INSERT may override its value.
 
     What was not sent is carried over. Parameters as of :func:`update`.
@@ -125,14 +125,14 @@ def move(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statem
     return build.done(text)
 
 
-def leaves(
+def leaves_partition(
     relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
 ) -> Statement:
     """SELECT of whether the row that an update finds would leave its partition; nobody changes it from then on.
 
     :param partitions: of the table; the others are as of :func:`update`.
     """
-    becomes = resulting(relation, kinds, old_kinds, inserts=False)
+    becomes = resulting_row(relation, kinds, old_kinds, inserts=False)
     # the catalog wrote the constraints as SQL
     takes = sql.SQL(" ").join(
         sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint))
@@ -187,7 +187,7 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
     return sql.SQL("WITH done AS ({}) SELECT FROM {} WHERE {}").format(text, only(target), where)
 
 
-def shown(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
+def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
     """A JSON array of the values as their types' output functions write them; very large ones as their size.
 
     One value, for a table may have more columns than two thirds of what a target list can.
@@ -217,10 +217,10 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
     )
 
 
-def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
+def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
     """SELECT of the row that an update or delete finds, if somebody else wrote it last; changes nothing.
 
-    Schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), then :func:`shown`, and the
+    Columns: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), :func:`row_texts`,
     time in microseconds since 2000.
 
     :param kinds: of the tuple that the row is searched by, the old one or the new one.
@@ -238,7 +238,7 @@ def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool, *, lock: b
         " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
         " LEFT JOIN pg_catalog.pg_replication_origin pgsub_o ON pgsub_o.roident = pgsub_by.pgsub_origin"
     ).format(
-        shown(relation.target.columns, "pgsub_row"),
+        row_texts(relation.target.columns, "pgsub_row"),
         only(relation.target),
         where,
         sql.SQL(" FOR UPDATE" if lock else ""),
@@ -247,7 +247,7 @@ def written_elsewhere(relation: RelationMap, kinds: bytes, old: bool, *, lock: b
     return build.done(text)
 
 
-def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
+def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
     """SELECT of the row that a change would leave, generated columns excepted; changes nothing.
 
     What did not come is of the row that an update finds, whose place is in pgsub_tableoid and pgsub_ctid, and NULL for
@@ -279,7 +279,7 @@ def resulting(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, i
     return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
 
 
-def became(relation: RelationMap, kinds: bytes) -> Statement:
+def update_at(relation: RelationMap, kinds: bytes) -> Statement:
     """UPDATE of the row at a place to a remote row that was to be inserted; what did not come stays as it is.
 
     The last two parameters are the place: table (oid) and ctid.
@@ -298,12 +298,12 @@ def became(relation: RelationMap, kinds: bytes) -> Statement:
     return build.done(text)
 
 
-def locked(table: TargetRelation) -> sql.Composed:
+def lock_at(table: TargetRelation) -> sql.Composed:
     """SELECT of a row by its place and the transaction that wrote it (``%s`` both), which nobody changes then."""
     return sql.SQL("SELECT FROM ONLY {} WHERE ctid = %s::tid AND xmin = %s::xid FOR UPDATE").format(table_name(table))
 
 
-def deleted_at(table: TargetRelation) -> sql.Composed:
+def delete_at(table: TargetRelation) -> sql.Composed:
     """DELETE of the row at a place."""
     return sql.SQL("DELETE FROM ONLY {} WHERE ctid = %s::tid").format(table_name(table))
 
@@ -315,7 +315,7 @@ def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sq
 
 
 #: Gives a row if a table (oid) still has its name (schema, name).
-UNREPLACED = Statement(
+NAME_UNCHANGED = Statement(
     sql.SQL(
         "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"

@@ -62,7 +62,7 @@ SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state,
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied:
+class TruncatedTable:
     """A table that is to be emptied.
 
     :ivar members: its oid, and those of its partitions.
@@ -79,7 +79,7 @@ class Emptied:
 
 def inspect(
     connection: psycopg.Connection, subid: int, relids: Sequence[int], *, replica: bool, tagged: bool
-) -> list[Emptied]:
+) -> list[TruncatedTable]:
     """The tables as they are, if all of them may be emptied together.
 
     :param relids: tables of subscription ``subid``.
@@ -89,7 +89,9 @@ def inspect(
     :raises PermissionMissing: no TRUNCATE privilege; the hint has the GRANT.
     """
     rows = connection.execute(_TABLES.encode(), (list(relids),)).fetchall()
-    found = [Emptied(oid, schema, name, kind, tuple(tree), count) for oid, schema, name, kind, _, tree, count in rows]
+    found = [
+        TruncatedTable(oid, schema, name, kind, tuple(tree), count) for oid, schema, name, kind, _, tree, count in rows
+    ]
     if gone := set(relids) - {table.oid for table in found}:
         raise StateForbids(
             "a table to copy again does not exist on the target any more",
@@ -169,7 +171,7 @@ def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> No
         )
 
 
-def truncate(connection: psycopg.Connection, tables: Sequence[Emptied]) -> None:
+def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> None:
     """Empty all of them in one statement, inside the caller's transaction and under its lock_timeout.
 
     A plain table without its inheritance children: those are published, and subscribed, on their own.
@@ -181,7 +183,7 @@ def truncate(connection: psycopg.Connection, tables: Sequence[Emptied]) -> None:
         connection.execute(sql.SQL("TRUNCATE TABLE {}").format(listed))
 
 
-def holders(connection: psycopg.Connection, tables: Sequence[Emptied]) -> list[str]:
+def lock_holders(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> list[str]:
     """Sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
     members = [oid for table in tables for oid in table.members]
     rows = connection.execute(_HOLDERS.encode(), (members,)).fetchall()

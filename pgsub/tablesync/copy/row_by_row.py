@@ -41,7 +41,7 @@ _KEY = 1  #: flag of a column of the replica identity
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CopiedRelation:
     """What rows are of.
 
     :ivar relation: as a Relation message would describe it, with the columns that are copied.
@@ -54,12 +54,12 @@ class Described:
     selection: str
 
 
-def described(remote: RemoteTable, local: TargetRelation) -> Described:
+def described(remote: RemoteTable, local: TargetRelation) -> CopiedRelation:
     """A table that is to be copied."""
     full = remote.replica_identity == "f"
     sent = tuple(Column(_KEY if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
     relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
-    return Described(relation, local.oid, selection(remote, [c.name for c in sent]).as_string(None))
+    return CopiedRelation(relation, local.oid, selection(remote, [c.name for c in sent]).as_string(None))
 
 
 class Writer:
@@ -77,7 +77,7 @@ class Writer:
         self.session, self.sub = session, sub
 
 
-def move(source: Connection, writer: Writer, copy_out: str, rows_of: Described, moved: Moved) -> tuple[int, int]:
+def move(source: Connection, writer: Writer, copy_out: str, rows_of: CopiedRelation, moved: Moved) -> tuple[int, int]:
     """Run the publisher's COPY and store its rows, inside the open transactions of both connections.
 
     :param copy_out: in text form; a column more than there are is the row's commit time.
@@ -93,7 +93,7 @@ def move(source: Connection, writer: Writer, copy_out: str, rows_of: Described, 
     return count, size
 
 
-def store(writer: Writer, rows_of: Described, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+def store(writer: Writer, rows_of: CopiedRelation, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
     """Store rows in the open transaction of the writer's session.
 
     :param rows: as COPY sends them in text form.

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 _ALL = ("UTF8", "SQL_ASCII")
 
 
-def document(connection: psycopg.Connection, body: Any) -> Jsonb:
+def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
     """A parameter for a jsonb; what the target's database cannot have is in it as Python shows it (``\\u65e5``)."""
     return Jsonb(body, dumps=partial(text, encoding=encoding(connection)))
 
