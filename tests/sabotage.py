@@ -718,16 +718,16 @@ GUARDS = (
         ("tests/apply/test_hits.py",),
     ),
     Guard(
-        "a rule for a flood ends with its rows",
+        "a rule with a limit ends with its rows",
         "pgsub/apply/resolve/rules.py",
-        (("            self._limits[resolved.flood] -= 1\n", "            pass\n"),),
-        ("tests/apply/test_flood.py",),
+        (("            self._relations.rules.use(resolved.rule)\n", "            pass\n"),),
+        ("tests/apply/test_limited_rules.py",),
     ),
     Guard(
-        "what a rule for a flood left out is counted off by the same commit",
+        "what a rule with a limit left out is counted off by the same commit",
         "pgsub/apply/commit/ledger_commit.py",
-        (("        self._use_floods()\n", ""),),
-        ("tests/apply/test_flood.py",),
+        (("        self._count_off()\n", ""),),
+        ("tests/apply/test_limited_rules.py",),
     ),
     Guard(
         "an LSN to skip is the finish LSN of a transaction to come",

@@ -6,7 +6,7 @@ A table's rule goes before the subscription's. Where there is none, everything i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgsub.common.errors import UsageError
 
@@ -48,15 +48,22 @@ class Rule:
     """One rule.
 
     :ivar table: schema.table on the target, '' for every table.
+    :ivar limit: how many more changes the rule decides, None where it lasts.
     """
 
     table: str
     conflict: str
     resolution: str
+    limit: int | None = None
 
     def __str__(self) -> str:
         where = f"{self.table}:" if self.table else ""
         return f"{where}{self.conflict}={self.resolution}"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The conflicts that the rule decides: table and type."""
+        return self.table, self.conflict
 
     @property
     def needs_times(self) -> bool:
@@ -109,14 +116,13 @@ def merged(present: Iterable[str], given: Sequence[str]) -> tuple[str, ...]:
     :param present: as this function returned them.
     :raises UsageError: see :func:`parse`; a type and table is given twice.
     """
-    rules = {(rule.table, rule.conflict): rule for rule in map(parse, present)}
+    rules = {rule.place: rule for rule in map(parse, present)}
     seen = set()
     for rule in map(parse, given):
-        place = rule.table, rule.conflict
-        if place in seen:
+        if rule.place in seen:
             raise UsageError(f'conflict rule "{str(rule).rpartition("=")[0]}" is given more than once')
-        seen.add(place)
-        rules[place] = rule
+        seen.add(rule.place)
+        rules[rule.place] = rule
     return tuple(sorted(str(rule) for rule in rules.values() if rule.resolution != DEFAULT))
 
 
@@ -131,6 +137,46 @@ def of_table(rules: Iterable[str], schema: str, name: str) -> tuple[tuple[str, s
         if rule.table in ("", own):
             found[rule.conflict] = rule.resolution
     return tuple((one, how) for one, how in found.items() if one == IDENTICAL or how != ALLOWED[one][0])
+
+
+class RuleSet:
+    """The rules of a subscription: those with a limit go first, as long as that lasts.
+
+    :param lasting: as :func:`merged` returned them.
+    :param limited: rules with a limit, each for one table.
+    """
+
+    def __init__(self, lasting: Sequence[str] = (), limited: Iterable[Rule] = ()) -> None:
+        self.lasting = lasting
+        self._limited = {rule.place: rule for rule in limited}
+
+    def __bool__(self) -> bool:
+        return bool(self.lasting or self._limited)
+
+    def with_limited(self, limited: Iterable[Rule]) -> RuleSet:
+        """The same lasting rules with others that have a limit."""
+        return RuleSet(self.lasting, limited)
+
+    def decides_alike(self, other: RuleSet) -> bool:
+        """Whether both have rules for the same conflicts, given the same lasting rules."""
+        return self._limited.keys() == other._limited.keys()
+
+    def of_table(self, schema: str, name: str) -> tuple[tuple[str, str], ...]:
+        """As :func:`of_table`, with every rule that has a limit, used up or not."""
+        return of_table((*self.lasting, *map(str, self._limited.values())), schema, name)
+
+    def find(self, schema: str, name: str, conflict: str) -> Rule | None:
+        """The rule that decides a type of conflict on a table now."""
+        limited = self._limited.get((f"{schema}.{name}", conflict))
+        if limited is not None and limited.limit:
+            return limited
+        resolution = dict(of_table(self.lasting, schema, name)).get(conflict)
+        return None if resolution is None else Rule("", conflict, resolution)
+
+    def use(self, rule: Rule) -> None:
+        """Count a change that a rule with a limit has decided."""
+        if rule.limit is not None:
+            self._limited[rule.place] = replace(rule, limit=rule.limit - 1)
 
 
 def tables(rules: Iterable[str]) -> set[str]:

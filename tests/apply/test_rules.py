@@ -350,12 +350,12 @@ def test_a_tie_is_decided_by_what_the_databases_are_called(make, monkeypatch):
 
     asked: list[tuple[tuple[str, str], tuple[str, str]]] = []
 
-    def same_time(how: str, at: int, local: Any, subid: int, tie: Callable[[], policy.Verdict]) -> Any:
+    def same_time(how: str, at: int, local: Any, subid: int, tie: Callable[[], policy.Action]) -> Any:
         return tie()
 
-    def tied(remote: tuple[str, str], local: tuple[str, str]) -> policy.Verdict:
+    def tied(remote: tuple[str, str], local: tuple[str, str]) -> policy.Action:
         asked.append((remote, local))
-        return policy.Verdict.KEEP
+        return policy.Action.KEEP
 
     monkeypatch.setattr(policy, "decide", same_time)
     monkeypatch.setattr(policy, "tied", tied)

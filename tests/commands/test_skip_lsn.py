@@ -130,7 +130,7 @@ def test_a_command_that_is_killed_has_set_the_skip_or_not_and_is_in_the_journal(
     assert it.subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), *([(2,)] if rows == "conflicting" else [])]
 
 
-def test_a_rule_for_a_flood_is_set_shown_used_up_and_cleared(stuck: MakeStuck) -> None:
+def test_a_rule_with_a_limit_is_set_shown_used_up_and_cleared(stuck: MakeStuck) -> None:
     it = stuck()
     rule = ("--conflict", "insert_exists", "--table", "public.b", "--limit")
     one_error(it.cli("skip-lsn", "s", *rule, "2"), 2, "needs --yes", "public.b --limit 2 --yes")

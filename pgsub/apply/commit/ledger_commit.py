@@ -77,7 +77,7 @@ class LedgerCommit:
         self._subid = subid
         self.recorded = False
         self._consumed: Consumed | None = None
-        self._flooded: Counter[tuple[str, str]] = Counter()
+        self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided
 
     def consume(self, consumed: Consumed | None) -> None:
         """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
@@ -108,7 +108,8 @@ class LedgerCommit:
         self.recorded = True
         if keep:
             self.keep(records)
-        self._flooded.update(one.flood for one in records if isinstance(one, Resolved) and one.flood is not None)
+        rules = [one.rule for one in records if isinstance(one, Resolved) and one.rule is not None]
+        self._used.update(rule.place for rule in rules if rule.limit is not None)
         located = conflict.with_leaves(self._connection, records)
         rows = [(self._subid, jsonb(self._connection, one.body(self._subid))) for one in located]
         with self._connection.cursor() as cursor:
@@ -125,7 +126,7 @@ class LedgerCommit:
         if self._consumed is not None:
             self._consumed.record(self._connection, self._subid)
             self._consumed, self.recorded = None, True
-        self._use_floods()
+        self._count_off()
         failpoints.point("apply.before_target_commit")
         try:
             self._progress.close(old, new, last.commit_ts)
@@ -135,11 +136,11 @@ class LedgerCommit:
         failpoints.point("apply.commit_reply_lost")
         return new
 
-    def _use_floods(self) -> None:
-        """What rules for floods have left out, and that it was."""
-        if not self._flooded:
+    def _count_off(self) -> None:
+        """Take what rules with a limit have decided off the limit, and log it."""
+        if not self._used:
             return
-        rules, used, self._flooded = self._progress.floods, self._flooded, Counter()
+        rules, used, self._used = self._progress.rules, self._used, Counter()
         left = {one.place: one.limit for one in skips.use(self._connection, self._subid, rules, used)}
         for (table, kind), count in used.items():
             more = left.get((table, kind), 0)
@@ -166,7 +167,7 @@ class LedgerCommit:
 
     def rolled_back(self) -> bool:
         """Whether the session is there and out of its transaction; if not, what broke it is known already."""
-        self._consumed, self._flooded = None, Counter()
+        self._consumed, self._used = None, Counter()
         try:
             self._connection.execute("ROLLBACK")
         except psycopg.Error:

@@ -15,6 +15,7 @@ from pgsub.apply.conflicts import text as conflicts_text
 from pgsub.apply.conflicts.logical_messages import EmittedMessage
 from pgsub.apply.conflicts.record import ConflictRecord
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Message, Relation, Tuple
@@ -197,7 +198,7 @@ class Resolved(NamedTuple):
     transaction: RemoteTransaction
     record: ConflictRecord
     letter: tuple[Relation, Message, dict[str, Any]] | None = None
-    flood: tuple[str, str] | None = None  #: the rule's place, if it was one for a flood
+    rule: Rule | None = None  #: that decided
 
     def body(self, subid: int) -> dict[str, object]:
         """As JSON for the ledger."""

@@ -194,7 +194,7 @@ class Executor:
 
     @property
     def _resolves(self) -> bool:
-        return self._naming and self._relations.resolves
+        return self._naming and bool(self._relations.rules)
 
     def _spill_many(self) -> None:
         if len(self._rows.records) >= RECORDS and self._spill is not None:

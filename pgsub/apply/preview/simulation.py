@@ -14,8 +14,8 @@ import psycopg
 
 from pgsub.apply.conflicts import schema_fault
 from pgsub.apply.preview.simulated_rows import Done, Table, Version
-from pgsub.apply.resolve.policy import Verdict
-from pgsub.apply.resolve.rules_preview import Foresight
+from pgsub.apply.resolve.policy import Action
+from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
@@ -91,16 +91,14 @@ class Comparison:
     :param looker: reads the target.
     :param relations: maps remote relations to the target's tables.
     :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
-    :param foresight: asks the rules for conflicts; None: none is asked.
+    :param rules: what the rules for conflicts would do.
     """
 
-    def __init__(
-        self, looker: ReadOnlySession, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
-    ) -> None:
+    def __init__(self, looker: ReadOnlySession, relations: RelationCache, admits: Admits, rules: RulesPreview) -> None:
         self._looker = looker
         self._relations = relations
         self._admits = admits
-        self._foresight = foresight
+        self._rules = rules
         self._tables: dict[int, Table] = {}
         self._number = 0
 
@@ -109,8 +107,7 @@ class Comparison:
 
         :param commit_ts: microseconds since 2000.
         """
-        if self._foresight is not None:
-            self._foresight.commit_ts = commit_ts
+        self._rules.commit_ts = commit_ts
 
     def learn(self, message: Message) -> None:
         """What the stream says of relations, of transactions that are not looked at too."""
@@ -188,9 +185,9 @@ class Comparison:
             return self._update_missing(table, finding, new, key)
         finding = _with(finding, ERROR, local=found.row)
         assert found.row is not None
-        finding, verdict = self._differing(table, finding, found)
-        if verdict is not Verdict.APPLY:
-            return self._ruled(table, finding, verdict, {**found.row, **sent}, key)
+        finding, action = self._differing(table, finding, found)
+        if action is not Action.APPLY:
+            return self._ruled(table, finding, action, {**found.row, **sent}, key)
         if not _differences(sent, found.row):
             return _with(finding, IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
@@ -212,59 +209,54 @@ class Comparison:
             kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
             finding = _with(finding, ERROR, conflict=kind, existing=tuple(existing), rule=None)
-            ruling = None
-            if self._foresight is not None:
-                xids = (one.xid for one in existing)
-                ruling = self._foresight.existing(relation, kind, xids, identical=same)
-            if ruling is not None:
-                finding = _with(finding, ERROR, rule=ruling.rule)
-            verdict = Verdict.STOP if ruling is None else ruling.verdict
-            if same and verdict is not Verdict.SKIP:
+            decision = self._rules.existing(relation, kind, [one.xid for one in existing], identical=same)
+            if decision is not None:
+                finding = _with(finding, ERROR, rule=decision.rule)
+            action = Action.STOP if decision is None else decision.action
+            if same and action is not Action.SKIP:
                 table.done.tainted.discard(table.key(row))
-                return _with(finding, IDENTICAL, **({"rule": None} if verdict is Verdict.STOP else {}))
-            if verdict is not Verdict.APPLY:
-                return self._ruled(table, finding, verdict, row, key)
+                return _with(finding, IDENTICAL, **({"rule": None} if action is Action.STOP else {}))
+            if action is not Action.APPLY:
+                return self._ruled(table, finding, action, row, key)
             row = _make_room(table, row, existing, became=found is None)
         self._put(table, row, key, found)
         return _with(finding, WOULD_APPLY)
 
-    def _ruled(self, table: Table, finding: Finding, verdict: Verdict, row: Row, key: Row | None) -> Finding:
+    def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
         """A change that is not made: by a rule, or because nothing but a stop is left."""
-        if verdict is Verdict.STOP:
+        if action is Action.STOP:
             self._taint(table, row, key, finding, "")
             return _with(finding, CONFLICT)
         table.done.tainted.discard(table.key(row))
-        return _with(finding, KEPT if verdict is Verdict.KEEP else SKIPPED)
+        return _with(finding, KEPT if action is Action.KEEP else SKIPPED)
 
-    def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Verdict]:
+    def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Action]:
         """Of a row that somebody else wrote last; without a rule it is changed all the same."""
         kind = f"{finding.message_type.lower()}_origin_differs"
-        ruling = None
-        if self._foresight is not None:
-            ruling = self._foresight.differing(table.relation, kind, found.xid)
-        if ruling is None:
-            return finding, Verdict.APPLY
-        return _with(finding, ERROR, conflict=kind, rule=ruling.rule), ruling.verdict
+        decision = self._rules.differing(table.relation, kind, found.xid)
+        if decision is None:
+            return finding, Action.APPLY
+        return _with(finding, ERROR, conflict=kind, rule=decision.rule), decision.action
 
-    def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Verdict | None]:
+    def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Action | None]:
         """None: there is no rule, and the change is skipped as by the server."""
         kind = f"{finding.message_type.lower()}_missing"
-        ruling = None if self._foresight is None else self._foresight.missing(table.relation, kind)
-        finding = _with(finding, MISSING, conflict=kind, rule=None if ruling is None else ruling.rule)
-        return finding, None if ruling is None else ruling.verdict
+        decision = self._rules.missing(table.relation, kind)
+        finding = _with(finding, MISSING, conflict=kind, rule=None if decision is None else decision.rule)
+        return finding, None if decision is None else decision.action
 
     def _update_missing(self, table: Table, finding: Finding, new: Tuple, key: Row) -> Finding:
-        finding, verdict = self._missing(table, finding)
+        finding, action = self._missing(table, finding)
         assert finding.remote is not None
-        if verdict is None:
+        if action is None:
             return finding
         row = {**key, **finding.remote}
-        if verdict is not Verdict.APPLY:
-            return self._ruled(table, finding, verdict, row, key)
+        if action is not Action.APPLY:
+            return self._ruled(table, finding, action, row, key)
         left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == _UNCHANGED]
         if left_out:
             reason = f"the publisher left out unchanged large values of {', '.join(left_out)}"
-            return self._ruled(table, _with(finding, ERROR, reason=reason), Verdict.STOP, row, key)
+            return self._ruled(table, _with(finding, ERROR, reason=reason), Action.STOP, row, key)
         return self._written(table, finding, new, row, None, None)
 
     def _taint(self, table: Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
@@ -289,9 +281,9 @@ class Comparison:
         if found is None:
             finding, stopped = self._missing(table, finding)
             return finding if stopped is None else self._ruled(table, finding, stopped, key, key)
-        finding, verdict = self._differing(table, finding, found)
-        if verdict is not Verdict.APPLY:
-            return self._ruled(table, _with(finding, ERROR, local=found.row), verdict, key, key)
+        finding, action = self._differing(table, finding, found)
+        if action is not Action.APPLY:
+            return self._ruled(table, _with(finding, ERROR, local=found.row), action, key, key)
         table.gone(table.key(key), found)
         return _with(finding, WOULD_APPLY, local=found.row)
 

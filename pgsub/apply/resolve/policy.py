@@ -12,7 +12,7 @@ from pgsub.target.ledger import subscription
 from pgsub.target.sql.conflict_search import ConflictingRow
 
 
-class Verdict(enum.Enum):
+class Action(enum.Enum):
     """What becomes of the remote change. The value is what a conflict's record says of it."""
 
     STOP = "stopped"
@@ -22,16 +22,16 @@ class Verdict(enum.Enum):
 
 
 _FIXED = {
-    rules.ERROR: Verdict.STOP,
-    rules.SKIP: Verdict.SKIP,
-    rules.APPLY_REMOTE: Verdict.APPLY,
-    rules.KEEP_LOCAL: Verdict.KEEP,
+    rules.ERROR: Action.STOP,
+    rules.SKIP: Action.SKIP,
+    rules.APPLY_REMOTE: Action.APPLY,
+    rules.KEEP_LOCAL: Action.KEEP,
 }
 
 
 def decide(
-    resolution: str, remote_at: int, local: Sequence[ConflictingRow], subid: int, tie: Callable[[], Verdict]
-) -> Verdict:
+    resolution: str, remote_at: int, local: Sequence[ConflictingRow], subid: int, tie: Callable[[], Action]
+) -> Action:
     """What a rule says.
 
     With last_update_wins the remote change must be newer than every row in its way. A row without a time was written
@@ -47,8 +47,8 @@ def decide(
         return _FIXED[resolution]
     newest = max((hit.at for hit in local if hit.at is not None and not own(hit, subid)), default=None)
     if newest is None or newest < remote_at:
-        return Verdict.APPLY
-    return tie() if newest == remote_at else Verdict.KEEP
+        return Action.APPLY
+    return tie() if newest == remote_at else Action.KEEP
 
 
 def own(hit: ConflictingRow, subid: int) -> bool:
@@ -57,7 +57,7 @@ def own(hit: ConflictingRow, subid: int) -> bool:
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
 
 
-def tie(connection: psycopg.Connection, subid: int) -> Verdict:
+def tie(connection: psycopg.Connection, subid: int) -> Action:
     """Asks both databases' names for :func:`tied`.
 
     :param connection: of the target.
@@ -70,12 +70,12 @@ def tie(connection: psycopg.Connection, subid: int) -> Verdict:
     return tied((known.system_identifier or "0", known.publisher_dbname or ""), (row[0], row[1]))
 
 
-def tied(remote: tuple[str, str], local: tuple[str, str]) -> Verdict:
+def tied(remote: tuple[str, str], local: tuple[str, str]) -> Action:
     """Two changes of one microsecond: that of the database with the greater name in the world wins, on both sides.
 
     :param remote: system identifier and name of the publisher's database, ``local`` of the target's.
     """
     if remote == local:
-        return Verdict.STOP  # copies of one cluster: neither side could tell which of them it is
+        return Action.STOP  # copies of one cluster: neither side could tell which of them it is
     first, second = ((int(system), name) for system, name in (remote, local))
-    return Verdict.APPLY if first > second else Verdict.KEEP
+    return Action.APPLY if first > second else Action.KEEP

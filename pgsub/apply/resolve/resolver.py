@@ -17,18 +17,19 @@ from pgsub.apply.conflicts.conflict import OtherOrigin, Place
 from pgsub.apply.conflicts.record import ConflictRecord
 from pgsub.apply.resolve import conflicting_rows
 from pgsub.apply.resolve.conflicting_rows import Moved, Obstacles
-from pgsub.apply.resolve.policy import Verdict
-from pgsub.apply.resolve.rules import Case, Rulings
+from pgsub.apply.resolve.policy import Action
+from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.set_fallback import Deviation
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.sql.conflict_search import Search
+from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.pipeline import StatementFailed
 
 #: Rows that are tried together at most.
@@ -78,12 +79,12 @@ class Resolver:
         self._dispatch = dispatch
         self._together = TOGETHER
         self._obstacles = Obstacles(connection)
-        self._rulings = Rulings(connection, rows, relations)
+        self._decisions = Decisions(connection, relations)
+        self._records = Records(rows, relations)
 
     def begin(self) -> None:
         """A target transaction was opened: tables may have other indexes now."""
         self._obstacles.begin()
-        self._rulings.begin()
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
         """Apply row messages in their order.
@@ -136,130 +137,131 @@ class Resolver:
             return False
         new = None if isinstance(message, Delete) else message.new
         old = None if isinstance(message, Insert) else message.old
-        case = Case(Place(transaction, kind, relation, new, old), message)
+        change = SingleChange(Place(transaction, kind, relation, new, old), message)
         self._rows.sync()
         self._rows.resolving = True
         try:
-            self._change(case)
+            self._apply(change)
         finally:
             self._rows.resolving = False
-        return case.met
+        return change.met
 
-    def _change(self, case: Case) -> None:
-        place = case.place
-        assert place.relation is not None
-        if place.message_type != "INSERT" and place.relation.target.origins_of:
-            ruled = case.rule(f"{place.message_type.lower()}_origin_differs") is not None
+    def _apply(self, change: SingleChange) -> None:
+        place = change.place
+        if place.message_type != "INSERT" and change.relation.target.origins_of:
+            ruled = change.relation.rule(f"{place.message_type.lower()}_origin_differs") is not None
             differs = self._rows.written_by_others(place, lock=ruled)
-            if differs is not None and not self._differing(case, differs):
+            if differs is not None and not self._differing(change, differs):
                 return
         self._rows.missed = False
-        self._settle(case)
+        self._settle(change)
         if self._rows.missed:
             self._rows.missed = False
-            self._missing(case)
+            self._missing(change)
 
     # rows that somebody else wrote, and rows that are not there
 
-    def _differing(self, case: Case, differs: OtherOrigin) -> bool:
-        """Whether the change is to be made."""
-        how = self._rulings.rule(case, f"{case.place.message_type.lower()}_origin_differs")
-        [differs] = conflict.with_leaves(self._connection, [differs])
-        record = differs.record(self._subid)
-        verdict = self._rulings.decide(how or rules.APPLY_REMOTE, case, [differs.local])
-        self._rulings.note(case, record, how, verdict)
-        return verdict is Verdict.APPLY
+    def _decide(self, change: SingleChange, rule: Rule | None, local: Sequence[ConflictingRow]) -> Action:
+        if rule is None:
+            return Action.APPLY
+        return self._decisions.action(rule, change.place.transaction.commit_ts, local)
 
-    def _missing(self, case: Case) -> None:
-        place = case.place
-        how = self._rulings.rule(case, f"{place.message_type.lower()}_missing")
-        missing = conflict.missing_row(place)
-        if how is None:
-            case.met = True
+    def _differing(self, change: SingleChange, differs: OtherOrigin) -> bool:
+        """Whether the change is to be made."""
+        rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
+        [differs] = conflict.with_leaves(self._connection, [differs])
+        action = self._decide(change, rule, [differs.local])
+        self._records.note(change, differs.record(self._subid), rule, action)
+        return action is Action.APPLY
+
+    def _missing(self, change: SingleChange) -> None:
+        rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_missing")
+        missing = conflict.missing_row(change.place)
+        if rule is None:
+            change.met = True
             self._rows.records.append((self._rows.depth, missing))
             return
         [missing] = conflict.with_leaves(self._connection, [missing])
         record = missing.record(self._subid)
-        verdict = self._rulings.decide(how, case, [])
-        if verdict is Verdict.APPLY:
-            self._insert_missing(case, record, how)
+        action = self._decide(change, rule, [])
+        if action is Action.APPLY:
+            self._insert_missing(change, record, rule)
         else:
-            self._rulings.note(case, record, how, verdict)
+            self._records.note(change, record, rule, action)
 
-    def _insert_missing(self, case: Case, record: ConflictRecord, how: str) -> None:
-        """The row of an update is inserted, where the publisher sent all of it."""
-        place = case.place
-        assert place.new is not None and place.relation is not None
-        kept = [c.name for i, c in enumerate(place.relation.columns) if place.new.kinds[i] == _UNCHANGED]
+    def _insert_missing(self, change: SingleChange, record: ConflictRecord, rule: Rule) -> None:
+        """Insert the row of an update, where the publisher sent all of it."""
+        place = change.place
+        assert place.new is not None
+        kept = [c.name for i, c in enumerate(change.relation.columns) if place.new.kinds[i] == _UNCHANGED]
         if kept:
             error = conflict.stopped(self._subid, record, place)
             error.detail = (
                 f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, for the publisher left"
                 f" out unchanged large values of {', '.join(kept)}."
             )
-            error.hint = f"Insert the row on the target: apply goes on by itself. {self._rulings.other_ways()}"
+            error.hint = f"Insert the row on the target: apply goes on by itself. {self._records.other_ways()}"
             raise error
-        inserting = Case(place._replace(message_type="INSERT", old=None), case.message)
+        inserting = SingleChange(place._replace(message_type="INSERT", old=None), change.message)
         self._settle(inserting)
-        self._rulings.note(case, record, how, Verdict.KEEP if inserting.left else Verdict.APPLY)
+        self._records.note(change, record, rule, Action.KEEP if inserting.left else Action.APPLY)
 
     # rows that are in the way
 
-    def _settle(self, case: Case) -> None:
+    def _settle(self, change: SingleChange) -> None:
         """Insert, update or delete; what is in the way is dealt with by its rule."""
-        place = case.place
-        relation = place.relation
-        assert relation is not None
+        place, relation = change.place, change.relation
         own = relation.target.schema, relation.target.name
         where = None if relation.target.relkind == "p" else own
         looks = place.message_type != "DELETE" and any(kind in _EXISTING for kind, _ in relation.rules)
         failure: StatementFailed | None = None
         for _ in range(TRIES):
-            case.pending = None
+            change.pending = None
             found = self._obstacles.search(place, where) if looks and where is not None else None
             if failure is not None and found is not None and not conflicting_rows.indexed(failure, found):
                 break
-            verdict = self._met(case, found, where or own) if found is not None and found.hits else Verdict.APPLY
-            if verdict in (Verdict.KEEP, Verdict.SKIP):
+            action = self._existing(change, found, where or own) if found is not None and found.hits else Action.APPLY
+            if action in (Action.KEEP, Action.SKIP):
                 return
             try:
                 with self._rows.undoing():
-                    self._make(case, found if verdict is Verdict.APPLY else None, where)
+                    self._make(change, found if action is Action.APPLY else None, where)
                 return
             except Moved:
                 continue
             except StatementFailed as error:
                 failure = error
-                where = _look_next(error, where, asks=looks and verdict is not Verdict.STOP)
+                where = _look_next(error, where, asks=looks and action is not Action.STOP)
         if failure is None:
             raise TargetUnavailable(f'rows of "{place.name()}" are changed by others again and again', sqlstate="40001")
         raise failure
 
-    def _met(self, case: Case, found: Search, where: tuple[str, str]) -> Verdict:
-        place = case.place
+    def _existing(self, change: SingleChange, found: Search, where: tuple[str, str]) -> Action:
+        """Decide about rows in the way, and record it; where the change is made, once it is."""
+        place = change.place
         kind = "update_exists" if place.message_type == "UPDATE" and not found.moved else "insert_exists"
         if len(found.hits) > 1:
             kind = "multiple_unique_conflicts"
-        how = self._rulings.rule(case, kind)
+        rule = self._decisions.rule(change.relation, kind)
         same = len({hit.ctid for hit in found.hits}) == 1 and all(hit.identical for hit in found.hits)
-        if same and place.message_type == "INSERT" and case.rule(rules.IDENTICAL) is not None:
-            how, case.flood = f"{rules.IDENTICAL}={case.rule(rules.IDENTICAL)}", None
-        if how is None:
-            return Verdict.STOP
-        verdict = self._rulings.decide(how.rpartition("=")[2], case, found.hits)
-        if verdict is Verdict.STOP:
-            return verdict
+        if same and place.message_type == "INSERT":
+            rule = self._decisions.rule(change.relation, rules.IDENTICAL) or rule
+        if rule is None:
+            return Action.STOP
+        action = self._decide(change, rule, found.hits)
+        if action is Action.STOP:
+            return action
         record = conflicting_rows.recorded(place, kind, found, where)
         record.context = conflict.context(self._subid, place)
-        case.pending = self._rulings.resolved(case, record, how, verdict)
-        if verdict is not Verdict.APPLY:
-            self._rulings.record(case, case.pending)
-            case.pending, case.left = None, True
-        return verdict
+        change.pending = self._records.resolved(change, record, rule, action)
+        if action is not Action.APPLY:
+            self._records.add(change, change.pending)
+            change.pending, change.left = None, True
+        return action
 
-    def _make(self, case: Case, found: Search | None, where: tuple[str, str] | None) -> None:
+    def _make(self, change: SingleChange, found: Search | None, where: tuple[str, str] | None) -> None:
         """Make room, and the change."""
-        place = case.place
+        place = change.place
         became = found is not None and where is not None and self._obstacles.cleared(place, found, where)
         if became:
             self._rows.changes += 1
@@ -271,9 +273,9 @@ class Resolver:
             else:
                 self._rows.delete(place)
         self._rows.sync()
-        pending, case.pending = case.pending, None
+        pending, change.pending = change.pending, None
         if pending is not None:
-            self._rulings.record(case, pending)
+            self._records.add(change, pending)
 
 
 _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_conflicts", rules.IDENTICAL})

@@ -14,13 +14,13 @@ import psycopg
 
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules, quoting
+from pgsub.common.conflict_rules import Rule, RuleSet
 from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
 from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
-from pgsub.target.ledger.skip import SkipRule
 from pgsub.target.session import roles
 from pgsub.target.sql.statements import Statement
 
@@ -53,7 +53,7 @@ class RelationCache:
         self._types: dict[int, TypeName] = {}
         self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the tables mapped, from before they were read
         self._looked_at = 0.0
-        self._floods: tuple[SkipRule, ...] = ()
+        self.rules = RuleSet(sub.on_conflict)
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
     @property
@@ -71,26 +71,11 @@ class RelationCache:
         """Its name."""
         return self._sub.name
 
-    @property
-    def resolves(self) -> bool:
-        """Whether there is any rule for conflicts."""
-        return bool(self._sub.on_conflict or self._floods)
-
-    @property
-    def floods(self) -> tuple[SkipRule, ...]:
-        """Rules that end by themselves; they go before the subscription's."""
-        return self._floods
-
-    @floods.setter
-    def floods(self, rules: tuple[SkipRule, ...]) -> None:
-        if {one.place for one in rules} != {one.place for one in self._floods}:
+    def limit_rules(self, limited: Iterable[Rule]) -> None:
+        """Set the conflict rules with a limit; where other conflicts have one, all maps are made anew."""
+        before, self.rules = self.rules, self.rules.with_limited(limited)
+        if not self.rules.decides_alike(before):
             self._maps.clear()
-        self._floods = rules
-
-    def lasting_rule(self, schema: str, name: str, kind: str) -> str | None:
-        """What the subscription's own rules say of a type of conflict on a table."""
-        rules = dict(conflict_rules.of_table(self._sub.on_conflict, schema, name))
-        return rules.get(kind)
 
     def learn(self, relation: Relation) -> None:
         """A Relation message: forget the old map and what was prepared for it."""
@@ -212,11 +197,9 @@ class RelationCache:
             raise self._replaced(schema, name, target_oid, target.oid)
         target = replace(roles.with_role(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
         types = ddl_hints.column_types(self._connection, remote.columns, self._types)
-        lasting = self._sub.on_conflict
-        self._check_rules(conflict_rules.of_table(lasting, schema, name))
-        ending = [f"{one.table}:{one.conflict}={conflict_rules.SKIP}" for one in self._floods]
-        rules = conflict_rules.of_table((*lasting, *ending), schema, name)
-        made = self._maps[relid] = replace(map_relation(remote, target, types), rules=rules)
+        self._check_rules(conflict_rules.of_table(self._sub.on_conflict, schema, name))
+        made = replace(map_relation(remote, target, types), rules=self.rules.of_table(schema, name))
+        self._maps[relid] = made
         return made
 
     def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:

@@ -225,9 +225,9 @@ class Committer:
         return part
 
     def _skips(self) -> Skip | None:
-        """What is not to be applied, as the ledger says now; a sync worker leaves the rules for floods alone."""
+        """What is not to be applied, as the ledger says now; a sync worker uses no rule with a limit."""
         progress = self._session.progress
-        self._session.relations.floods = progress.floods if progress.applies else ()
+        self._session.relations.limit_rules(progress.rules if progress.applies else ())
         return progress.skip
 
     def _moved(self, remote_lsn: int) -> int:

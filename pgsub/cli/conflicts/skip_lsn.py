@@ -10,7 +10,7 @@ import typer
 
 from pgsub.cli.command_tree.command import command
 from pgsub.cli.command_tree.values import parse_lsn
-from pgsub.cli.conflicts import skip_flood
+from pgsub.cli.conflicts import skip_conflicts
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
@@ -36,7 +36,7 @@ transaction with changes ends next clears it, with a warning if it was another o
 own transaction: those between them are applied, and only one whose transaction cannot come any more is cleared with
 that warning. What is given replaces what was to be skipped before; with none for LSN nothing is skipped any more.
 
---conflict, --table and --limit together are a rule for a flood: the next N rows of that table that meet this conflict
+--conflict, --table and --limit together are a rule with a limit: the next N rows of that table that meet this conflict
 are not applied and kept in pgsub.skipped_change, the rest of their transactions is applied, and then the rule is used
 up and everything as before. That goes for conflicts that stop apply, and for those that do not: of missing rows the
 change is then kept, and the log is told once a commit how many there were instead of a message for each. All of them
@@ -48,7 +48,7 @@ reads the transaction from a temporary copy of the replication slot, compares it
 what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
 changes of rows that an earlier one could not bring; error, rows that fit into no row of the target; missing, changes of
 rows that the target does not have; identical, rows that the target has already; left, changes of tables that are not
-subscribed or come with their copy. Where a rule of --on-conflict, or one for a flood, decides a conflict, the rule is
+subscribed or come with their copy. Where a rule of --on-conflict, or one with a limit, decides a conflict, the rule is
 told and what it would do: would_apply; kept, rows that the target would go on having otherwise; skipped, changes that
 the rule would put aside. Neither of the last two is lost by skipping. The verdict is safe if nothing would be lost,
 caution if rows would be lost that the target has otherwise, risky if changes would be lost that apply would make. The
@@ -101,8 +101,8 @@ def skip_lsn(
     """Show or skip."""
     if (conflict, table, limit) != (None, None, None):
         if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
-            raise UsageError("a rule for a flood is --conflict, --table and --limit together, without anything else")
-        skip_flood.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
+            raise UsageError("a rule with a limit is --conflict, --table and --limit together, without anything else")
+        skip_conflicts.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
         return
     wanted = _wanted(lsns or [])
     if rows not in ("whole", "conflicting"):

@@ -23,7 +23,7 @@ from pgsub.apply.preview.simulation import (
     Finding,
 )
 from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, Reading, reading
-from pgsub.apply.resolve.rules_preview import Foresight
+from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache
 from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.rows import ErrorRow
@@ -218,12 +218,10 @@ class TransactionSearch:
 @contextlib.contextmanager
 def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Comparison]:
     """What a transaction that finishes there would do to the target."""
-    floods = skip.pending_rules(session, sub.subid)
     tracked = origins.allowed(session) and target.tracks_commits(session)
     relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
-    relations.floods = floods
-    foresight = Foresight(session, sub.subid, sub.on_conflict, floods) if relations.resolves else None
-    with looking(sub, relations, _admission(session, sub, finish_lsn), foresight) as comparison:
+    relations.limit_rules(skip.pending_rules(session, sub.subid))
+    with looking(session, sub, relations, _admission(session, sub, finish_lsn)) as comparison:
         yield comparison
 
 
@@ -245,19 +243,19 @@ def _admission(session: psycopg.Connection, sub: Subscription, finish_lsn: int) 
 
 @contextlib.contextmanager
 def looking(
-    sub: Subscription, relations: RelationCache, admits: Admits, foresight: Foresight | None = None
+    session: psycopg.Connection, sub: Subscription, relations: RelationCache, admits: Admits
 ) -> Iterator[Comparison]:
     """What changes would do to the target, none of which is made.
 
-    :param relations: of another session.
+    :param session: for everything but the rows, which another session reads.
+    :param relations: of that session.
     :param admits: which are to be looked at.
-    :param foresight: where rules hold.
     """
     name = SessionName(sub.subid, "launcher", 0)
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:
             with ReadOnlySession(connection) as looker:
-                yield Comparison(looker, relations, admits, foresight)
+                yield Comparison(looker, relations, admits, RulesPreview(session, relations))
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None
 

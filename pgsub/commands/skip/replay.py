@@ -192,7 +192,7 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
     order, ids = found.order, found.kept.ids
     tables, revival = Tables(session, sub.subid, order.finish_lsn), Revival(session, order.finish_lsn, order.kept)
     cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
-    with preview.looking(sub, cache, tables.admits) as comparison:
+    with preview.looking(session, sub, cache, tables.admits) as comparison:
         for letter, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
             if found.preview.changes >= preview.COMPARED:
                 found.preview.not_compared += 1

@@ -1,8 +1,7 @@
-"""``pgsub skip-lsn --conflict``: a rule for a flood of conflicts, which ends by itself.
+"""``pgsub skip-lsn --conflict``: a conflict rule with a limit, for a flood of conflicts.
 
-The next so many rows of a table that meet the conflict are left out and kept, the rest of their transactions is
-applied; then the server's behaviour is back. The rule is set in the ledger, where apply meets it with its next
-transaction.
+The next so many changes of a table with that conflict are skipped and kept; the rest of their transactions is applied.
+Then the rule ends by itself. It is set in the ledger, where apply reads it with its next transaction.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.conflicts import TYPES
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import PgsubError, StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription, subscription_tables
-from pgsub.target.ledger.skip import SkipRule
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
 #: Asked before anything is set; raises where the answer is no. Given the subscription's name.
-Confirm = Callable[[str, SkipRule], None]
+Confirm = Callable[[str, Rule], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,10 @@ class SkipConflictsOptions:
 
     name: str
     state_dir: Path
-    rule: SkipRule
+    rule: Rule  #: with a limit
 
 
-def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[SkipRule, ...]:
+def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Rule, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
     :return: all that are set now.
@@ -62,7 +61,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
     return rules
 
 
-def _check(session: psycopg.Connection, sub: Subscription, rule: SkipRule) -> None:
+def _check(session: psycopg.Connection, sub: Subscription, rule: Rule) -> None:
     tables = {f"{one.schemaname}.{one.relname}" for one in subscription.relations(session, sub.subid)}
     if rule.table not in tables:
         raise StateForbids(
@@ -80,11 +79,11 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: SkipRule) -> No
         )
 
 
-def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: SkipRule) -> tuple[SkipRule, ...]:
+def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: Rule) -> tuple[Rule, ...]:
     """In the journal before it holds."""
     before = skip.pending_rules(session, sub.subid)
     rules = (*(one for one in before if one.place != rule.place), rule)
-    detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": [str(o) for o in before]}
+    detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": skip.shown(None, before)}
     number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
     try:
         skip.set_rules(session, sub.subid, rules)

@@ -20,6 +20,7 @@ from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, Skipp
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import LogText, StateStoreError, field, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
@@ -160,7 +161,7 @@ class Mirror:
             if row is not None:
                 self._store.put_origin(subid, parse_lsn(row[0]), None)
                 self._two_phase(row[2], prepared)
-                self._skip(skip.decoded(*row[3:6]), skip.rules_of(row[6]))
+                self._skip(skip.decoded(*row[3:6]), skip.decoded_rules(row[6]))
             self._store.put_workers(subid, workers)
             self._store.put_copy_progress(subid, copies)
             self._write_held(held)
@@ -208,7 +209,7 @@ class Mirror:
         if state != self._shown_two_phase:
             self._store.alter(self._sub.subid, two_phase=state)
 
-    def _skip(self, pending: skip.Skip | None, rules: Sequence[skip.SkipRule]) -> None:
+    def _skip(self, pending: skip.Skip | None, rules: Sequence[Rule]) -> None:
         """What the command that set it wrote may have come after it was consumed."""
         wanted = (pending.lsn if pending is not None else 0, skip.shown(pending, rules))
         if not self._shown_skip.untouched():

@@ -15,9 +15,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger.skip import Skip, SkipRule, decoded, rules_of
+from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.subscription import APPLY, Claim, RelationState, lsn_or_none
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, StatementFailed
 from pgsub.target.sql.statements import Statement
@@ -74,7 +75,7 @@ class Progress:
 
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
-    :ivar skip: what is not to be applied, as it was when the row was read last; ``floods`` rules for it.
+    :ivar skip: what is not to be applied, as it was when the row was read last; ``rules`` those with a limit.
     :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
         as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
@@ -93,7 +94,7 @@ class Progress:
         self.reported_lsn = 0
         self.states_version = -1
         self.skip: Skip | None = None
-        self.floods: tuple[SkipRule, ...] = ()
+        self.rules: tuple[Rule, ...] = ()
 
     @property
     def applies(self) -> bool:
@@ -103,7 +104,7 @@ class Progress:
     @property
     def skips(self) -> bool:
         """Whether anything is not to be applied."""
-        return self.skip is not None or bool(self.floods)
+        return self.skip is not None or bool(self.rules)
 
     @property
     def tagged(self) -> bool:
@@ -147,7 +148,7 @@ class Progress:
         self._ctid = row[0]
         self.remote_lsn, self.reported_lsn = parse_lsn(row[1]), parse_lsn(row[2])
         self.states_version = int(row[3])
-        self.skip, self.floods = (None, ()) if row[4] is None else _skips(*json.loads(row[4]))
+        self.skip, self.rules = (None, ()) if row[4] is None else _skips(*json.loads(row[4]))
 
     def open(self, expected: int) -> None:
         """Begin a transaction and :meth:`lock` the row, in one round trip.
@@ -269,9 +270,9 @@ class Progress:
 
 def _skips(
     lsn: str | None, rows: str | None, several: str | None, rules: str | None
-) -> tuple[Skip | None, tuple[SkipRule, ...]]:
+) -> tuple[Skip | None, tuple[Rule, ...]]:
     skip = decoded(lsn, rows, None if several is None else several.split())
-    return skip, () if rules is None else rules_of(json.loads(rules))
+    return skip, () if rules is None else decoded_rules(json.loads(rules))
 
 
 def of_commit(failure: StatementFailed) -> bool:

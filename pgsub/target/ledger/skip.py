@@ -2,7 +2,8 @@
 
 Mirrors AlterSubscription's SKIP (subscriptioncmds.c) and clear_subscription_skip_lsn (worker.c). It is a flag of
 apply's control row: setting it waits for no transaction, however large. Several LSNs are pgsub's own: each waits for
-its transaction, so those between them are applied. So are rules for floods: the next rows that meet a conflict.
+its transaction, so those between them are applied. So are conflict rules with a limit (``skip-lsn --conflict``): each
+commit counts off what they decided.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
+from pgsub.common import conflict_rules
+from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import held_tables, subscription
@@ -24,27 +26,6 @@ WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
 #: Of the control row, as :func:`decoded` takes them.
 COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
-
-
-@dataclass(frozen=True, slots=True)
-class SkipRule:
-    """A rule for a flood: the next rows of a table that meet a conflict are left out, and kept.
-
-    :ivar table: schema.table on the target.
-    :ivar limit: how many rows more.
-    """
-
-    conflict: str
-    table: str
-    limit: int
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """Which rows it is about: table and type of conflict."""
-        return self.table, self.conflict
-
-    def __str__(self) -> str:
-        return f"{self.conflict} {self.table} {self.limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +81,10 @@ def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
     )
 
 
-def shown(skip: Skip | None, rules: Sequence[SkipRule]) -> tuple[str, ...]:
+def shown(skip: Skip | None, rules: Sequence[Rule]) -> tuple[str, ...]:
     """What is to be skipped, for people: one a transaction, one a rule."""
     lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
-    return (*lsns, *map(str, rules))
+    return (*lsns, *(f"{rule.conflict} {rule.table} {rule.limit}" for rule in rules))
 
 
 def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
@@ -131,28 +112,28 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
     return decoded(*row)
 
 
-def rules_of(found: Sequence[Sequence[Any]] | None) -> tuple[SkipRule, ...]:
-    """From ``skip_rules``."""
-    return tuple(SkipRule(*one) for one in found or ())
+def decoded_rules(found: Mapping[str, int] | None) -> tuple[Rule, ...]:
+    """From ``skip_rules``: the limit of each rule."""
+    return tuple(changed(conflict_rules.parse(text), limit=limit) for text, limit in (found or {}).items())
 
 
-def _encoded_rules(connection: psycopg.Connection, rules: Sequence[SkipRule]) -> Jsonb | None:
-    return jsonb(connection, [[one.conflict, one.table, one.limit] for one in rules]) if rules else None
+def _encoded_rules(connection: psycopg.Connection, rules: Sequence[Rule]) -> Jsonb | None:
+    return jsonb(connection, {str(rule): rule.limit for rule in rules}) if rules else None
 
 
-def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[SkipRule, ...]:
-    """Rules that are not used up.
+def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...]:
+    """Rules with a limit that are not used up.
 
     :raises StateForbids: the ledger does not know the subscription.
     """
     row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
     if row is None:
         raise subscription.unknown(subid)
-    return rules_of(row[0])
+    return decoded_rules(row[0])
 
 
-def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[SkipRule]) -> None:
-    """Set all of them durably."""
+def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[Rule]) -> None:
+    """Set all rules with a limit durably."""
     with subscription.durable(connection):
         connection.execute(
             f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
@@ -161,17 +142,17 @@ def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[SkipRu
 
 
 def use(
-    connection: psycopg.Connection, subid: int, rules: Sequence[SkipRule], used: Mapping[tuple[str, str], int]
-) -> tuple[SkipRule, ...]:
-    """Inside the transaction that leaves rows out by rules.
+    connection: psycopg.Connection, subid: int, rules: Sequence[Rule], used: Mapping[tuple[str, str], int]
+) -> tuple[Rule, ...]:
+    """Count off what rules with a limit have decided, inside the transaction that leaves the rows out.
 
     :param rules: as they were read in that transaction.
-    :param used: how many rows, by :attr:`SkipRule.place`.
+    :param used: how many rows, by :attr:`Rule.place`.
     :return: what is left of the rules.
     :raises StreamsMustRestart: an operator has changed them meanwhile.
     """
-    counted = [changed(one, limit=one.limit - used.get(one.place, 0)) for one in rules]
-    left = tuple(one for one in counted if one.limit > 0)
+    counted = [changed(rule, limit=(rule.limit or 0) - used.get(rule.place, 0)) for rule in rules]
+    left = tuple(rule for rule in counted if (rule.limit or 0) > 0)
     row = connection.execute(
         f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
         (_encoded_rules(connection, left), subid, _encoded_rules(connection, rules)),

@@ -1,4 +1,4 @@
-"""Rules for floods: the next N rows that meet a conflict are left out and kept, then everything is as before."""
+"""Rules with a limit: the next N rows that meet a conflict are left out and kept, then everything is as before."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import pytest
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
+from pgsub.common.conflict_rules import SKIP, Rule
 from pgsub.common.errors import ApplyError, PgsubError
 from pgsub.target.ledger import skip
-from pgsub.target.ledger.skip import SkipRule
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)"
 
 
 def rule(p: Pair, conflict: str, limit: int, table: str = "public.t") -> None:
-    skip.set_rules(p.session, p.subid, [*skip.pending_rules(p.session, p.subid), SkipRule(conflict, table, limit)])
+    rules = [*skip.pending_rules(p.session, p.subid), Rule(table, conflict, SKIP, limit)]
+    skip.set_rules(p.session, p.subid, rules)
 
 
-def left(p: Pair) -> dict[str, int]:
+def left(p: Pair) -> dict[str, int | None]:
     return {one.conflict: one.limit for one in skip.pending_rules(p.session, p.subid)}
 
 
@@ -49,7 +50,7 @@ def test_rows_that_would_stop_apply_are_left_out_until_the_rule_is_used_up(pair:
     p.apply(
         "BEGIN; INSERT INTO t SELECT g, 'theirs' FROM generate_series(1, 2) g; INSERT INTO t VALUES (5, 'x'); COMMIT"
     )
-    assert left(p) == {"insert_exists": 9} and [one.limit for one in skip.pending_rules(p.session, p.subid)] == [1, 9]
+    assert {one.table: one.limit for one in skip.pending_rules(p.session, p.subid)} == {"public.t": 1, "public.u": 9}
     assert [body["new"]["id"] for body in letters(p)] == ["1", "2"]
     assert logged(p)[-1].startswith('2 changes of relation "public.t" were skipped: conflict=insert_exists')
     assert logged(p)[-1].endswith("1 more will be.")
