@@ -21,13 +21,15 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.target.catalog.relation import describe
-from pgsub.target.ledger import schema, subscription
-from pgsub.target.ledger.subscription import Claim, RelationState
+from pgsub.target.ledger import schema, subscriptions, workers
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 
 loop.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
@@ -97,7 +99,7 @@ class Subscriber:
     def registered(self, rows: Sequence[RelationState]) -> Self:
         """Register with these tables, and create the slot."""
         sub = self.sub
-        subscription.register(
+        subscriptions.register(
             self.session, sub.subid, sub.name, "test", sub.slot_name, rows, slot_intent=True, two_phase=sub.two_phase
         )
         with contextlib.closing(
@@ -106,7 +108,7 @@ class Subscriber:
             assert sub.slot_name is not None
             position = slots.create_slot(replication, sub.slot_name)
             who = identity.identify(replication)
-            subscription.slot_created(
+            subscriptions.slot_created(
                 self.session,
                 sub.subid,
                 system_identifier=who.system_identifier,
@@ -123,9 +125,7 @@ class Subscriber:
 
     def take_over(self, name: str | None = None) -> Claim:
         """Raise the epoch of apply, or of a table's sync worker."""
-        return subscription.take_over(
-            self.session, self.subid, subscription.APPLY if name is None else self.relid(name)
-        )
+        return workers.take_over(self.session, self.subid, workers.APPLY if name is None else self.relid(name))
 
     def spec(self, claim: Claim, **more: Any) -> WorkerSpec:
         """What an apply task is given."""
@@ -159,7 +159,7 @@ class Subscriber:
     def stop(self, task: Task) -> WorkerResult:
         """Ask to stop at a boundary and wait; ask again, as the launcher does: a row that is locked is passed over."""
         for _ in range(100):
-            subscription.ask_to_stop(self.session, self.subid)
+            workers.ask_to_stop(self.session, self.subid)
             if task.ends_within(0.6):
                 break
         result: list[WorkerResult] = task.result()
@@ -168,7 +168,7 @@ class Subscriber:
     def catch_up(self) -> WorkerResult:
         """Run apply until everything that the publisher has now is applied."""
         position = self.pubdb.value("SELECT pg_current_wal_flush_lsn()")
-        task = self.start(until_lsn=subscription.lsn_or_none(position))
+        task = self.start(until_lsn=lsn_or_none(position))
         result: list[WorkerResult] = task.result()
         return result[0]
 
@@ -191,11 +191,11 @@ class Subscriber:
         """End what still runs, drop the slot."""
         if not self.session.closed:
             try:
-                subscription.ask_to_stop(self.session, self.subid)
+                workers.ask_to_stop(self.session, self.subid)
                 for task in self.tasks:
                     task.ends_within(1)
-                subscription.take_over(
-                    self.session, self.subid, subscription.APPLY
+                workers.take_over(
+                    self.session, self.subid, workers.APPLY
                 )  # of who did not hear it the session is ended
                 for task in self.tasks:
                     task.ends_within(10)

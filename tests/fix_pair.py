@@ -17,8 +17,8 @@ from fix_engine import Subscriber, Task
 
 from pgsub.apply.worker import loop
 from pgsub.target.catalog.relation import describe
-from pgsub.target.ledger import subscription
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -45,7 +45,7 @@ class Pair(Subscriber):
 
     def add(self, *names: str) -> None:
         """Subscribe to further tables of schema public, in state ``r``: what refresh without copy does."""
-        subscription.add_relations(
+        subscriptions.add_relations(
             self.session, self.subid, [RelationState(self.relid(n), "public", n, "r") for n in names]
         )
         self.session.execute(

@@ -89,7 +89,7 @@ GUARDS = (
     ),
     Guard(
         "a take-over evicts older sessions",
-        "pgsub/target/ledger/subscription.py",
+        "pgsub/target/ledger/workers.py",
         (("    evict(connection, subid, roles)\n", ""),),
         ("tests/guards",),
     ),
@@ -101,7 +101,7 @@ GUARDS = (
     ),
     Guard(
         "state changes are durable",
-        "pgsub/target/ledger/subscription.py",
+        "pgsub/target/session/transactions.py",
         (
             (
                 '        connection.execute("SET LOCAL synchronous_commit = on")\n        yield connection\n',
@@ -182,7 +182,7 @@ GUARDS = (
     Guard(
         "a refresh changes tables under the fence of their workers",
         "pgsub/target/ledger/subscription_tables.py",
-        (("    for claim in wanted.claims:\n        states.fence(connection, claim)\n", ""),),
+        (("    for claim in wanted.claims:\n        workers.fence(connection, claim)\n", ""),),
         ("tests/target/test_membership.py",),
     ),
     Guard(

@@ -18,7 +18,7 @@ from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
 from pgsub.tablesync.context import Job
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions, workers
 
 Log = Callable[[str, LogText], None]
 
@@ -77,21 +77,21 @@ class ApplyWorkerHandle:
     def _start(self, session: psycopg.Connection) -> None:
         sub = self._sub
         assert sub.slot_name is not None
-        claim = subscription.take_over(session, sub.subid, subscription.APPLY)
+        claim = workers.take_over(session, sub.subid, workers.APPLY)
         spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._heartbeats.address, self._until, self._spool_dir)
         self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
         if self._retry.failures == 0:
             self._log("LOG", log_text(f'logical replication apply worker for subscription "{sub.name}" has started'))
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
-        self._heartbeats.forget(self._sub.subid, subscription.APPLY)
+        self._heartbeats.forget(self._sub.subid, workers.APPLY)
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:
             self._retry.failed(error)
             position = None
             with contextlib.suppress(psycopg.Error):  # a lost session is met again at once
-                position = subscription.apply_position(session, self._sub.subid)
+                position = subscriptions.apply_position(session, self._sub.subid)
             self._errors.report(APPLY, error, "apply_error_count", position)
             return
         self._retry.succeeded()

@@ -31,7 +31,7 @@ from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
-from pgsub.target.ledger import owner, schema, subscription, two_phase
+from pgsub.target.ledger import owner, schema, subscriptions, two_phase, workers
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
@@ -161,8 +161,8 @@ class Runner(SupervisedThread):
                 self._lock(session)
                 owner.check(session)
                 # nobody serves it now: a worker that is left keeps the locks that it has for as long as it is left
-                schema.install(session, lambda: subscription.evict_all(session, self.sub.subid))
-                known = subscription.identity(session, self.sub.subid)
+                schema.install(session, lambda: workers.evict_all(session, self.sub.subid))
+                known = subscriptions.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
                 backlog = Backlog(self.sub, self._store, known, must_use_password=must)
                 self._serve(self._serving(session), backlog)
@@ -292,7 +292,7 @@ class Runner(SupervisedThread):
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
             try:
                 if time.monotonic() >= ask_at:  # again and again: whose row was held is told later
-                    subscription.ask_to_stop(serving.session, self.sub.subid)
+                    workers.ask_to_stop(serving.session, self.sub.subid)
                     ask_at = time.monotonic() + ASK_SECONDS
             except psycopg.Error:
                 break  # nobody can be told; the next take-over ends what goes on

@@ -16,7 +16,7 @@ from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
 from pgsub.tablesync.sync_states import INIT
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 
 @dataclass(slots=True)

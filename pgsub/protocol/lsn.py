@@ -27,6 +27,11 @@ def parse_lsn(text: str) -> int:
     return int(match[1], 16) << 32 | int(match[2], 16)
 
 
+def lsn_or_none(text: str | None) -> int | None:
+    """Read the text of a pg_lsn column that may be NULL."""
+    return None if text is None else parse_lsn(text)
+
+
 def format_lsn(lsn: int) -> str:
     """Write an LSN as ``pg_lsn_out`` of 18 does: ``%X/%X``, no padding.
 

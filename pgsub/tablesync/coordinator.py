@@ -16,6 +16,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, SlotLost, log_text
 from pgsub.common.quoting import word
+from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync import slot_copy, sync_slots, sync_worker
@@ -24,9 +25,11 @@ from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
 from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import owner, states, subscription
-from pgsub.target.ledger.subscription import Claim, RelationState
+from pgsub.target.ledger import owner, states, subscriptions, workers
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
+from pgsub.target.session import transactions
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
 
@@ -58,7 +61,7 @@ class TableSync:
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
                 owner.check(session)
-                self._claims = subscription.take_over_many(session, self._sub.subid, self._relids)
+                self._claims = workers.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:
                 raise target.translate(error, "synchronize a table") from None
@@ -66,7 +69,7 @@ class TableSync:
 
     def _in_state(self, session: psycopg.Connection, letters: str) -> list[RelationState]:
         """Our tables that are in one of these states and have not failed, in the order given."""
-        rows = {row.srrelid: row for row in subscription.relations(session, self._sub.subid)}
+        rows = {row.srrelid: row for row in subscriptions.relations(session, self._sub.subid)}
         if len(self._relids) == 1 and self._relids[0] not in rows:
             raise Fenced("the table was removed from the subscription")
         ours = [rows[relid] for relid in self._relids if relid in rows and relid not in self._errors]
@@ -183,7 +186,7 @@ class TableSync:
 
     def _finish_chunked(self, session: psycopg.Connection, prepared: Prepared, attempts: dict[int, int]) -> None:
         for relid in prepared.chunked:
-            with subscription.durable(session):
+            with transactions.durable(session):
                 if not states.finish_copy(session, self._claims[relid], attempts[relid]):
                     raise Fenced("a chunk of the copy is not on the target")
 
@@ -195,10 +198,10 @@ class TableSync:
                 return
             # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
             # another launcher is not ours to end
-            with subscription.durable(session):
-                states.fence_all(session, [self._claims[relid] for relid in failed])
-            claims = subscription.take_over_many(session, self._sub.subid, failed)
-            rows = subscription.relations(session, self._sub.subid)
+            with transactions.durable(session):
+                workers.fence_all(session, [self._claims[relid] for relid in failed])
+            claims = workers.take_over_many(session, self._sub.subid, failed)
+            rows = subscriptions.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
             if left:
                 states.withdraw_claims(session, self._sub.subid, left)
@@ -222,7 +225,7 @@ class TableSync:
         position = self._position(session, [row.srrelid for row in copied])
         if position is None:
             return set()
-        apply_lsn = subscription.apply_position(session, self._sub.subid)
+        apply_lsn = subscriptions.apply_position(session, self._sub.subid)
         claims = [
             self._claims[row.srrelid]
             for row in copied
@@ -242,7 +245,7 @@ class TableSync:
             "SELECT DISTINCT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s)",
             (self._sub.subid, list(relids)),
         ).fetchall()
-        return subscription.lsn_or_none(rows[0][0]) if len(rows) == 1 else None
+        return lsn_or_none(rows[0][0]) if len(rows) == 1 else None
 
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
         own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)

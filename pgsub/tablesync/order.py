@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 #: A table up to this size is copied together with others; a larger one is worth a slot and tasks of its own.
 SMALL_BYTES = 8 << 20

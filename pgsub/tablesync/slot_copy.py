@@ -16,8 +16,10 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
-from pgsub.target.ledger import states
-from pgsub.target.ledger.subscription import Claim, RelationState, durable
+from pgsub.target.ledger import workers
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session.transactions import durable
 
 
 def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
@@ -48,7 +50,7 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
 
 def _name(session: psycopg.Connection, claim: Claim, *, needed: str, spare: str) -> None:
     with durable(session):
-        states.fence(session, claim)
+        workers.fence(session, claim)
         session.execute(
             "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
             (needed, spare, claim.subid, claim.worker),

@@ -15,8 +15,9 @@ from pgsub.common import failpoints
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import chunks, states
-from pgsub.target.ledger.subscription import Claim, durable
+from pgsub.target.ledger import chunks, states, workers
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session.transactions import durable
 
 _SLOTS = """
 SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot), (spare_slot)) AS v (slot)
@@ -62,7 +63,7 @@ def release_slot(
     """Like :func:`release`, for one slot and those of the tables that name it."""
     with durable(session):
         if claims:
-            states.fence_all(session, claims)
+            workers.fence_all(session, claims)
         # whoever is not the last only forgets the name; the lock makes sure that one of two is the last. It is held
         # while the slot goes: a new attempt of the table would make one of the same name
         naming = {relid for (relid,) in session.execute(_NAMING.encode(), (sub.subid, slot))}
@@ -80,7 +81,7 @@ def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence
     """
     relids = [claim.worker for claim in claims]
     with durable(session):
-        states.fence_all(session, claims)
+        workers.fence_all(session, claims)
         chunks.forget(session, sub.subid, relids)
     release(session, sub, *relids, claims=claims)
 

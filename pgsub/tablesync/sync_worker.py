@@ -24,7 +24,7 @@ from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.tablesync import sync_states
-from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger import states, subscriptions
 from pgsub.target.ledger.progress import Control
 
 #: Chase freely while apply is further ahead than this, and for so many looks; then claim.
@@ -74,7 +74,7 @@ class SyncRole:
         """See :class:`~pgsub.apply.worker.policy.Role`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
-        rows = subscription.relations(self._streams.connection, self._claim.subid)
+        rows = subscriptions.relations(self._streams.connection, self._claim.subid)
         self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 
     def admit(self, batch: Batch) -> int:
@@ -133,7 +133,7 @@ class SyncRole:
     def _attempt(self) -> None:
         self._looks += 1
         connection, position = self._streams.connection, self._position
-        apply_lsn = subscription.apply_position(connection, self._claim.subid)
+        apply_lsn = subscriptions.apply_position(connection, self._claim.subid)
         if self._handover is None and apply_lsn > position:
             if apply_lsn - position > NEAR_BYTES and self._looks < CHASES << min(self._lost, 8):
                 return
@@ -159,7 +159,7 @@ class SyncRole:
 
     def _recheck(self) -> None:
         """Apply may have taken the claim back while this worker was on its way."""
-        rows = subscription.relations(self._streams.connection, self._claim.subid)
+        rows = subscriptions.relations(self._streams.connection, self._claim.subid)
         standing = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
         if standing != self._handover:
             self._forget_claim(standing)

@@ -17,7 +17,7 @@ from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)"
 T = [("public", "t")]
@@ -381,6 +381,6 @@ def test_a_subscription_removed_from_the_ledger_ends_its_worker(pair: MakePair) 
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
     p.until("SELECT count(*) = 1 FROM t", task=task)
-    subscription.forget(p.session, p.subid)
+    subscriptions.forget(p.session, p.subid)
     with pytest.raises(Fenced):
         task.result()

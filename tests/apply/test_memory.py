@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.target.ledger import subscription
+from pgsub.protocol.lsn import lsn_or_none
 
 MB = 1 << 20
 STREAM_MB = int(os.environ.get("PGSUB_TEST_STREAM_MB", "160"))
@@ -42,7 +42,7 @@ _ROOT = Path(__file__).parents[2]
 def _peak(p: Pair, spool: Path) -> int:
     """Apply everything that is there now in a process of its own; its peak memory in bytes."""
     position = p.pubdb.value("SELECT pg_current_wal_flush_lsn()")
-    spec = p.spec(p.take_over(), until_lsn=subscription.lsn_or_none(position), spool_dir=str(spool))
+    spec = p.spec(p.take_over(), until_lsn=lsn_or_none(position), spool_dir=str(spool))
     ended = subprocess.run(
         [sys.executable, "-c", _WORKER],
         input=pickle.dumps(spec),

@@ -7,7 +7,7 @@ from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
 from pgsub.common.errors import PgsubError, SchemaFault
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)"
 NEW = "CREATE TABLE fresh (id int PRIMARY KEY, v text)"
@@ -76,7 +76,7 @@ def test_a_table_renamed_on_both_sides_goes_on_without_a_refresh(pair: MakePair,
     p.stop(task)
     p.apply(f"DELETE FROM {name} WHERE id = 50")  # a new worker finds it too
     p.same(name)
-    [row] = [row for row in subscription.relations(p.session, p.subid) if row.srrelid == oid]
+    [row] = [row for row in subscriptions.relations(p.session, p.subid) if row.srrelid == oid]
     assert f"{row.schemaname}.{row.relname}".removeprefix("public.") == name
     assert row.recorded == ("public", "t")
 

@@ -13,8 +13,8 @@ from fix_pair import MakePair, Pair
 from pgsub.apply.conflicts.schema_fault import binary_numeric
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, SchemaFault
-from pgsub.target.ledger import subscription
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
 
 KINDS = """
 CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN short AS varchar(10); CREATE SCHEMA "Odd ""one";
@@ -270,7 +270,7 @@ def test_a_table_that_is_subscribed_after_its_create_table_gets_what_comes_next(
     p.pubdb.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'x')")
     p.subdb.execute(_ddl(_fault(p, "does not exist")))
     oid = p.relid("t")
-    subscription.add_relations(p.session, p.subid, [RelationState(oid, "public", "t", "i")])
+    subscriptions.add_relations(p.session, p.subid, [RelationState(oid, "public", "t", "i")])
     p.apply()
     p.sync("t")
     p.apply("UPDATE t SET v = 'y'")

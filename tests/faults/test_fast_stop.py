@@ -28,7 +28,7 @@ from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.demo.servers import Server
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.target.ledger import held_tables, states, subscription
+from pgsub.target.ledger import held_tables, states, subscriptions
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)"
 SETTINGS = {"max_prepared_transactions": 5, "wal_sender_timeout": "1h", "wal_receiver_status_interval": "1h"}
@@ -205,7 +205,7 @@ def _preview(scene: Scene) -> Task:
     p = scene.p
 
     def read(_: object) -> None:
-        known = subscription.identity(p.session, p.subid)
+        known = subscriptions.identity(p.session, p.subid)
         with slot_reader.reading(p.sub, known, p.progress()[0], two_phase=False) as opened:
             opened.flush_lsn = MAX_LSN
             for _step in opened.steps():

@@ -17,9 +17,9 @@ from fix_servers import Database
 
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import Fenced, PgsubError, StreamsMustRestart
-from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions, workers
 
 Reached = Callable[[str], None]
 APPLY = "pgsub.apply.worker.worker:run"
@@ -83,7 +83,7 @@ def test_of_two_attempts_of_one_apply_task_one_is_refused(
     reached("duplicate attempt refused")
     add(pubdb, 31, 60)
     until(lambda: rows(subdb) == upto(60), "the first attempt does not go on")
-    subscription.ask_to_stop(sub.session, sub.subid)
+    workers.ask_to_stop(sub.session, sub.subid)
     [kept] = [c for c in pair if c is not refused]
     result = kept.outcome()
     assert isinstance(result, WorkerResult) and result.outcome == "stopped"
@@ -185,7 +185,7 @@ def test_a_zombie_that_wakes_up_after_a_take_over_commits_and_reports_nothing(
         assert isinstance(zombie.outcome(), PgsubError)
         add(pubdb, 31, 40)
         until(lambda: rows(subdb) == upto(40), "the successor was disturbed")
-    subscription.ask_to_stop(sub.session, sub.subid)
+    workers.ask_to_stop(sub.session, sub.subid)
     assert successor.outcome().outcome == "stopped"
     assert rows(subdb) == rows(pubdb)
 
@@ -246,7 +246,7 @@ def test_an_end_position_in_the_middle_of_a_backlog_is_reached_exactly(
 ) -> None:
     sub = subscriber().register("log")
     add(pubdb, 1, 1300)
-    position = subscription.lsn_or_none(pubdb.value("SELECT pg_current_wal_insert_lsn()"))
+    position = lsn_or_none(pubdb.value("SELECT pg_current_wal_insert_lsn()"))
     assert position is not None
     add(pubdb, 1301, 4000)
     result = sub.start(until_lsn=position).result()[0]
@@ -265,9 +265,9 @@ def test_take_overs_in_quick_succession_lose_and_repeat_nothing(
     writing.start()
     for _ in range(4):
         child(APPLY, sub.spec(sub.take_over()))
-        before = subscription.apply_position(sub.session, sub.subid)
+        before = subscriptions.apply_position(sub.session, sub.subid)
         with contextlib.suppress(AssertionError):  # one that still waits for the slot is taken over as well
-            until(lambda past=before: subscription.apply_position(sub.session, sub.subid) > past, "no progress", 3)
+            until(lambda past=before: subscriptions.apply_position(sub.session, sub.subid) > past, "no progress", 3)
     writing.join()
     sub.catch_up()
     assert rows(subdb) == upto(2000)

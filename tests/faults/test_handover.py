@@ -11,7 +11,8 @@ from fix_faults import Site, until
 from fix_servers import Database
 
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger import states, subscriptions
+from pgsub.target.session import transactions
 
 Make = Callable[[], Site]
 Reached = Callable[[str], None]
@@ -101,9 +102,9 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
     pubdb.execute("INSERT INTO other VALUES (0)")
     sub.catch_up()
     # a sync worker that has applied everything up to its claim is about to hand over
-    position = subscription.apply_position(sub.session, sub.subid)
+    position = subscriptions.apply_position(sub.session, sub.subid)
     claim = sub.take_over("moving")
-    with subscription.durable(sub.session):
+    with transactions.durable(sub.session):
         sub.session.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'moving'")
     states.slot_position(sub.session, [claim], position)
     assert states.claim_handover(sub.session, claim, position) == position
@@ -114,7 +115,7 @@ def test_a_stop_while_apply_waits_at_a_claim_passes_over_nothing(
         pubdb.execute("INSERT INTO other VALUES (%s)", n)
     until(lambda: _holds_back(sub, position), "apply does not wait")
     assert sub.stop(task).outcome == "stopped"
-    assert subscription.apply_position(sub.session, sub.subid) == position
+    assert subscriptions.apply_position(sub.session, sub.subid) == position
     assert states.try_syncdone(sub.session, claim, position).done
     sub.catch_up()
     assert subdb.rows("SELECT n FROM moving") == [(1,)]
@@ -125,7 +126,7 @@ def _holds_back(sub: Subscriber, position: int) -> bool:
     """Whether apply's session was seen to lock its row and to leave it as it is."""
     query = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE %s AND query = 'ROLLBACK'"
     waits: Any = sub.subdb.value(query, f"pgsub {sub.subid} apply %")
-    return bool(waits) and subscription.apply_position(sub.session, sub.subid) == position
+    return bool(waits) and subscriptions.apply_position(sub.session, sub.subid) == position
 
 
 def test_a_subscription_whose_apply_holds_its_row_for_long_still_synchronizes(site: Make, tmp_path: Path) -> None:

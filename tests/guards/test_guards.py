@@ -19,8 +19,8 @@ from fix_servers import Database, Pair
 
 from pgsub.apply.worker import worker
 from pgsub.common.errors import Fenced, StreamsMustRestart
-from pgsub.protocol.lsn import covered, parse_lsn
-from pgsub.target.ledger import states, subscription
+from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
+from pgsub.target.ledger import states, subscriptions
 
 Make = Callable[..., Subscriber]
 
@@ -58,14 +58,14 @@ def test_a_state_that_changes_while_apply_waits_for_its_lock_decides_the_change(
     sub = subscriber().register("log", state="f")
     task = sub.start()
     pubdb.execute("INSERT INTO log VALUES (0)")  # skipped: apply has read state f, and goes past it
-    wait_for(lambda: subscription.apply_position(sub.session, sub.subid) > 0)
+    wait_for(lambda: subscriptions.apply_position(sub.session, sub.subid) > 0)
     with subdb.connect() as holder, states.changing(holder, sub.subid) as apply_lsn:
         pubdb.execute("INSERT INTO log VALUES (1)")
         subdb.wait("SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
                    " AND application_name LIKE 'pgsub % apply %'")  # fmt: skip
         holder.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s::pg_lsn WHERE subid = %s",
-            (subscription.format_lsn(apply_lsn), sub.subid),
+            (format_lsn(apply_lsn), sub.subid),
         )
     pubdb.execute("INSERT INTO log VALUES (2)")
     subdb.wait("SELECT count(*) FROM log WHERE n = 2", value=1)
@@ -79,7 +79,7 @@ def test_a_transaction_of_which_nothing_is_applied_moves_the_ledger(pubdb: Datab
     before = parse_lsn(pubdb.value("SELECT pg_current_wal_lsn()"))
     pubdb.execute("INSERT INTO log VALUES (1)")
     sub.catch_up()
-    assert subscription.apply_position(sub.session, sub.subid) > before
+    assert subscriptions.apply_position(sub.session, sub.subid) > before
 
 
 @pytest.mark.usefixtures("log")
@@ -123,7 +123,7 @@ def test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over(
         from pgsub.apply.worker import worker
         from pgsub.apply.worker.start import WorkerSpec
         from pgsub.common.subscription import Subscription
-        from pgsub.target.ledger.subscription import Claim
+        from pgsub.target.ledger.workers import Claim
         sub = {sub.sub!r}
         worker.run(WorkerSpec(sub, {claim!r}, sub.slot_name, sub.name))
         """
@@ -208,9 +208,9 @@ def test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_com
             task = sub.start()
             pubdb.execute("INSERT INTO log VALUES (1)")
             time.sleep(0.3)  # apply must not go past the claim however long it is given
-            assert subscription.apply_position(sub.session, sub.subid) <= handover
-    wait_for(lambda: subscription.relations(sub.session, sub.subid)[0].handover_lsn is None)
-    wait_for(lambda: subscription.apply_position(sub.session, sub.subid) > handover)
+            assert subscriptions.apply_position(sub.session, sub.subid) <= handover
+    wait_for(lambda: subscriptions.relations(sub.session, sub.subid)[0].handover_lsn is None)
+    wait_for(lambda: subscriptions.apply_position(sub.session, sub.subid) > handover)
     sub.stop(task)
 
 

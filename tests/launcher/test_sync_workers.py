@@ -18,7 +18,7 @@ from pgsub.launcher import sync_workers
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 _SUB = Subscription(5, "orders", "host=p", "host=t", ("pub",), "orders")
 

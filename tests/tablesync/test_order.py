@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgsub.tablesync import order
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 MB = 1 << 20
 

@@ -30,7 +30,7 @@ from pgsub.tablesync import slot_copy, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger import states, subscriptions, workers
 
 #: By position; ``key`` has a primary key, ``log`` nothing, ``full`` a replica identity of all columns.
 KINDS = ("key", "log", "full", "key", "log")
@@ -96,7 +96,7 @@ class Story:
             _fail_at("apply.before_target_commit" if what == "fail" else None)
             self.task = self.p.start()
         elif what == "stop" and self.task is not None:
-            subscription.ask_to_stop(self.p.session, self.p.subid)
+            workers.ask_to_stop(self.p.session, self.p.subid)
             self._settle()
         elif what == "pass":  # everything that the publisher has now
             self.apply("stop")
@@ -147,7 +147,7 @@ class Story:
         )
         time.sleep(seconds)
         for place in places:
-            subscription.take_over(self.p.session, self.p.subid, self.relids[place])
+            workers.take_over(self.p.session, self.p.subid, self.relids[place])
         stopping.set()
         try:
             syncing.result()
@@ -178,7 +178,7 @@ class Story:
         assert missing == []
 
     def _unfinished(self) -> list[int]:
-        rows = {row.srrelid: row for row in subscription.relations(self.p.session, self.p.subid)}
+        rows = {row.srrelid: row for row in subscriptions.relations(self.p.session, self.p.subid)}
         return [
             place
             for place, relid in enumerate(self.relids)

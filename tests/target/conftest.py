@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from pgsub.target.ledger import schema, subscription
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import schema, subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ def session(connect: Callable[..., psycopg.Connection]) -> psycopg.Connection:
     opened.execute("CREATE TABLE public.b (id int PRIMARY KEY, v text)")
     rows = opened.execute("SELECT oid::bigint, relname FROM pg_class WHERE relname IN ('a', 'b') ORDER BY relname")
     relations = [RelationState(oid, "public", name, "i") for oid, name in rows]
-    subscription.register(opened, SUBID, "s", "test", "slot", relations, slot_intent=True)
+    subscriptions.register(opened, SUBID, "s", "test", "slot", relations, slot_intent=True)
     return opened

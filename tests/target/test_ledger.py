@@ -11,10 +11,10 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema, states, subscription
-from pgsub.target.ledger.subscription import APPLY, Claim
+from pgsub.target.ledger import schema, states, subscriptions, workers
+from pgsub.target.ledger.workers import APPLY, Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session import origins
+from pgsub.target.session import origins, transactions
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -36,16 +36,16 @@ def _apply_at(session: psycopg.Connection, lsn: str) -> None:
 def _copied(session: psycopg.Connection, at: int, name: str = "a") -> Claim:
     """A table whose copy is finished, its sync worker at a position."""
     relid = _relid(session, name)
-    claim = subscription.take_over(session, SUBID, relid)
+    claim = workers.take_over(session, SUBID, relid)
     attempt = states.start_copy(session, [claim], f"slot_{name}")[claim.worker]
     states.slot_position(session, [claim], at)
-    with subscription.durable(session):
+    with transactions.durable(session):
         assert states.finish_copy(session, claim, attempt)
     return claim
 
 
 def _state(session: psycopg.Connection, name: str = "a") -> tuple[str, int | None, int | None]:
-    row = next(r for r in subscription.relations(session, SUBID) if r.relname == name)
+    row = next(r for r in subscriptions.relations(session, SUBID) if r.relname == name)
     return row.srsubstate, row.srsublsn, row.handover_lsn
 
 
@@ -57,22 +57,22 @@ def _version(session: psycopg.Connection) -> int:
 
 def test_a_number_is_given_once(session: psycopg.Connection) -> None:
     with pytest.raises(SubscriptionExists):
-        subscription.register(session, SUBID, "other", "test", "slot", [], slot_intent=False)
+        subscriptions.register(session, SUBID, "other", "test", "slot", [], slot_intent=False)
 
 
 def test_identity_is_what_was_learnt_of_the_publisher(session: psycopg.Connection) -> None:
-    known = subscription.identity(session, SUBID)
+    known = subscriptions.identity(session, SUBID)
     assert (known.slot_name, known.slot_intent, known.system_identifier) == ("slot", True, None)
-    subscription.slot_created(
+    subscriptions.slot_created(
         session, SUBID, system_identifier="123", dbname="db", dboid=5, timeline=2, position=0x16_0000_00FF
     )
-    subscription.set_timeline(session, SUBID, 3)
-    known = subscription.identity(session, SUBID)
+    subscriptions.set_timeline(session, SUBID, 3)
+    known = subscriptions.identity(session, SUBID)
     assert (known.system_identifier, known.publisher_dbname, known.publisher_dboid) == ("123", "db", 5)
     assert (known.timeline, known.consistent_point) == (3, 0x16_0000_00FF)
     assert session.execute("SELECT reported_lsn = '16/FF' FROM pgsub.progress").fetchone() == (True,)
     with pytest.raises(StateForbids, match="does not know this subscription"):
-        subscription.identity(session, SUBID + 1)
+        subscriptions.identity(session, SUBID + 1)
 
 
 @pytest.mark.parametrize("replica", [False, True])
@@ -83,8 +83,8 @@ def test_forgetting_leaves_nothing(session: psycopg.Connection, connect: Connect
     session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, '{}')", (SUBID,))
     session.execute("INSERT INTO pgsub.prepared_xact VALUES (%s, 'g')", (SUBID,))
     session.execute("INSERT INTO pgsub.prepared_pending VALUES (%s, 'g', '0/1', 5)", (SUBID,))
-    subscription.register(session, 8, "another", "test", "slot8", [], slot_intent=False)
-    subscription.forget(connect(replica=replica), SUBID)
+    subscriptions.register(session, 8, "another", "test", "slot8", [], slot_intent=False)
+    subscriptions.forget(connect(replica=replica), SUBID)
     query = "SELECT relname FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid WHERE attname = 'subid'"
     query += " AND relkind = 'r' AND relnamespace = 'pgsub'::regnamespace"
     tables = [name for (name,) in session.execute(query.encode())]
@@ -186,7 +186,7 @@ def test_a_take_over_ends_older_sessions_of_its_worker_and_no_others(
     relid = _relid(session)
     for worker in (APPLY, relid):
         for _ in range(2):
-            subscription.take_over(session, SUBID, worker)
+            workers.take_over(session, SUBID, worker)
     names = {
         "apply": f"pgsub {SUBID} apply 2",
         "apply of another": f"pgsub {SUBID}1 apply 2",
@@ -203,24 +203,24 @@ def test_a_take_over_ends_older_sessions_of_its_worker_and_no_others(
         present = {name for (name,) in found.fetchall()}
         return {role for role in opened if names[role] in present}
 
-    assert subscription.take_over(session, SUBID, APPLY).epoch == 3
+    assert workers.take_over(session, SUBID, APPLY).epoch == 3
     assert alive() == set(names) - {"apply"}
-    assert subscription.take_over(session, SUBID, relid).epoch == 3
+    assert workers.take_over(session, SUBID, relid).epoch == 3
     assert alive() == set(names) - {"apply", "sync", "copy"}
 
 
 def test_a_take_over_clears_the_claim_and_the_stop_flag(session: psycopg.Connection) -> None:
-    subscription.take_over(session, SUBID, APPLY)
-    subscription.ask_to_stop(session, SUBID)
+    workers.take_over(session, SUBID, APPLY)
+    workers.ask_to_stop(session, SUBID)
     session.execute("UPDATE pgsub.control SET claimed_by = gen_random_uuid()")
-    claim = subscription.take_over(session, SUBID, APPLY)
+    claim = workers.take_over(session, SUBID, APPLY)
     row = session.execute("SELECT epoch, token::text, claimed_by, stop FROM pgsub.control").fetchone()
     assert row == (claim.epoch, claim.token, None, False)
 
 
 def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
     relid = _relid(session)
-    claim = subscription.take_over(session, SUBID, relid)
+    claim = workers.take_over(session, SUBID, relid)
     assert states.start_copy(session, [claim], "one")[claim.worker] == 1
     assert states.start_copy(session, [claim], "two")[claim.worker] == 2
     row = session.execute("SELECT srsubstate::text, sync_slot FROM pgsub.subscription_rel WHERE srrelid = %s", (relid,))
@@ -233,17 +233,17 @@ def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
 
 def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psycopg.Connection) -> None:
     relid = _relid(session)
-    claim = subscription.take_over(session, SUBID, relid)
+    claim = workers.take_over(session, SUBID, relid)
     states.start_copy(session, [claim], "slot")[claim.worker]
     attempt = states.start_copy(session, [claim], "slot")[claim.worker]
     insert = "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, xid) VALUES (%s, %s, %s, %s, %s)"
     session.execute(insert, (SUBID, relid, attempt - 1, 0, None))  # of an older attempt: does not count
     session.execute(insert, (SUBID, relid, attempt, 0, "5"))
     session.execute(insert, (SUBID, relid, attempt, 1, None))
-    with subscription.durable(session):
+    with transactions.durable(session):
         assert not states.finish_copy(session, claim, attempt)
     session.execute("UPDATE pgsub.copy_chunk SET xid = '6' WHERE xid IS NULL")
-    with subscription.durable(session):
+    with transactions.durable(session):
         assert not states.finish_copy(session, claim, attempt - 1)
         assert states.finish_copy(session, claim, attempt)
     assert _state(session)[0] == "f"
@@ -315,7 +315,7 @@ def test_ready_is_what_apply_has_passed(session: psycopg.Connection) -> None:
 
 def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
-    subscription.take_over(session, SUBID, claim.worker)
+    workers.take_over(session, SUBID, claim.worker)
     for change in (
         lambda: states.try_syncdone(session, claim, 100),
         lambda: states.claim_handover(session, claim, 100),

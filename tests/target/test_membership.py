@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, LockHeld, StateForbids
-from pgsub.target.ledger import states, subscription, subscription_tables
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
 from pgsub.target.ledger.subscription_tables import Change, Renamed
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.sql import truncate
 
 SUBID = 7
@@ -62,8 +62,8 @@ def test_all_of_a_change_commits_together_and_apply_is_made_to_look_again(sessio
 
 
 def test_a_sync_worker_that_took_over_meanwhile_stops_the_change(session):
-    claim = subscription.take_over(session, SUBID, oid(session, "a"))
-    subscription.take_over(session, SUBID, oid(session, "a"))
+    claim = workers.take_over(session, SUBID, oid(session, "a"))
+    workers.take_over(session, SUBID, oid(session, "a"))
     for wanted in (
         Change(drop=[oid(session, "a")], claims=[claim]),
         Change(again=[oid(session, "a")], claims=[claim]),
@@ -96,7 +96,7 @@ def test_only_a_finished_copy_is_forsaken_and_its_claim_with_it(session):
     for name, state in (("a", "f"), ("b", "s")):
         set_table(session, name, srsubstate=state, handover_lsn="0/20")
     subscription_tables.reset_to_datasync(
-        session, [subscription.take_over(session, SUBID, oid(session, name)) for name in ("a", "b")]
+        session, [workers.take_over(session, SUBID, oid(session, name)) for name in ("a", "b")]
     )
     assert tables(session) == {"a": "d", "b": "s"}
     query = "SELECT relname FROM pgsub.subscription_rel WHERE handover_lsn IS NOT NULL"
@@ -142,22 +142,22 @@ def test_one_command_at_a_time_changes_a_subscription(session, connect, monkeypa
 
 
 def test_a_position_is_adopted_once_and_only_by_who_holds_the_claim(session):
-    stale = subscription.take_over(session, SUBID, subscription.APPLY)
-    claim = subscription.take_over(session, SUBID, subscription.APPLY)
+    stale = workers.take_over(session, SUBID, workers.APPLY)
+    claim = workers.take_over(session, SUBID, workers.APPLY)
     with pytest.raises(Fenced):
-        subscription_tables.adopt_slot(session, stale, 0x10)
+        subscriptions.adopt_slot(session, stale, 0x10)
     for position in (0x10, 0x20):
-        subscription_tables.adopt_slot(session, claim, position)
+        subscriptions.adopt_slot(session, claim, position)
     assert session.execute("SELECT reported_lsn = '0/10' FROM pgsub.progress").fetchall() == [(True,)]
 
 
 def test_a_publisher_is_adopted_once(session):
-    claim = subscription.take_over(session, SUBID, subscription.APPLY)
+    claim = workers.take_over(session, SUBID, workers.APPLY)
     for system in ("1", "2"):
-        subscription_tables.adopt_publisher(session, claim, system_identifier=system, dbname="app", dboid=5, timeline=1)
-    assert subscription.identity(session, SUBID).system_identifier == "1"
+        subscriptions.adopt_publisher(session, claim, system_identifier=system, dbname="app", dboid=5, timeline=1)
+    assert subscriptions.identity(session, SUBID).system_identifier == "1"
 
 
 def test_a_subscription_that_the_ledger_does_not_know_is_not_renamed(session):
     with pytest.raises(StateForbids, match="does not know this subscription"):
-        subscription_tables.redefine(session, SUBID + 1, "t", None)
+        subscriptions.redefine(session, SUBID + 1, "t", None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import workers
 
 if TYPE_CHECKING:
     from fix_pair import MakePair
@@ -31,8 +31,8 @@ def stranger(subdb: Database) -> Iterator[str]:
 def test_a_session_that_only_bears_a_workers_name_is_no_worker(pair: MakePair, stranger: str, name: str) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY)")
     with contextlib.closing(p.subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")) as session:
-        subscription.take_over_many(p.session, p.subid, [subscription.APPLY, 1])
-        subscription.evict_all(p.session, p.subid)
+        workers.take_over_many(p.session, p.subid, [workers.APPLY, 1])
+        workers.evict_all(p.session, p.subid)
         assert session.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -51,8 +51,8 @@ def test_a_role_that_may_not_end_a_strangers_session_need_not(
         )
         with contextlib.closing(subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")):
             p.session.execute(sql.SQL("SET ROLE {}").format(plain))
-            subscription.take_over_many(p.session, p.subid, [subscription.APPLY, 1])
-            subscription.evict_all(p.session, p.subid)
+            workers.take_over_many(p.session, p.subid, [workers.APPLY, 1])
+            workers.evict_all(p.session, p.subid)
     finally:
         p.session.execute("RESET ROLE")
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(plain))

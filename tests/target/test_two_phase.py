@@ -9,9 +9,11 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
-from pgsub.target.ledger import states, subscription, subscription_tables, two_phase
-from pgsub.target.ledger.subscription import APPLY, RelationState
+from pgsub.target.ledger import states, subscription_tables, subscriptions, two_phase, workers
 from pgsub.target.ledger.subscription_tables import Change
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import APPLY
+from pgsub.target.session import transactions
 
 SUBID = 7
 Connect = Callable[..., psycopg.Connection]
@@ -51,7 +53,7 @@ def prepare(connect: Connect) -> Iterator[Callable[..., None]]:
 
 
 def test_it_is_enabled_once_every_table_is_ready_and_not_before(pending: psycopg.Connection) -> None:
-    claim = subscription.take_over(pending, SUBID, APPLY)
+    claim = workers.take_over(pending, SUBID, APPLY)
     assert two_phase.enable_if_ready(pending, claim)[0] is False
     pending.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE relname = 'a'")
     for state in "idfs":
@@ -67,7 +69,7 @@ def test_it_is_enabled_once_every_table_is_ready_and_not_before(pending: psycopg
 def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enabled(
     session: psycopg.Connection,
 ) -> None:
-    claim = subscription.take_over(session, SUBID, APPLY)
+    claim = workers.take_over(session, SUBID, APPLY)
     _all(session, "r")
     assert two_phase.enable_if_ready(session, claim)[0] is False
     assert two_phase.state(session, SUBID) == "d"
@@ -78,7 +80,7 @@ def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enab
 
 
 def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> None:
-    claim = subscription.take_over(pending, SUBID, APPLY)
+    claim = workers.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
     assert two_phase.enable_if_ready(pending, claim) == (True, 0)
     pending.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/8'")
@@ -88,14 +90,14 @@ def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> No
     pending.execute("UPDATE pgsub.subscription_rel SET srsublsn = '0/30' WHERE relname = 'a'")
     assert two_phase.enable_if_ready(pending, claim) == (True, 0x30)
     other = RelationState(99, "public", "c", "r", srsublsn=0x99)
-    subscription.register(pending, 8, "another", "test", "slot8", [other], slot_intent=False)
+    subscriptions.register(pending, 8, "another", "test", "slot8", [other], slot_intent=False)
     assert two_phase.enable_if_ready(pending, claim) == (True, 0x30)
 
 
 def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
-    claim = subscription.take_over(pending, SUBID, APPLY)
+    claim = workers.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
-    subscription.take_over(pending, SUBID, APPLY)
+    workers.take_over(pending, SUBID, APPLY)
     with pytest.raises(Fenced):
         two_phase.enable_if_ready(pending, claim)
     assert two_phase.state(pending, SUBID) == "p"
@@ -104,7 +106,7 @@ def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
 def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_refused(
     pending: psycopg.Connection, connect: Connect
 ) -> None:
-    claim = subscription.take_over(pending, SUBID, APPLY)
+    claim = workers.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
     worker, other = connect(), connect()
     found: list[bool] = []
@@ -125,13 +127,13 @@ def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_re
             subscription_tables.change(other, SUBID, change)
     with states.changing(other, SUBID):
         subscription_tables.change(other, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))
-    assert len(subscription.relations(pending, SUBID)) == 3
+    assert len(subscriptions.relations(pending, SUBID)) == 3
 
 
 def test_it_is_not_disabled_while_something_is_prepared(
     pending: psycopg.Connection, prepare: Callable[..., None]
 ) -> None:
-    subscription.register(pending, 71, "another", "test", "slot71", [], slot_intent=False)
+    subscriptions.register(pending, 71, "another", "test", "slot71", [], slot_intent=False)
     prepare("pgsub_71_600_0")
     prepare("pgsub_7_600_10")
     pending.execute("INSERT INTO pgsub.prepared_pending VALUES (7, 'pgsub_7_601_20', '0/20', 601)")
@@ -154,15 +156,15 @@ def test_a_prepared_transaction_keeps_nobody_from_the_ledger(
     # where foreign keys are checked, the marker holds the subscription's key until it is decided
     prepare("pgsub_7_600_10", connect(replica=replica))
     _all(pending, "r")
-    claim = subscription.take_over(pending, SUBID, APPLY)
-    with subscription.durable(pending):
-        subscription.lock_timeout(pending)
+    claim = workers.take_over(pending, SUBID, APPLY)
+    with transactions.durable(pending):
+        transactions.lock_timeout(pending)
         assert two_phase.locked(pending, SUBID) == "p"
     assert two_phase.enable_if_ready(pending, claim)[0]
     with states.changing(pending, SUBID):
         subscription_tables.change(pending, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))
     two_phase.roll_back(pending, two_phase.prepared(pending, SUBID))
-    subscription.forget(pending, SUBID)
+    subscriptions.forget(pending, SUBID)
 
 
 def test_only_who_prepared_a_transaction_may_finish_it_and_is_told_so(

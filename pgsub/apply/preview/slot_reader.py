@@ -33,7 +33,7 @@ from pgsub.protocol.messages import (
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.identity import PublisherIdentity
-from pgsub.target.ledger.subscription import Identity
+from pgsub.target.ledger.subscriptions import Identity
 
 #: Seconds between requests to tell a position, and between answers that keep the walsender patient.
 _ASK, _ANSWER = 0.2, 5.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 
 from pgsub.common import conflict_rules as rules
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions
 from pgsub.target.sql.conflict_search import ConflictingRow
 
 
@@ -62,7 +62,7 @@ def tie(connection: psycopg.Connection, subid: int) -> Action:
 
     :param connection: of the target.
     """
-    known = subscription.identity(connection, subid)
+    known = subscriptions.identity(connection, subid)
     row = connection.execute(
         "SELECT system_identifier::text, pg_catalog.current_database()::text FROM pg_catalog.pg_control_system()"
     ).fetchone()

@@ -15,7 +15,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher.walsender import WalSender
 from pgsub.target.ledger import owner
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.session.connect import SessionName

@@ -31,7 +31,7 @@ from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import table_states
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
-from pgsub.target.ledger.subscription import APPLY, Claim
+from pgsub.target.ledger.workers import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 

@@ -24,11 +24,11 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import PublisherIdentity
-from pgsub.target.ledger import subscription as ledger_subscription
-from pgsub.target.ledger import subscription_tables, two_phase
+from pgsub.target.ledger import subscriptions, two_phase, workers
 from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscription import Claim, Identity
+from pgsub.target.ledger.subscriptions import Identity
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.session.connect import SessionName
@@ -69,7 +69,7 @@ class WorkerSpec:
     @property
     def role(self) -> str:
         """The role in the session's name."""
-        return "apply" if self.claim.worker == ledger_subscription.APPLY else f"sync:{self.claim.worker}"
+        return "apply" if self.claim.worker == workers.APPLY else f"sync:{self.claim.worker}"
 
 
 @contextlib.contextmanager
@@ -113,14 +113,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         streaming=sub.streaming,
         origin=sub.origin,
         two_phase=prepares,
-        messages=sub.messages and claim.worker == ledger_subscription.APPLY,
+        messages=sub.messages and claim.worker == workers.APPLY,
     )
     parallel = walsender.negotiated(options).parallel_streaming
     standby = StandbyNames(sub.connection, spec.application_name, named(replication))
     timing = _timing(own.connection, replication, spec.subscription)
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
-    if claim.worker == ledger_subscription.APPLY and not own.progress.tagged and origins.allowed(own.connection):
+    if claim.worker == workers.APPLY and not own.progress.tagged and origins.allowed(own.connection):
         _say_untagged(own.connection, sub)
     return Streams(
         own,
@@ -129,7 +129,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
         partial(_further_session, spec, tagged=own.progress.tagged),
         standby,
         timing,
-        appliers=sub.max_parallel_apply_workers if parallel and claim.worker == ledger_subscription.APPLY else 0,
+        appliers=sub.max_parallel_apply_workers if parallel and claim.worker == workers.APPLY else 0,
         pending=pending,
         set_based=spec.set_based,
     )
@@ -176,7 +176,7 @@ def _two_phase(
 
     :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
     """
-    if spec.claim.worker != ledger_subscription.APPLY:
+    if spec.claim.worker != workers.APPLY:
         return False, False, 0
     state = two_phase.state(session, spec.claim.subid)
     if state == two_phase.DISABLED:
@@ -215,7 +215,7 @@ def _timing(session: psycopg.Connection, replication: publisher.Connection, sub:
 def _check(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, progress: Progress
 ) -> slots.SlotState | None:
-    known = ledger_subscription.identity(session, spec.subscription.subid)
+    known = subscriptions.identity(session, spec.subscription.subid)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
     dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
@@ -223,23 +223,23 @@ def _check(
     furthest = max(progress.remote_lsn, progress.reported_lsn)
     actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, _handed_over(session, spec)))
     state = _slot(replication, spec.slot_name)
-    if not furthest and spec.claim.worker == ledger_subscription.APPLY and state is not None:
+    if not furthest and spec.claim.worker == workers.APPLY and state is not None:
         _adopt_slot(session, spec, progress, state, expected.dbname)
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
-        ledger_subscription.set_timeline(session, spec.subscription.subid, actual.timeline)
+        subscriptions.set_timeline(session, spec.subscription.subid, actual.timeline)
     return state
 
 
 def _handed_over(session: psycopg.Connection, spec: WorkerSpec) -> int:
     """Apply leaves out what a table's srsublsn covers: a publisher that is not there yet would be read too late."""
-    return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == ledger_subscription.APPLY else 0
+    return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == workers.APPLY else 0
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
     """``create --no-connect`` asked nobody: whoever answers first is the publisher from now on."""
     who = identity.identify(replication)
-    subscription_tables.adopt_publisher(
+    subscriptions.adopt_publisher(
         session,
         spec.claim,
         system_identifier=who.system_identifier,
@@ -247,7 +247,7 @@ def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connect
         dboid=who.database_oid,
         timeline=who.timeline,
     )
-    return ledger_subscription.identity(session, spec.subscription.subid)
+    return subscriptions.identity(session, spec.subscription.subid)
 
 
 def _adopt_slot(
@@ -256,7 +256,7 @@ def _adopt_slot(
     """A slot that was made by hand after ``create``: nothing was received yet, so its position is where it begins."""
     position = state.confirmed_flush_lsn or 0
     identity.check_slot(state, position, spec.slot_name, dbname)
-    subscription_tables.adopt_slot(session, spec.claim, position)
+    subscriptions.adopt_slot(session, spec.claim, position)
     progress.read()
 
 

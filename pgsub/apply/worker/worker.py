@@ -25,7 +25,7 @@ from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import held_tables, states
 from pgsub.target.ledger.progress import Control, table_states
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0

@@ -40,7 +40,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import subscription_tables, two_phase
+from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -237,7 +237,7 @@ def _redefined(
 def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:
 
     if (before.name, before.slot_name) != (after.name, after.slot_name):
-        subscription_tables.redefine(session, after.subid, after.name, after.slot_name)
+        subscriptions.redefine(session, after.subid, after.name, after.slot_name)
 
 
 def _remove_passfiles(folder: Path, subid: int, sub: Subscription) -> None:

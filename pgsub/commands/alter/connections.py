@@ -21,7 +21,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.faults import PROMOTE_HINT
-from pgsub.target.ledger import owner, subscription, two_phase
+from pgsub.target.ledger import owner, subscriptions, two_phase
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 
@@ -113,7 +113,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
     :return: the fields that depend on the role.
     """
     warnings = preflight.check_target(session)
-    subscription.identity(session, sub.subid)
+    subscriptions.identity(session, sub.subid)
     row = session.execute(
         "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
     ).fetchone()
@@ -144,7 +144,7 @@ def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
 
 def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
     """Another way to the same publisher, or to the standby that took its place."""
-    if subscription.identity(session, sub.subid).system_identifier is None:
+    if subscriptions.identity(session, sub.subid).system_identifier is None:
         return  # as in the server: what was never connected is not connected now
     table_changes.verify_publisher(session, sub, connection)
     if sub.slot_name is None:

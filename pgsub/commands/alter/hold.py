@@ -22,8 +22,8 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.target.ledger import held_tables, states, subscription, subscription_tables
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import held_tables, states, subscription_tables, subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
 
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
@@ -36,7 +36,7 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
     """
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     with opened(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
-        relations = subscription.relations(session, sub.subid)
+        relations = subscriptions.relations(session, sub.subid)
         holds = [named(session, text, relations) for text in dict.fromkeys(options.hold)]
         releases = [named(session, text, relations) for text in dict.fromkeys(options.release)]
         before = {one.srrelid: one for one in held_tables.overview(session, sub.subid)}

@@ -23,8 +23,9 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import subscription, two_phase
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger import two_phase, workers
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session import transactions
 
 #: How long the workers of a subscription that was just disabled may take to end.
 LET_GO_SECONDS = 45.0
@@ -51,7 +52,7 @@ def alone(
             )
         time.sleep(0.05)
     try:
-        yield subscription.take_over(session, sub.subid, subscription.APPLY)
+        yield workers.take_over(session, sub.subid, workers.APPLY)
     finally:
         lock.release()
 
@@ -90,7 +91,7 @@ def _disable(session: psycopg.Connection, sub: Subscription, connection: str) ->
     state = two_phase.state(session, sub.subid)
     if state == two_phase.DISABLED:
         return
-    with subscription.durable(session):
+    with transactions.durable(session):
         two_phase.check_disable(session, sub.subid)
     if state == two_phase.ENABLED and sub.slot_name is not None:
         _alter_slot(sub, connection)

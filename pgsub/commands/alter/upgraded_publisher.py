@@ -22,7 +22,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
-from pgsub.target.ledger import subscription, subscription_tables, two_phase
+from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session.owner import must_use_password
 
 
@@ -57,7 +57,7 @@ def adopt(
     :param folder: the state folder.
     :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
     """
-    known = subscription.identity(session, sub.subid)
+    known = subscriptions.identity(session, sub.subid)
     with alone(session, sub, folder, "go over to an upgraded publisher") as claim:
         who, state = _look(session, sub, connection)
         if known.system_identifier in (None, who.system_identifier):
@@ -65,7 +65,7 @@ def adopt(
             return
         done = two_phase.behind(session, sub.subid)
         position = identity.check_upgraded(who, state, known.publisher_dboid or 0, done, sub.slot_name or "")
-        subscription_tables.replace_publisher(session, claim, who.system_identifier, who.timeline, position)
+        subscriptions.replace_publisher(session, claim, who.system_identifier, who.timeline, position)
     store.journal(
         "publisher-upgraded",
         sub.subid,
@@ -88,7 +88,7 @@ def _look(
 
 def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:
     """A copy that had ended goes on from a slot of its own, whose position is one of the old WAL."""
-    for one in subscription.relations(session, sub.subid):
+    for one in subscriptions.relations(session, sub.subid):
         if one.srsubstate == "f":
             reporter.warning(
                 f'table "{one.schemaname}.{one.relname}" was being synchronized and has to be copied again',

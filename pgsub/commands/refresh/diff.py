@@ -18,9 +18,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
-from pgsub.target.ledger import held_tables, subscription, two_phase
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import held_tables, subscriptions, two_phase
 from pgsub.target.ledger.subscription_tables import Renamed
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.sql import truncate
@@ -97,7 +97,7 @@ def plan(
     names = [(t.schema, t.name) for t in published]
     rows = session.execute(_OIDS.encode(), ([n[0] for n in names], [n[1] for n in names])).fetchall()
     oids = {(schema, name): oid for schema, name, oid in rows}
-    present = {rel.srrelid: rel for rel in subscription.relations(session, sub.subid)}
+    present = {rel.srrelid: rel for rel in subscriptions.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
     found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
     state = "i" if copy_data else "r"

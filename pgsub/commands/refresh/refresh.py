@@ -22,7 +22,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
-from pgsub.target.ledger import owner, schema, subscription, subscription_tables, two_phase
+from pgsub.target.ledger import owner, schema, subscription_tables, subscriptions, two_phase
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
@@ -106,12 +106,12 @@ def opened(sub: Subscription) -> Iterator[psycopg.Connection]:
 def _upgrade_ledger(session: psycopg.Connection, sub: Subscription) -> None:
     """Never a new ledger: a target that has none is not this subscription's."""
     if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
-        raise subscription.unknown(sub.subid)
+        raise subscriptions.unknown(sub.subid)
     owner.check(session)
     owner.give(session)
     schema.check(session)
     schema.install(session)
-    subscription.identity(session, sub.subid)
+    subscriptions.identity(session, sub.subid)
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None
     sub = wanted.sub
     if not wanted.changes:
         return
-    rows = subscription.relations(session, sub.subid)
+    rows = subscriptions.relations(session, sub.subid)
     with store.batch():
         for rel in (*wanted.drop, *wanted.again):
             store.clear_error(sub.subid, sync_name(rel.srrelid))

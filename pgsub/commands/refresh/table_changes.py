@@ -19,13 +19,14 @@ from pgsub.commands.subscription import password_required
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, log_text
 from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.tablesync import sync_slots
-from pgsub.target.ledger import states, subscription, subscription_tables
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
 from pgsub.target.ledger.subscription_tables import Change
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session.connect import is_superuser
 from pgsub.target.session.owner import must_use_password
 from pgsub.target.sql import truncate
@@ -43,7 +44,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, connection:
     :param connection: its connection string.
     :raises WrongSystem: another system, database or history.
     """
-    known = subscription.identity(session, sub.subid)
+    known = subscriptions.identity(session, sub.subid)
     must = must_use_password(session, sub)
     with contextlib.closing(_replication(session, sub, connection, must_use_password=must)) as replication:
         if known.system_identifier is None:
@@ -55,7 +56,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, connection:
             "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
             (sub.subid,),
         ).fetchone()
-        furthest = subscription.lsn_or_none(row[0]) if row else None
+        furthest = lsn_or_none(row[0]) if row else None
         identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
 
 
@@ -83,9 +84,9 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
     busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
     attempt = _Attempt(session, wanted)
     while True:
-        subscription.identity(session, wanted.sub.subid)
+        subscriptions.identity(session, wanted.sub.subid)
         try:
-            attempt.make(list(subscription.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
+            attempt.make(list(workers.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
             return
         except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:

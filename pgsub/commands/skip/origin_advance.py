@@ -29,9 +29,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from pgsub.target.ledger import advance, subscription, subscription_tables, two_phase
+from pgsub.target.ledger import advance, subscription_tables, subscriptions, two_phase
 from pgsub.target.ledger.advance import Position
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import origins
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -150,7 +150,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRa
             sqlstate="22023",
         )
     found.synchronizing = tuple(
-        (r.schemaname, r.relname) for r in subscription.relations(session, sub.subid) if r.srsubstate in "idf"
+        (r.schemaname, r.relname) for r in subscriptions.relations(session, sub.subid) if r.srsubstate in "idf"
     )
     if to > found.old.furthest:
         prepared = {one.xid: one.gid for one in two_phase.pending(session, sub.subid)}

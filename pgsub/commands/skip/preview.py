@@ -31,7 +31,7 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger import skip, subscription, two_phase
+from pgsub.target.ledger import skip, subscriptions, two_phase
 from pgsub.target.ledger.progress import table_states
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
@@ -133,7 +133,7 @@ def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Ite
     """
     if sub.slot_name is None:
         raise StateForbids(f'subscription "{sub.name}" has no replication slot to read from')
-    known = subscription.identity(session, sub.subid)
+    known = subscriptions.identity(session, sub.subid)
     if known.system_identifier is None:
         raise StateForbids(f'subscription "{sub.name}" has not received anything from a publisher yet')
     prepares = two_phase.state(session, sub.subid) == two_phase.ENABLED

@@ -20,7 +20,7 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import PgsubError, StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import skip, subscription, subscription_tables
+from pgsub.target.ledger import skip, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
@@ -62,7 +62,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
 
 
 def _check(session: psycopg.Connection, sub: Subscription, rule: Rule) -> None:
-    tables = {f"{one.schemaname}.{one.relname}" for one in subscription.relations(session, sub.subid)}
+    tables = {f"{one.schemaname}.{one.relname}" for one in subscriptions.relations(session, sub.subid)}
     if rule.table not in tables:
         raise StateForbids(
             f'table "{rule.table}" is not subscribed by "{sub.name}"',

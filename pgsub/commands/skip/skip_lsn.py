@@ -24,8 +24,9 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import held_tables, skip, subscription, subscription_tables, two_phase
+from pgsub.target.ledger import held_tables, skip, subscription_tables, subscriptions, two_phase
 from pgsub.target.ledger.skip import WHOLE, Skip
+from pgsub.target.session import transactions
 
 #: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
 Confirm = Callable[[str, Skip], None]
@@ -100,7 +101,7 @@ def show(options: SkipOptions) -> Preview:
         found = Preview(rows=wanted.rows)
         if recorded is not None and recorded.finish_lsn == wanted.lsn:
             found.error = recorded
-        start = subscription.apply_position(session, sub.subid)
+        start = subscriptions.apply_position(session, sub.subid)
         with (
             preview.comparing(session, sub, wanted.lsn) as comparison,
             preview.read_from(session, sub, start) as reading,
@@ -147,7 +148,7 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
 
 def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip) -> None:
     if not held_tables.has_transaction(session, sub.subid, wanted.lsn):
-        skip.check(wanted, subscription.apply_position(session, sub.subid))
+        skip.check(wanted, subscriptions.apply_position(session, sub.subid))
 
 
 def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> TransactionSearch:
@@ -164,7 +165,7 @@ def _check_in_stream(
     :raises StateForbids: with what was meant.
     """
     finder = _finder(session, sub, lsn)
-    start = subscription.apply_position(session, sub.subid)
+    start = subscriptions.apply_position(session, sub.subid)
     with preview.read_from(session, sub, start) as reading:
         located = finder.find(reading)
     if located.transaction is None:
@@ -188,7 +189,7 @@ def _set(
     number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
     failpoints.point("skip.before_ledger")
     try:
-        with subscription.durable(session):
+        with transactions.durable(session):
             skip.set_pending(session, sub.subid, wanted)
             if wanted is None:
                 skip.set_rules(session, sub.subid, ())

@@ -28,12 +28,13 @@ from pgsub.target.ledger import (
     owner,
     schema,
     skipped_changes,
-    subscription,
     subscription_tables,
+    subscriptions,
     two_phase,
+    workers,
 )
 from pgsub.target.ledger.skipped_changes import Usage
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Prepared
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
@@ -155,10 +156,10 @@ def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, r
     skipped = Usage(0, 0, 0)
     if known:
         schema.install(session)  # it may be an older one
-        tables = subscription.relations(session, sub.subid)
+        tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)
-        subscription.evict_all(session, sub.subid)
+        workers.evict_all(session, sub.subid)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     if not options.keep_slot:
@@ -167,7 +168,7 @@ def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, r
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:
-        subscription.forget(session, sub.subid)
+        subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _tell_what_stays(session, sub, skipped, reporter)
 
@@ -186,7 +187,7 @@ def _warn_of_kept(
 def _tell_what_stays(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
     """Name what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
-    if not subscription.any_left(session):
+    if not subscriptions.any_left(session):
         reporter.notice(
             f"schema pgsub of the target holds no subscription any more, and {kept} of this one",
             "To remove the schema and all that it holds:\nDROP SCHEMA pgsub CASCADE;",

@@ -15,7 +15,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import subscription
+from pgsub.target.ledger import subscriptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class MainSlot:
         if session is None or self.lost:
             yield True
             return
-        before = subscription.begin_slot_drop(session, self.sub.subid)
+        before = subscriptions.begin_slot_drop(session, self.sub.subid)
         try:
             yield before
         except SlotLost:
-            subscription.registered(session, self.sub.subid)  # or the next drop would take it for its own work
+            subscriptions.registered(session, self.sub.subid)  # or the next drop would take it for its own work
             raise

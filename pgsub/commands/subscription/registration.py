@@ -29,8 +29,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
-from pgsub.target.ledger import schema, subscription, two_phase
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import schema, subscriptions, two_phase
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 
 _DUPLICATE_OBJECT = "42710"
@@ -101,7 +101,7 @@ def register(
         _undo_leftover(session, replication, sub.name, leftover, folder)
     if creates:
         _write_note(folder, sub)
-    subscription.register(
+    subscriptions.register(
         session,
         sub.subid,
         sub.name,
@@ -124,7 +124,7 @@ def register(
         raise
     _note(folder, sub.subid).unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
-        subscription.registered(session, sub.subid)
+        subscriptions.registered(session, sub.subid)
     if creates:
         reporter.notice(f'created replication slot "{sub.slot_name}" on publisher')
 
@@ -141,7 +141,7 @@ def _connect_slot(
     who = identity.identify(replication)
     position = _create_slot(replication, sub, deadline, reporter) if creates else _given_position(replication, sub)
     failpoints.point("create.after_slot")
-    subscription.slot_created(
+    subscriptions.slot_created(
         session,
         sub.subid,
         system_identifier=who.system_identifier,
@@ -190,7 +190,7 @@ def _undo(session: psycopg.Connection, replication: publisher.Connection | None,
     with contextlib.suppress(PgsubError, psycopg.Error):
         if replication is not None and sub.slot_name is not None:
             slots.drop_slot(replication, sub.slot_name)
-        subscription.forget(session, sub.subid)
+        subscriptions.forget(session, sub.subid)
         return True
     return False
 
@@ -281,7 +281,7 @@ def _undo_leftover(
     try:
         if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
             slots.drop_slot(replication, leftover.slot_name)
-        subscription.forget(session, leftover.subid)
+        subscriptions.forget(session, leftover.subid)
         _note(folder, leftover.subid).unlink(missing_ok=True)
         remove_passfiles(folder, leftover.subid)
     finally:

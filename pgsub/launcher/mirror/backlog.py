@@ -17,7 +17,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, RESTARTS
 from pgsub.publisher import slots
 from pgsub.publisher.connect import Connection
-from pgsub.target.ledger.subscription import Identity
+from pgsub.target.ledger.subscriptions import Identity
 
 #: Seconds between counts.
 EVERY = 60.0

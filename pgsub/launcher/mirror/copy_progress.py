@@ -16,7 +16,7 @@ import psycopg
 from pgsub.catalog.rows import CopyRow
 from pgsub.catalog.times import utc_now
 from pgsub.common.worker_heartbeat import Heartbeat
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds over which the rate is measured.
 WINDOW = 10.0

@@ -10,7 +10,7 @@ from pgsub.catalog.rows import HeldRow
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldTable
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger.subscriptions import RelationState
 
 
 class HeldTableStats:

@@ -31,8 +31,8 @@ from pgsub.launcher.mirror.copy_progress import CopyProgress
 from pgsub.launcher.mirror.held_stats import HeldTableStats
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import skip, skipped_changes, subscription, two_phase
-from pgsub.target.ledger.subscription import RelationState
+from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, workers
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Pending
 from pgsub.target.session import origins
 
@@ -177,7 +177,7 @@ class Mirror:
         """What ``create`` saw of origins may have changed: they are given to roles, and run out."""
         shown = self._store.subscription_by_id(self._sub.subid)
         for heartbeat in heartbeats:
-            if heartbeat.worker == subscription.APPLY and shown is not None:
+            if heartbeat.worker == workers.APPLY and shown is not None:
                 others = tuple(name for name in shown.unavailable if name != origins.FEATURE)
                 found = (*others, origins.FEATURE) if heartbeat.untagged else others
                 if set(found) != set(shown.unavailable):
@@ -226,7 +226,7 @@ class Mirror:
         """Read the table states if one changed: a thousand of them four times a second would be all that is done."""
         found = self._session.execute(_FINGERPRINT.encode(), (self._sub.subid,)).fetchone()
         if found != self._fingerprint:
-            self.relations = subscription.relations(self._session, self._sub.subid)
+            self.relations = subscriptions.relations(self._session, self._sub.subid)
             self._fingerprint, self._write_at = found, 0.0
 
     def _write_relations(self) -> None:
@@ -259,7 +259,7 @@ class Mirror:
 
     def apply_heartbeat(self) -> Heartbeat | None:
         """The apply worker's newest heartbeat."""
-        return self._heartbeats.newest(self._sub.subid, subscription.APPLY)
+        return self._heartbeats.newest(self._sub.subid, workers.APPLY)
 
     def _workers(
         self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
@@ -267,11 +267,11 @@ class Mirror:
         """Workers whose task runs; of one that gives no sign of life what it told last, and what it waits for."""
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
-            alive = apply_alive if heartbeat.worker == subscription.APPLY else heartbeat.worker in syncing
+            alive = apply_alive if heartbeat.worker == workers.APPLY else heartbeat.worker in syncing
             if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
                 rows[heartbeat.worker] = _worker(heartbeat)
                 if heartbeat.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
-                    role = "apply" if heartbeat.worker == subscription.APPLY else f"sync:{heartbeat.worker}"
+                    role = "apply" if heartbeat.worker == workers.APPLY else f"sync:{heartbeat.worker}"
                     since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same at every look
                     rows[heartbeat.worker] = replace(
                         rows[heartbeat.worker], silent_since=since, waits_for=self._locks().get(role)
@@ -280,7 +280,7 @@ class Mirror:
                     self._silent.pop(heartbeat.worker, None)
         shown = [rows[worker] for worker in sorted(rows)]
         apply = self.apply_heartbeat() if apply_alive else None
-        if apply is not None and subscription.APPLY in rows:  # threads of the leader's process
+        if apply is not None and workers.APPLY in rows:  # threads of the leader's process
             shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
         return shown
 
@@ -354,7 +354,7 @@ def _action(body: dict[str, Any]) -> str:
 
 
 def _worker(heartbeat: Heartbeat) -> WorkerRow:
-    apply = heartbeat.worker == subscription.APPLY
+    apply = heartbeat.worker == workers.APPLY
     return WorkerRow(
         "apply" if apply else "table synchronization",
         heartbeat.pid,

@@ -12,9 +12,9 @@ from psycopg import sql
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import states, subscription
-from pgsub.target.ledger.subscription import Claim
-from pgsub.target.session import roles
+from pgsub.target.ledger import workers
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session import roles, transactions
 from pgsub.target.sql import statements
 
 #: How long the clean-up waits for local writers before it is put off.
@@ -34,8 +34,8 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     """
     table = statements.table_name(target)
     subid = claim.subid
-    with subscription.durable(connection):
-        states.fence(connection, claim)
+    with transactions.durable(connection):
+        workers.fence(connection, claim)
         chunks = connection.execute(
             "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
             " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",

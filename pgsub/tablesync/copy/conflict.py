@@ -25,7 +25,7 @@ from pgsub.publisher.snapshot import use_snapshot
 from pgsub.tablesync.copy import row_by_row
 from pgsub.tablesync.copy.row_by_row import CopiedRelation
 from pgsub.target.catalog import unique_indexes
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password

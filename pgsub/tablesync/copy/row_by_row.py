@@ -27,7 +27,7 @@ from pgsub.publisher.tables import RemoteTable, selection
 from pgsub.tablesync.copy.passthrough import Moved, SourceError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 
 #: Rows and bytes that are tried together.

@@ -8,9 +8,9 @@ import psycopg
 
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import states, subscription
+from pgsub.target.ledger import states, subscriptions, workers
 from pgsub.target.ledger.jsonb import jsonb
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger.workers import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def position(connection: psycopg.Connection, subid: int) -> Position:
         "SELECT remote_lsn::text, reported_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0", (subid,)
     ).fetchone()
     if row is None:
-        raise subscription.unknown(subid)
+        raise subscriptions.unknown(subid)
     return Position(parse_lsn(row[0]), parse_lsn(row[1]))
 
 
@@ -50,7 +50,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
     :raises StateForbids: it is elsewhere by now.
     """
     with states.changing(connection, claim.subid):
-        states.fence(connection, claim)
+        workers.fence(connection, claim)
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Look again, then try again.")
         connection.execute(

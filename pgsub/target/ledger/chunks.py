@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.target.ledger import states
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger import states, workers
+from pgsub.target.ledger.workers import Claim
 from pgsub.target.session.connect import SessionName
 
 
@@ -86,7 +86,7 @@ def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, 
     )
     if atomic:
         return states.finish_copy(session, key.claim, key.attempt)
-    states.fence(session, key.claim)
+    workers.fence(session, key.claim)
     return True
 
 

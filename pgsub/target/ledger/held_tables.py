@@ -14,8 +14,8 @@ from typing import NamedTuple
 import psycopg
 
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import states
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger import states, workers
+from pgsub.target.ledger.workers import Claim
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
@@ -208,7 +208,7 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
     :raises psycopg.errors.LockNotAvailable: somebody holds apply's row.
     """
     with states.changing(connection, claim.subid) as apply_lsn:
-        states.fence(connection, claim)
+        workers.fence(connection, claim)
         empty = list(set(relids) - with_changes(connection, claim.subid, relids))
         noted = connection.execute(
             f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"

@@ -17,9 +17,10 @@ from psycopg import sql
 
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import Fenced, StreamsMustRestart
-from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
-from pgsub.target.ledger.subscription import APPLY, Claim, RelationState, lsn_or_none
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import APPLY, Claim
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, StatementFailed
 from pgsub.target.sql.statements import Statement
 

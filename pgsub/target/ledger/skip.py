@@ -19,8 +19,9 @@ from pgsub.common import conflict_rules
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import held_tables, subscription
+from pgsub.target.ledger import held_tables, subscriptions
 from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.session import transactions
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
@@ -108,7 +109,7 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
     """
     row = connection.execute(f"SELECT {COLUMNS} FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
     if row is None:
-        raise subscription.unknown(subid)
+        raise subscriptions.unknown(subid)
     return decoded(*row)
 
 
@@ -128,13 +129,13 @@ def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...
     """
     row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
     if row is None:
-        raise subscription.unknown(subid)
+        raise subscriptions.unknown(subid)
     return decoded_rules(row[0])
 
 
 def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[Rule]) -> None:
     """Set all rules with a limit durably."""
-    with subscription.durable(connection):
+    with transactions.durable(connection):
         connection.execute(
             f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY}".encode(),
             (_encoded_rules(connection, rules), subid),
@@ -182,9 +183,9 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
 
     :raises StateForbids: see :func:`check`.
     """
-    with subscription.durable(connection):
+    with transactions.durable(connection):
         if skip is not None and not is_held(connection, subid, skip):
-            check(skip, subscription.apply_position(connection, subid))
+            check(skip, subscriptions.apply_position(connection, subid))
         connection.execute(
             f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),
             (*_encoded(skip), subid),

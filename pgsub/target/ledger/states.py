@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced
-from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger.subscription import Claim, durable, lock_timeout, lsn_or_none
+from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
+from pgsub.target.ledger import workers
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session.transactions import durable, lock_timeout
 
 _REL = "subid = %s AND srrelid = %s"
 
@@ -37,28 +39,6 @@ def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
         if row is None:
             raise Fenced("the subscription was removed from the ledger")
         yield parse_lsn(row[0])
-
-
-def fence(connection: psycopg.Connection, claim: Claim) -> None:
-    """Hold the worker's control row against a take-over for the length of this (short) transaction.
-
-    :raises Fenced: the epoch was raised.
-    """
-    fence_all(connection, [claim])
-
-
-def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
-    """:func:`fence` of several workers of one subscription.
-
-    :raises Fenced: the epoch of one was raised.
-    """
-    rows = connection.execute(
-        "SELECT FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
-        " AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker FOR SHARE OF c",
-        ([c.worker for c in claims], [c.epoch for c in claims], [c.token for c in claims], claims[0].subid),
-    ).fetchall()
-    if len(rows) != len(claims):
-        raise Fenced("another worker took over")
 
 
 def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
@@ -88,7 +68,7 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
     :return: the number of this attempt for each table.
     """
     with durable(connection):
-        fence_all(connection, claims)
+        workers.fence_all(connection, claims)
         lock_tables(connection, claims[0].subid, _workers(claims))
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
@@ -104,7 +84,7 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
     """The sync slot's consistent point is where the sync workers' own progress begins."""
     with durable(connection):
-        fence_all(connection, claims)
+        workers.fence_all(connection, claims)
         connection.execute(
             "INSERT INTO pgsub.progress AS p (subid, worker, remote_lsn, reported_lsn)"
             " SELECT %s, w, %s::pg_lsn, %s::pg_lsn FROM pg_catalog.unnest(%s::oid[]) AS w"
@@ -123,7 +103,7 @@ def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> b
 
     :return: whether the state was changed.
     """
-    fence(connection, claim)
+    workers.fence(connection, claim)
     row = connection.execute(
         f"UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE {_REL} AND srsubstate = 'd' AND attempt = %s"
         " AND NOT EXISTS (SELECT FROM pgsub.copy_chunk c WHERE c.subid = subscription_rel.subid"
@@ -153,7 +133,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
         came with the copy itself.
     """
     with changing(connection, claim.subid) as apply_lsn:
-        fence(connection, claim)
+        workers.fence(connection, claim)
         handover = _handover(connection, claim)
         ready = apply_lsn <= sync_lsn if handover is None else sync_lsn >= handover
         if ready:
@@ -169,7 +149,7 @@ def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], s
     :return: the tables that are ``s`` now.
     """
     with changing(connection, claims[0].subid) as apply_lsn:
-        fence_all(connection, claims)
+        workers.fence_all(connection, claims)
         rows = connection.execute(
             "SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s"
             " AND srrelid = ANY (%s) AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE",
@@ -200,14 +180,14 @@ def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -
     the tables change hands at the consistent point without any streaming.
     """
     with changing(connection, claims[0].subid) as apply_lsn:
-        fence_all(connection, claims)
+        workers.fence_all(connection, claims)
         _move_claims(connection, claims, apply_lsn, standing=False)
 
 
 def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
     """The slot exists: apply need not wait at what the copy brings; claims that were taken back stay so."""
     with changing(connection, claims[0].subid):
-        fence_all(connection, claims)
+        workers.fence_all(connection, claims)
         _move_claims(connection, claims, position, standing=True)
 
 
@@ -226,7 +206,7 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
     :return: H.
     """
     with changing(connection, claim.subid) as apply_lsn:
-        fence(connection, claim)
+        workers.fence(connection, claim)
         handover = _handover(connection, claim)
         if handover is None:
             handover = max(apply_lsn, sync_lsn)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced, LockHeld
-from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import held_tables, states, subscription, two_phase
-from pgsub.target.ledger.subscription import APPLY, Claim, RelationState
+from pgsub.target.ledger import held_tables, states, subscriptions, two_phase, workers
+from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.workers import Claim
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
 _LOCK_SECONDS = 5.0
@@ -86,7 +86,7 @@ def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -
     subid, relids = claims[0].subid, [claim.worker for claim in claims]
     with states.changing(connection, subid):
         for claim in claims:
-            states.fence(connection, claim)
+            workers.fence(connection, claim)
         states.lock_tables(connection, subid, relids)
         connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL"
@@ -104,7 +104,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     if wanted.copies:
         two_phase.refuse_copy(connection, subid)
     for claim in wanted.claims:
-        states.fence(connection, claim)
+        workers.fence(connection, claim)
     rows = connection.execute(
         "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
         " WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
@@ -118,7 +118,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     _forget(connection, subid, wanted.drop)
     _rename(connection, subid, wanted.rename)
     _again(connection, subid, wanted.again)
-    subscription.add_relations(connection, subid, wanted.add)
+    subscriptions.add_relations(connection, subid, wanted.add)
 
 
 def _forget(connection: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
@@ -154,66 +154,3 @@ def _again(connection: psycopg.Connection, subid: int, relids: Sequence[int]) ->
     for table, column in (("copy_chunk", "srrelid"), ("progress", "worker")):
         query = f"DELETE FROM pgsub.{table} WHERE subid = %s AND {column} = ANY (%s::oid[]) AND {column} <> 0"
         connection.execute(query.encode(), (subid, list(relids)))
-
-
-def adopt_publisher(
-    connection: psycopg.Connection, claim: Claim, *, system_identifier: str, dbname: str, dboid: int, timeline: int
-) -> None:
-    """Record whom a subscription that was created without a connection follows: the first that answered."""
-    with subscription.durable(connection):
-        states.fence(connection, claim)
-        connection.execute(
-            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
-            " timeline = %s WHERE subid = %s AND system_identifier IS NULL",
-            (system_identifier, dbname, dboid, timeline, claim.subid),
-        )
-
-
-def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> None:
-    """Record where a slot that was made by hand begins, for a subscription that never received anything.
-
-    :param position: its confirmed_flush_lsn.
-    """
-    with subscription.durable(connection):
-        states.fence(connection, claim)
-        connection.execute(
-            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s"
-            " AND reported_lsn = '0/0' AND remote_lsn = '0/0'",
-            (format_lsn(position), claim.subid, APPLY),
-        )
-        connection.execute(
-            "UPDATE pgsub.subscription SET consistent_point = %s WHERE subid = %s", (format_lsn(position), claim.subid)
-        )
-
-
-def replace_publisher(
-    connection: psycopg.Connection, claim: Claim, system_identifier: str, timeline: int, position: int
-) -> None:
-    """Record the cluster that took the publisher's place, and the position of the slot that came along.
-
-    ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
-    """
-    with subscription.durable(connection):
-        states.fence(connection, claim)
-        connection.execute(
-            "UPDATE pgsub.subscription SET system_identifier = %s, timeline = %s WHERE subid = %s",
-            (system_identifier, timeline, claim.subid),
-        )
-        connection.execute(
-            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s",
-            (format_lsn(position), claim.subid, APPLY),
-        )
-
-
-def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
-    """The ledger follows ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
-
-    :raises StateForbids: the ledger does not know the subscription.
-    """
-    with subscription.durable(connection):
-        row = connection.execute(
-            "UPDATE pgsub.subscription SET subname = %s, slot_name = %s WHERE subid = %s RETURNING true",
-            (name, slot_name, subid),
-        ).fetchone()
-    if row is None:
-        raise subscription.unknown(subid)

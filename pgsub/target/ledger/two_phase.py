@@ -16,8 +16,9 @@ import psycopg
 from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import prepared_xacts, states, subscription
-from pgsub.target.ledger.subscription import Claim
+from pgsub.target.ledger import prepared_xacts, subscriptions, workers
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.session import transactions
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"
 #: What the server's refusals call the commands (:func:`refuse_copy`).
@@ -91,7 +92,7 @@ def _state(connection: psycopg.Connection, subid: int, lock: str) -> str:
     query = f"SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s{lock}"
     row = connection.execute(query.encode(), (subid,)).fetchone()
     if row is None:
-        raise subscription.unknown(subid)
+        raise subscriptions.unknown(subid)
     return str(row[0])
 
 
@@ -105,10 +106,10 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
     :raises Fenced: the epoch was raised.
     """
     subid = claim.subid
-    with subscription.durable(connection):
-        subscription.lock_timeout(connection)
+    with transactions.durable(connection):
+        transactions.lock_timeout(connection)
         now = locked(connection, subid)
-        states.fence(connection, claim)
+        workers.fence(connection, claim)
         # a statement of its own: it must see what was committed while the lock was awaited
         row = connection.execute(_ALL_READY.encode(), (subid,)).fetchone()
         if now == PENDING and row is not None and row[0]:
@@ -143,7 +144,7 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
     :raises StateForbids: in the server's words.
     """
     if locked(connection, subid) == ENABLED:
-        name = subscription.identity(connection, subid).subname
+        name = subscriptions.identity(connection, subid).subname
         raise StateForbids(
             f"{words} copy_data is not allowed when two_phase is enabled",
             detail="What is prepared before a table's copy and committed after it would be lost.",
@@ -194,7 +195,7 @@ def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None
 
 def ask_for(connection: psycopg.Connection, subid: int) -> None:
     """``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
-    with subscription.durable(connection):
+    with transactions.durable(connection):
         if locked(connection, subid) == DISABLED:
             _set(connection, subid, PENDING)
 
@@ -221,6 +222,6 @@ def disable(connection: psycopg.Connection, subid: int) -> None:
 
     :raises StateForbids: see :func:`check_disable`.
     """
-    with subscription.durable(connection):
+    with transactions.durable(connection):
         check_disable(connection, subid)
         _set(connection, subid, DISABLED)

@@ -1,4 +1,4 @@
-"""Identity, states and take-over of a subscription in the ledger: the launcher's side.
+"""Rows of pgsub.subscription and pgsub.subscription_rel: which slot of which publisher, and which tables.
 
 Mirrors pg_subscription.c (UpdateSubscriptionRelState and its like). Everything here commits synchronously: the
 slot of a table may only be dropped when its state is on disk (a crash of the target would otherwise bring back a
@@ -7,39 +7,23 @@ state whose slot is gone).
 
 from __future__ import annotations
 
-import contextlib
-import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import LiteralString
 
 import psycopg
 from psycopg import sql
 
-from pgsub.common.errors import StateForbids, SubscriptionExists, TargetUnavailable
-from pgsub.protocol.lsn import format_lsn, parse_lsn
+from pgsub.common.errors import StateForbids, SubscriptionExists
+from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
+from pgsub.target.ledger import workers
+from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.session.transactions import durable
 
 _TABLES = (
     *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table"),
     *("subscription_rel", "progress", "control", "subscription"),
 )
-#: Of ``pg_stat_activity a``: anybody may give a session any name, but only who may write to the ledger can be a worker.
-_OURS = (
-    "a.datname = pg_catalog.current_database()"
-    " AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"
-)
-APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What fences one try of one worker: given to its task, checked by every commit."""
-
-    subid: int
-    worker: int
-    epoch: int
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +58,6 @@ class RelationState:
     spare_slot: str | None = None  #: a slot that is being made for this table, or was and is no longer needed
     copy_bytes: int | None = None  #: estimate of what a copy moves, for its place in the order
     recorded: tuple[str, str] | None = None  #: schema and name in the ledger, where the table bears others by now
-
-
-def lsn_or_none(text: str | None) -> int | None:
-    """A pg_lsn column's text as an integer."""
-    return None if text is None else parse_lsn(text)
-
-
-@contextlib.contextmanager
-def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
-    """A transaction that is on disk when it ends well, whatever the subscription's synchronous_commit is."""
-    with connection.transaction():
-        connection.execute("SET LOCAL synchronous_commit = on")
-        yield connection
 
 
 def register(
@@ -237,81 +208,6 @@ def any_left(connection: psycopg.Connection) -> bool:
     return row is not None and bool(row[0])
 
 
-def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
-    """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
-
-    A zombie that connects after the raise fails its claim; one that connected before is listed and terminated. What
-    it committed before dying is in the ledger that the new worker reads afterwards.
-
-    :param worker: :data:`APPLY` or a table's oid.
-    :raises TargetUnavailable: an older session would not end within 30 s.
-    """
-    return take_over_many(connection, subid, [worker])[worker]
-
-
-def take_over_many(connection: psycopg.Connection, subid: int, workers: Collection[int]) -> dict[int, Claim]:
-    """:func:`take_over` of several workers in one commit; their claims by worker."""
-    token = uuid.uuid4()
-    with durable(connection):
-        rows = connection.execute(
-            "INSERT INTO pgsub.control AS c (subid, worker, epoch, token)"
-            " SELECT %s, w, 1, %s FROM pg_catalog.unnest(%s::oid[]) AS w ORDER BY w"
-            " ON CONFLICT (subid, worker) DO UPDATE SET epoch = c.epoch + 1, token = excluded.token,"
-            " claimed_by = NULL, stop = false RETURNING worker::bigint, epoch",
-            (subid, token, list(workers)),
-        ).fetchall()
-    epochs: dict[int, int] = dict(rows)
-    roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
-    evict(connection, subid, roles)
-    return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
-
-
-def _roles(worker: int) -> tuple[str, ...]:
-    return ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
-
-
-def evict(connection: psycopg.Connection, subid: int, epochs: Mapping[str, int]) -> None:
-    """Terminate sessions of these roles with an epoch below the given one and wait until none is left."""
-    _terminate(
-        connection,
-        "SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a"
-        " JOIN unnest(%s::text[], %s::bigint[]) AS r (role, epoch)"
-        " ON pg_catalog.starts_with(a.application_name, r.role)"
-        " WHERE CASE WHEN a.application_name ~ '^pgsub [0-9]+ [a-z]+(:[0-9]+)? [0-9]{1,18}$'"
-        f" THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END AND {_OURS}",
-        ([f"pgsub {subid} {role} " for role in epochs], list(epochs.values())),
-    )
-
-
-def evict_all(connection: psycopg.Connection, subid: int) -> None:
-    """Terminate every worker's session of a subscription and wait until none is left."""
-    _terminate(
-        connection,
-        "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
-        f" a WHERE application_name ~ %s AND {_OURS}",
-        (f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]+$",),
-    )
-
-
-def _terminate(connection: psycopg.Connection, query: LiteralString, params: Sequence[object]) -> None:
-    deadline = time.monotonic() + 30
-    while connection.execute(query, params).fetchall():
-        if time.monotonic() > deadline:
-            raise TargetUnavailable("could not end an older worker's session on the target")
-
-
-def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
-    """Set the stop flag of every worker; each reads it at a transaction boundary.
-
-    A row that somebody holds is passed over rather than waited for: ask again.
-    """
-    connection.execute(
-        "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
-        " WHERE subid = %s AND NOT stop FOR UPDATE SKIP LOCKED)",
-        (subid,),
-    )
-
-
 def apply_position(connection: psycopg.Connection, subid: int) -> int:
     """Apply's ``remote_lsn``, read without a lock: good for estimates only."""
     row = connection.execute(
@@ -320,6 +216,64 @@ def apply_position(connection: psycopg.Connection, subid: int) -> int:
     return parse_lsn(row[0]) if row else 0
 
 
-def lock_timeout(connection: psycopg.Connection) -> None:
-    """Nothing waits long for a ledger row while it holds another (hand-over, TRUNCATE of a re-sync)."""
-    connection.execute("SET LOCAL lock_timeout = '1s'")
+def adopt_publisher(
+    connection: psycopg.Connection, claim: Claim, *, system_identifier: str, dbname: str, dboid: int, timeline: int
+) -> None:
+    """Record whom a subscription that was created without a connection follows: the first that answered."""
+    with durable(connection):
+        workers.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
+            " timeline = %s WHERE subid = %s AND system_identifier IS NULL",
+            (system_identifier, dbname, dboid, timeline, claim.subid),
+        )
+
+
+def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> None:
+    """Record where a slot that was made by hand begins, for a subscription that never received anything.
+
+    :param position: its confirmed_flush_lsn.
+    """
+    with durable(connection):
+        workers.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s"
+            " AND reported_lsn = '0/0' AND remote_lsn = '0/0'",
+            (format_lsn(position), claim.subid, APPLY),
+        )
+        connection.execute(
+            "UPDATE pgsub.subscription SET consistent_point = %s WHERE subid = %s", (format_lsn(position), claim.subid)
+        )
+
+
+def replace_publisher(
+    connection: psycopg.Connection, claim: Claim, system_identifier: str, timeline: int, position: int
+) -> None:
+    """Record the cluster that took the publisher's place, and the position of the slot that came along.
+
+    ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
+    """
+    with durable(connection):
+        workers.fence(connection, claim)
+        connection.execute(
+            "UPDATE pgsub.subscription SET system_identifier = %s, timeline = %s WHERE subid = %s",
+            (system_identifier, timeline, claim.subid),
+        )
+        connection.execute(
+            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s",
+            (format_lsn(position), claim.subid, APPLY),
+        )
+
+
+def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
+    """The ledger follows ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
+
+    :raises StateForbids: the ledger does not know the subscription.
+    """
+    with durable(connection):
+        row = connection.execute(
+            "UPDATE pgsub.subscription SET subname = %s, slot_name = %s WHERE subid = %s RETURNING true",
+            (name, slot_name, subid),
+        ).fetchone()
+    if row is None:
+        raise unknown(subid)

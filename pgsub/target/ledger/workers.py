@@ -1,0 +1,133 @@
+"""Rows of pgsub.control: which worker may write, the take-over of one that is running, and its stop flag.
+
+Worker 0 is apply, any other the oid of the table that a sync worker serves. A launcher starts a worker by a take-over,
+which raises the worker's epoch. Every commit of the worker checks that epoch. So of two workers of one number only the
+later one can commit, whatever the older one still does.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import LiteralString
+
+import psycopg
+
+from pgsub.common.errors import Fenced, TargetUnavailable
+from pgsub.target.session.transactions import durable
+
+#: Of ``pg_stat_activity a``: anybody may give a session any name, but only who may write to the ledger can be a worker.
+_OURS = (
+    "a.datname = pg_catalog.current_database()"
+    " AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"
+)
+APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What fences one try of one worker: given to its task, checked by every commit."""
+
+    subid: int
+    worker: int
+    epoch: int
+    token: str
+
+
+def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
+    """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
+
+    A zombie that connects after the raise fails its claim; one that connected before is listed and terminated. What
+    it committed before dying is in the ledger that the new worker reads afterwards.
+
+    :param worker: :data:`APPLY` or a table's oid.
+    :raises TargetUnavailable: an older session would not end within 30 s.
+    """
+    return take_over_many(connection, subid, [worker])[worker]
+
+
+def take_over_many(connection: psycopg.Connection, subid: int, workers: Collection[int]) -> dict[int, Claim]:
+    """:func:`take_over` of several workers in one commit; their claims by worker."""
+    token = uuid.uuid4()
+    with durable(connection):
+        rows = connection.execute(
+            "INSERT INTO pgsub.control AS c (subid, worker, epoch, token)"
+            " SELECT %s, w, 1, %s FROM pg_catalog.unnest(%s::oid[]) AS w ORDER BY w"
+            " ON CONFLICT (subid, worker) DO UPDATE SET epoch = c.epoch + 1, token = excluded.token,"
+            " claimed_by = NULL, stop = false RETURNING worker::bigint, epoch",
+            (subid, token, list(workers)),
+        ).fetchall()
+    epochs: dict[int, int] = dict(rows)
+    roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
+    evict(connection, subid, roles)
+    return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
+
+
+def _roles(worker: int) -> tuple[str, ...]:
+    return ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
+
+
+def fence(connection: psycopg.Connection, claim: Claim) -> None:
+    """Hold the worker's control row against a take-over for the length of this (short) transaction.
+
+    :raises Fenced: the epoch was raised.
+    """
+    fence_all(connection, [claim])
+
+
+def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
+    """:func:`fence` of several workers of one subscription.
+
+    :raises Fenced: the epoch of one was raised.
+    """
+    rows = connection.execute(
+        "SELECT FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
+        " AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker FOR SHARE OF c",
+        ([c.worker for c in claims], [c.epoch for c in claims], [c.token for c in claims], claims[0].subid),
+    ).fetchall()
+    if len(rows) != len(claims):
+        raise Fenced("another worker took over")
+
+
+def evict(connection: psycopg.Connection, subid: int, epochs: Mapping[str, int]) -> None:
+    """Terminate sessions of these roles with an epoch below the given one and wait until none is left."""
+    _terminate(
+        connection,
+        "SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a"
+        " JOIN unnest(%s::text[], %s::bigint[]) AS r (role, epoch)"
+        " ON pg_catalog.starts_with(a.application_name, r.role)"
+        " WHERE CASE WHEN a.application_name ~ '^pgsub [0-9]+ [a-z]+(:[0-9]+)? [0-9]{1,18}$'"
+        f" THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END AND {_OURS}",
+        ([f"pgsub {subid} {role} " for role in epochs], list(epochs.values())),
+    )
+
+
+def evict_all(connection: psycopg.Connection, subid: int) -> None:
+    """Terminate every worker's session of a subscription and wait until none is left."""
+    _terminate(
+        connection,
+        "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
+        f" a WHERE application_name ~ %s AND {_OURS}",
+        (f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]+$",),
+    )
+
+
+def _terminate(connection: psycopg.Connection, query: LiteralString, params: Sequence[object]) -> None:
+    deadline = time.monotonic() + 30
+    while connection.execute(query, params).fetchall():
+        if time.monotonic() > deadline:
+            raise TargetUnavailable("could not end an older worker's session on the target")
+
+
+def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
+    """Set the stop flag of every worker; each reads it at a transaction boundary.
+
+    A row that somebody holds is passed over rather than waited for: ask again.
+    """
+    connection.execute(
+        "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
+        " WHERE subid = %s AND NOT stop FOR UPDATE SKIP LOCKED)",
+        (subid,),
+    )
