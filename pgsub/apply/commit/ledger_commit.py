@@ -21,8 +21,8 @@ from pgsub.common import failpoints
 from pgsub.common.errors import LogText, StreamsMustRestart, log_text
 from pgsub.common.plural import counted
 from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import events
 from pgsub.target.ledger import skip as skips
-from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.ledger.progress import Progress, of_commit
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import StatementFailed
@@ -57,12 +57,9 @@ class Consumed:
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""
         skips.replace(connection, subid, self.skip, self.left)
-        bodies = [{"kind": "log", "level": level, "text": text} for level, text in self.messages]
+        events.add(connection, subid, *(events.log_entry(level, text) for level, text in self.messages))
         if self.done:
-            bodies.append({"kind": "skipped", "finish_lsn": format_lsn(self.done)})
-        rows = [(subid, jsonb(connection, body)) for body in bodies]
-        with connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+            events.add(connection, subid, {"kind": "skipped", "finish_lsn": format_lsn(self.done)})
 
 
 class LedgerCommit:
@@ -111,9 +108,7 @@ class LedgerCommit:
         rules = [one.rule for one in records if isinstance(one, Resolved) and one.rule is not None]
         self._used.update(rule.place for rule in rules if rule.limit is not None)
         located = conflict.with_leaves(self._connection, records)
-        rows = [(self._subid, jsonb(self._connection, one.body(self._subid))) for one in located]
-        with self._connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+        events.add(self._connection, self._subid, *(one.body(self._subid) for one in located))
 
     def commit(self, old: int, last: RemoteTransaction) -> int:
         """Move the ledger behind ``last`` and commit.
@@ -148,9 +143,7 @@ class LedgerCommit:
             verb = "was" if count == 1 else "were"
             text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
             told = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
-            body = {"kind": "log", "level": "LOG", "text": told}
-            query = "INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)"
-            self._connection.execute(query, (self._subid, jsonb(self._connection, body)))
+            events.add(self._connection, self._subid, events.log_entry("LOG", told))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
         """Run a statement of two-phase commit, which ends a transaction.

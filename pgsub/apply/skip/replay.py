@@ -27,8 +27,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger import skipped_changes
-from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.ledger import events, skipped_changes
 from pgsub.target.ledger.progress import table_states
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.ledger.workers import APPLY, Claim
@@ -181,11 +180,8 @@ def _finish(session: TargetSession, sub: Subscription, order: Order, transaction
     connection, lsn = session.connection, format_lsn(order.finish_lsn)
     count = len(order.kept.ids)
     text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
-    told = {"kind": "log", "level": "LOG", "text": log_text(text)}
-    bodies = (told, {"kind": "replayed", "finish_lsn": lsn, **order.told})
-    with connection.cursor() as cursor:
-        rows = [(sub.subid, jsonb(connection, body)) for body in bodies]
-        cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+    replayed = {"kind": "replayed", "finish_lsn": lsn, **order.told}
+    events.add(connection, sub.subid, events.log_entry("LOG", log_text(text)), replayed)
     if transaction.commit_ts:  # what a copy left out has none
         session.progress.tag(transaction.finish_lsn, transaction.commit_ts)
     failpoints.point("replay.before_commit")

@@ -17,8 +17,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.connect import scalar
-from pgsub.target.ledger import skip
-from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.ledger import events, skip
 from pgsub.target.session import connect as target
 from pgsub.target.session.owner import must_use_password
 
@@ -43,8 +42,8 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
         text = (
             f"transaction {error.xid}, finished at {error.finish_lsn}, was rolled back on the publisher: it is left out"
         )
-        body = {"kind": "log", "level": "LOG", "text": log_text(text, detail=f"It had stopped apply: {error.message}")}
-        session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, jsonb(session, body)))
+        detail = f"It had stopped apply: {error.message}"
+        events.add(session, sub.subid, events.log_entry("LOG", log_text(text, detail=detail)))
     return True
 
 

@@ -24,8 +24,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
 from pgsub.publisher.identity import PublisherIdentity
-from pgsub.target.ledger import subscriptions, two_phase, workers
-from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.ledger import events, subscriptions, two_phase, workers
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity
 from pgsub.target.ledger.workers import Claim
@@ -148,8 +147,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
         detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
         hint=origins.SHORT_HINT,
     )
-    body = jsonb(session, {"kind": "log", "level": "WARNING", "text": text})
-    session.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", (sub.subid, body))
+    events.add(session, sub.subid, events.log_entry("WARNING", text))
 
 
 def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:

@@ -8,8 +8,7 @@ import psycopg
 
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import states, subscriptions, workers
-from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.ledger import events, states, subscriptions, workers
 from pgsub.target.ledger.workers import Claim
 
 
@@ -67,9 +66,4 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         )
         text = f"replication origin advanced from {format_lsn(old.furthest)} to {format_lsn(to)}"
         moved = {"kind": "advanced", "from": format_lsn(old.remote_lsn), "to": format_lsn(to)}
-        with connection.cursor() as cursor:
-            rows = [
-                (claim.subid, jsonb(connection, body))
-                for body in ({"kind": "log", "level": "LOG", "text": log_text(text)}, moved)
-            ]
-            cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
+        events.add(connection, claim.subid, events.log_entry("LOG", log_text(text)), moved)

@@ -1,0 +1,22 @@
+"""Rows of pgsub.event: what the launcher must have in its log and state store before feedback passes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from pgsub.common.errors import LogText
+from pgsub.target.ledger.jsonb import jsonb
+
+
+def log_entry(level: str, text: LogText) -> dict[str, Any]:
+    """A record of the launcher's log, as the body of an event."""
+    return {"kind": "log", "level": level, "text": text}
+
+
+def add(connection: psycopg.Connection, subid: int, *bodies: dict[str, Any]) -> None:
+    """Record events in their order, in the open transaction if there is one."""
+    with connection.cursor() as cursor:
+        rows = [(subid, jsonb(connection, body)) for body in bodies]
+        cursor.executemany("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", rows)
