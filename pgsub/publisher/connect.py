@@ -79,6 +79,7 @@ def connect(
         )
     except (psycopg.Error, OSError, UnicodeError) as error:
         raise refused(error, ci.endpoint(given), given.get("user")) from None
+    # guard: a password that is required is asked for
     if must_use_password and not connection.pgconn.used_password:
         connection.close()
         raise password_missing("Non-superuser cannot connect if the server does not request a password.")

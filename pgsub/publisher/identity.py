@@ -124,6 +124,7 @@ def check_identity(
             "A database that was dropped and created again has lost its slots: create the subscription anew.",
         )
     _check_timeline(expected, actual, remote_lsn, history)
+    # guard: a publisher that was restored is refused
     if actual.flush_lsn < remote_lsn:
         raise WrongSystem(
             "the publisher is behind the subscription",

@@ -103,6 +103,7 @@ class LedgerCommit:
         if not records:
             return
         self.recorded = True
+        # guard: what a rule skips is kept
         if keep:
             self.keep(records)
         rules = [one.rule for one in records if isinstance(one, Resolved) and one.rule is not None]

@@ -76,6 +76,7 @@ class TwoPhase:
         ending = LedgerCommit(session.connection, session.progress, self._subid)
         ending.record(messages)  # part of what is prepared: they come to light if it is committed
         ending.keep(conflicts)  # and what of it was skipped may be rolled back
+        # guard: a prepared transaction leaves a marker
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")

@@ -139,6 +139,7 @@ class Executor:
         self._piece, self._large = Piece(in_stream=False), False
         self._admission.begin()
         self._resolver.begin()
+        # guard: DDL on the target is noticed
         self._relations.notice_ddl()
 
     def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
@@ -288,6 +289,7 @@ class Executor:
             self._held.write()
             self._admission.look_for_replaced()
             self._sets.finish()
+            # guard: names are verified before the commit
             self._admission.refuse_replaced()
         return self.taken()
 

@@ -238,6 +238,7 @@ class RowWriter:
         :raises Deviation: a conflict is for a rule to decide; the target transaction is not aborted.
         """
         self.flush()
+        # guard: the ledger is written by the session's own role
         self._become(None)
         self._pipeline.sync()
         unresolved, self._unresolved = self._unresolved, None
@@ -281,6 +282,7 @@ class RowWriter:
 
     def _become(self, role: str | None, place: Place | None = None) -> None:
         """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
+        # guard: changes are made as the owner of each table, always
         if role == self._role:
             return
         statement = self._becoming.get(role)

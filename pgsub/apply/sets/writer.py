@@ -162,6 +162,7 @@ class SetWriter:
 
     def _find(self, one: ChangeSet) -> None:
         if one.absent is not None:
+            # guard: what a set inserts and deletes must be absent
             self._send(one, "present", one.absent, 0)
         if one.deletes is not None:
             self._send(one, "delete", one.deletes, one.deletes.kinds.shape[1])
@@ -178,6 +179,7 @@ class SetWriter:
             arrays += [_array(one, parameter, updates.rows, parameter.position) for parameter in values]
 
         def on_count(count: int) -> None:
+            # guard: a set whose rows are missing is applied row by row
             if count != expected and self._deviation is None:
                 self._deviation = Deviation(relation, f"{verb} of {expected} rows found {count}")
                 self._avoid(relation)

@@ -116,6 +116,7 @@ class Salvage:
             self._met.append(LeftOut(error.record, ref))
 
     def _on_tainted(self, payload: bytes) -> None:
+        # guard: what depends on a skipped row is skipped
         if self._depends(payload):
             self._leave(payload, {"error": "it depends on a change that was skipped"})
         else:

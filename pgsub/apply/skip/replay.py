@@ -166,6 +166,7 @@ def _refused(remote: Relation, why: str) -> StateForbids:
 def _checked(records: list[Any], subid: int) -> list[OtherOrigin]:
     """:raises ApplyError: a row is missing, which apply would only report."""
     for one in records:
+        # guard: a replay that misses a row changes nothing
         if isinstance(one, MissingRow):
             record = one.record(subid)
             error = ApplyError(record.message, detail=record.detail, context=record.context)

@@ -59,6 +59,7 @@ class Skipping:
         """
         last = batch.last
         clears = self._session.progress.applies and bool(last.relids())
+        # guard: a transaction is skipped by its own finish LSN only
         if last.finish_lsn not in skip.lsns or not last.relids():
             self._ending.record(self._executor.run(batch.items, admits))
             if clears:

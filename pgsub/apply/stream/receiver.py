@@ -213,6 +213,7 @@ class Receiver(SupervisedThread):
                 last_heard, pinged = clock, False
             if burst:
                 self._deliver(burst)
+            # guard: a silent publisher is given up
             elif clock - last_heard > self._timeout:
                 raise PublisherUnavailable("terminating logical replication worker due to timeout")
             elif clock - last_heard > self._timeout / 2 and not pinged:

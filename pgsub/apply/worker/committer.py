@@ -247,6 +247,7 @@ class Committer:
         try:
             session.progress.lock(self.remote_lsn)
             changed = session.progress.states_version != applier.version
+            # guard: early work is committed only by the states that it was decided with, without "changed or "
             if changed or session.progress.skips:
                 why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
                 _log.debug("transaction %s is replayed: %s", transaction.xid, why)

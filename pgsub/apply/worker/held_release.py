@@ -179,6 +179,7 @@ class _KeptChanges:
                 progress.skip = None  # of the stream, or further back
             count = at or 1
         gone = [part for one in batch.cut(count)[0].transactions() for part in self._stretches[id(one)]]
+        # guard: held changes go with the commit that applies them
         if not held_tables.remove(self._session.connection, self._subid, gone):
             raise StreamsMustRestart("kept changes were removed meanwhile")
         return count

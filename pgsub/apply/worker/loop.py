@@ -179,6 +179,7 @@ class ApplyLoop:
         applier = self._parallel.take(transaction.xid) if transaction.in_stream else None
         if self._until and not covered(transaction.finish_lsn, self._until):
             self._done = True
+        # guard: a PREPARE is covered by no position, without "transaction.kind is not Kind.PREPARE and "
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
             self._apply_batch()
@@ -273,6 +274,7 @@ class ApplyLoop:
     @property
     def _reportable(self) -> int:
         """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
+        # guard: feedback follows the log, without "self._unmirrored.passed if self._committer.recorded else "
         return self._unmirrored.passed if self._committer.recorded else self.position
 
     def _report_if_due(self, clock: float) -> None:
@@ -300,6 +302,7 @@ class ApplyLoop:
         """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
         clock = time.monotonic()
         self._next_report, self._next_idle = clock + REPORT_SECONDS, clock + self._streams.timing.idle_interval
+        # guard: a position is recorded before it is reported
         self._progress.report(position)
         failpoints.point("apply.after_reported_lsn")
         self._receiver.progress(flushed=position)

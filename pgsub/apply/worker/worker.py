@@ -106,6 +106,7 @@ class ApplyRole:
 
     def admit(self, batch: Batch) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
+        # guard: changes are decided by the table states of now
         if self._streams.progress.states_version != self._version:
             self._take(self._streams.progress.states_version)
         if self._held:
@@ -120,6 +121,7 @@ class ApplyRole:
                 described.setdefault(relation.relid, set()).add(local_name(relation))
             oids = self._tables(transaction, described)
             self._waiting_for = [s.srrelid for s in claims if s.srrelid in oids and _beyond(transaction, s)]
+            # guard: apply waits at a table that a sync worker claimed
             if self._waiting_for:
                 return number
         self._refused_since = None
@@ -131,6 +133,7 @@ class ApplyRole:
         released = [relid for relid, releasing in self._held.items() if releasing]
         self._keeps = self._held.keys() - set(released)
         if released:
+            # guard: newer changes wait behind held ones
             self._keeps |= held_tables.with_changes(connection, self._subid, released)
         if progress.skip is not None and not progress.skip.waits and progress.skip.lsn < progress.remote_lsn:
             progress.skip = None  # one of the kept transactions is meant

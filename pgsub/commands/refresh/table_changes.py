@@ -113,6 +113,7 @@ class _Attempt:
         failpoints.point("refresh.after_fence")
         removed = [claim for claim in claims if claim.worker in {rel.srrelid for rel in wanted.drop}]
         self._end_walsenders([claim.worker for claim in claims])
+        # guard: a table that loses its sync slot is copied again
         subscription_tables.reset_to_datasync(session, removed)
         if removed:
             sync_slots.release(session, wanted.sub, *(claim.worker for claim in removed), claims=removed)

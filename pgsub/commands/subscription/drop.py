@@ -165,6 +165,7 @@ def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, r
     if not options.keep_slot:
         _drop_slots(slot, tables, reporter, session if known else None)
     failpoints.point("drop.after_slots")
+    # guard: a dropped subscription leaves nothing prepared
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:

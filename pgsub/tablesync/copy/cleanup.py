@@ -48,6 +48,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
             xids = [str(row[0]) for row in chunks]
             with roles.acting(connection, target.acts_as):
                 connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+                # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
                 removed = connection.execute(
                     sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
                 ).rowcount

@@ -130,6 +130,7 @@ class CopyOut:
 
     def _step(self, kind: bytes) -> None:
         stage = _NEXT.get((self.stage, kind))
+        # guard: what the publisher sends out of turn is not handed on
         if stage is None:
             raise self._unexpected(kind)
         self.stage = stage

@@ -202,6 +202,7 @@ class _Ends:
                 )
         if self._spec.grouped:
             self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
+        # guard: chunks of a rewritten table are not mixed
         check_not_rewritten(self._source, *_source_of(piece))
         leave_snapshot(self._source)
         if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):

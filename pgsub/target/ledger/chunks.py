@@ -65,6 +65,7 @@ def begin(session: psycopg.Connection, key: ChunkKey, *, durable: bool) -> bool:
     name = SessionName(key.claim.subid, f"copy:{key.claim.worker}", key.claim.epoch)
     opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
     session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on" if durable else ""))
+    # guard: a chunk is copied once, without " AND xid IS NULL"
     row = session.execute(
         f"SELECT FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED".encode(), key.params
     ).fetchone()

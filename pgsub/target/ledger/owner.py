@@ -108,6 +108,7 @@ def check(connection: psycopg.Connection) -> None:
     if strangers:
         raise _belongs_to(connection, strangers)
     planted = connection.execute(_PLANTED.encode()).fetchall()
+    # guard: code of others in the ledger is refused
     if planted:
         raise _carries_code(planted)
 

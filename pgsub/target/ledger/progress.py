@@ -46,6 +46,7 @@ _LOCK = Statement(
     (),
 )
 # An error where nothing is hit, so that the COMMIT behind it is not run.
+# guard: the ledger moves only from where the worker left it, without "1 / "
 _ADVANCE = """
 WITH advanced AS (
     UPDATE pgsub.progress SET remote_lsn = $1, remote_commit_ts = coalesce(
@@ -117,6 +118,7 @@ class Progress:
 
         :raises Fenced: claimed already, or the epoch was raised.
         """
+        # guard: an epoch is claimed once, without " AND claimed_by IS NULL"
         row = self._connection.execute(
             "UPDATE pgsub.control SET claimed_by = %s"
             " WHERE subid = %s AND worker = %s AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true",
@@ -193,6 +195,7 @@ class Progress:
         self._check(expected)
 
     def _check(self, expected: int) -> None:
+        # guard: the ledger moves only from where the worker left it
         if self.remote_lsn != expected:
             raise StreamsMustRestart(
                 "the ledger is not where this worker left it",

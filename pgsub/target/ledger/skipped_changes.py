@@ -96,6 +96,7 @@ def of_transaction(
     ).fetchall()
     if not rows:
         return None
+    # guard: a skipped change is replayed once, without " if row[5] is None"
     waiting = [row for row in rows if row[5] is None]
     totals: dict[tuple[str, str, str], int] = {}
     for _, _, schema, name, operation, _ in waiting:
@@ -139,6 +140,7 @@ def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]
 
     :return: how many were not replayed before, and are there.
     """
+    # guard: a skipped change is replayed once, without " AND replayed_at IS NULL"
     row = connection.execute(
         "WITH taken AS (UPDATE pgsub.skipped_change SET replayed_at = pg_catalog.now()"
         " WHERE subid = %s AND id = ANY (%s) AND replayed_at IS NULL RETURNING id) SELECT count(*) FROM taken",

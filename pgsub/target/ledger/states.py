@@ -136,6 +136,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
         workers.fence(connection, claim)
         handover = _handover(connection, claim)
         ready = apply_lsn <= sync_lsn if handover is None else sync_lsn >= handover
+        # guard: a table changes hands only where apply has not passed it, always
         if ready:
             _set_done(connection, claim.subid, [claim.worker], sync_lsn)
         else:

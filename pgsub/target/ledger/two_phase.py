@@ -112,6 +112,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
         workers.fence(connection, claim)
         # a statement of its own: it must see what was committed while the lock was awaited
         row = connection.execute(_ALL_READY.encode(), (subid,)).fetchone()
+        # guard: two_phase is enabled once every table is ready, without " and row[0]"
         if now == PENDING and row is not None and row[0]:
             _set(connection, subid, ENABLED)
             now = ENABLED
@@ -208,6 +209,7 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
     locked(connection, subid)
     rows = connection.execute("SELECT gid FROM pgsub.prepared_pending WHERE subid = %s", (subid,)).fetchall()
     gids = sorted({gid for (gid,) in rows} | {one.gid for one in prepared(connection, subid)})
+    # guard: two_phase is not disabled while something is prepared
     if gids:
         raise StateForbids(
             'cannot disable "two_phase" when prepared transactions exist',

@@ -61,6 +61,7 @@ def take_over_many(connection: psycopg.Connection, subid: int, workers: Collecti
         ).fetchall()
     epochs: dict[int, int] = dict(rows)
     roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
+    # guard: a take-over ends older sessions
     evict(connection, subid, roles)
     return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
 

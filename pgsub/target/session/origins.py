@@ -77,6 +77,7 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
         with _alone(connection):
             return _attached(connection, sub.subid, spare=spare)
     except TargetUnavailable:
+        # guard: nothing is written without its origin where others rely on it, without " or needed(connection, sub)"
         if must or spare or needed(connection, sub):
             raise
         return None

@@ -12,6 +12,7 @@ import psycopg
 def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
     """A transaction that is on disk when it ends well, whatever the subscription's synchronous_commit is."""
     with connection.transaction():
+        # guard: state changes are durable
         connection.execute("SET LOCAL synchronous_commit = on")
         yield connection
 
