@@ -39,7 +39,7 @@ BRANCHES = (
     "COMMIT PREPARED without PREPARE",
     "prepared before two_phase was enabled",
     "applied while it arrives",
-    "an applier gave way",
+    "a parallel worker gave way",
     "states_version re-decision",
     "subtransactions in an order that savepoints do not allow",
     "subtransaction abort in a spool",

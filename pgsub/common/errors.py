@@ -150,7 +150,8 @@ class ApplyError(PgsubError):
     """A conflict, data or schema fault stopped apply or synchronization.
 
     ``relation``, ``column``, ``finish_lsn`` (text) and ``xid`` name the place; ``conflict`` is the server's conflict
-    type or None. Then ``record`` is what is kept of it, and ``clash`` what it takes to look closer (pgsub.apply).
+    type or None. Then ``record`` is what is kept of it, and ``unique_failure`` what it takes to complete the report
+    (pgsub.apply).
     """
 
     exit_code = 6
@@ -163,7 +164,7 @@ class ApplyError(PgsubError):
     xid: int | None = None
     conflict: str | None = None
     record: Any = None
-    clash: Any = None
+    unique_failure: Any = None
 
 
 class SchemaFault(ApplyError):

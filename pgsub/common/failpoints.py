@@ -70,7 +70,7 @@ POINTS = (
     "replay.committed",
     "state.write",
     "thread.apply_receiver",
-    "thread.applier",
+    "thread.parallel_worker",
     "thread.janitor",
     "thread.job",
     "thread.log",

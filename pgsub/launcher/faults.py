@@ -50,7 +50,7 @@ def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, 
 def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
     """The row of a conflict as a worker told it.
 
-    :param body: fields of :class:`pgsub.apply.conflicts.record.ConflictRecord`.
+    :param body: fields of :class:`pgsub.apply.conflicts.conflict_record.ConflictRecord`.
     :param event: id of the ledger's row that it came in.
     """
     local = body.get("local_conflicts") or []  # an older worker told less, and rows as text only

@@ -10,10 +10,10 @@ import time
 
 import psycopg
 
-from pgsub.apply.conflicts.report import explained
+from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.relation_map import local_name
-from pgsub.apply.rows.session import Streams
+from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.worker.loop import ApplyLoop
 from pgsub.apply.worker.policy import Positions
@@ -44,20 +44,20 @@ def run(spec: WorkerSpec) -> WorkerResult:
         )
         loop = ApplyLoop(
             opened,
-            SyncRole(opened, spec),
+            SyncPolicy(opened, spec),
             heartbeat,
             HeartbeatSender(spec.heartbeat),
             transactional=spec.subscription.apply_mode == "transactional",
         )
-        with explained(opened.connection, spec.subscription):
+        with complete_errors(opened.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
 
-class SyncRole:
+class SyncPolicy:
     """Only this worker's table, and with a claim only what the claim covers."""
 
-    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+    def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         assert spec.relation is not None
         self._streams = opened
         self._claim = spec.claim
@@ -71,7 +71,7 @@ class SyncRole:
         self._done = False
 
     def attach(self, loop: Positions) -> None:
-        """See :class:`~pgsub.apply.worker.policy.Role`; an older attempt's claim still stands and is kept."""
+        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
         rows = subscriptions.relations(self._streams.connection, self._claim.subid)
@@ -100,7 +100,7 @@ class SyncRole:
         """Never: see :meth:`boundary`."""
         return False
 
-    def admits_early(self) -> tuple[int, Filter] | None:
+    def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
         return None
 

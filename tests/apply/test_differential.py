@@ -33,7 +33,7 @@ from workload_run import Run
 
 from pgsub.apply.conflicts.conflict import MissingRow
 from pgsub.apply.parallel import worker
-from pgsub.apply.parallel.worker import Applier
+from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.worker import loop
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.protocol.decoder import Decoder
@@ -274,7 +274,7 @@ _MESSAGES: dict[type[Message], str] = {
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What is rare in what the publisher sends, and whether transactions are applied while they arrive."""
     found: Counter[str] = Counter()
-    decode, complete = Decoder.decode, Applier.complete
+    decode, complete = Decoder.decode, ParallelWorker.complete
 
     def decoded(self: Decoder, payload: bytes) -> Message:
         message = decode(self, payload)
@@ -284,7 +284,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             found[_MESSAGES[type(message)]] += 1
         return message
 
-    def completed(self: Applier, *args: Any) -> list[MissingRow] | None:
+    def completed(self: ParallelWorker, *args: Any) -> list[MissingRow] | None:
         missing = complete(self, *args)
         found["applied while it arrived"] += missing is not None
         if self.reason is not None:  # an exception of Python's would be a bug that nobody notices
@@ -292,7 +292,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return missing
 
     monkeypatch.setattr(Decoder, "decode", decoded)
-    monkeypatch.setattr(Applier, "complete", completed)
+    monkeypatch.setattr(ParallelWorker, "complete", completed)
     return found
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.conflicts import text
+from pgsub.apply.conflicts import conflict_text
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, Directive, PermissionMissing, PgsubError, ProtocolViolation, SchemaFault
 from pgsub.protocol.frames import Frames
@@ -52,7 +52,7 @@ def test_an_existing_key_stops_apply_behind_everything_before_it(pair: MakePair,
     assert parse_lsn(error.finish_lsn or "") >= finish
     assert error.xid == int(p.pubdb.value("SELECT xmin::text FROM t WHERE id = 1000"))
     assert "(1000, theirs)" in (error.detail or "") and "t_pkey" in (error.detail or "")
-    position = text.lsn(parse_lsn(error.finish_lsn or ""), p.session.info.server_version)
+    position = conflict_text.lsn(parse_lsn(error.finish_lsn or ""), p.session.info.server_version)
     assert f"finished at {position}" in (error.context or "")
     assert p.subdb.value("SELECT count(*) FROM t") == 11 and p.subdb.value("SELECT v FROM t WHERE id = 1") == "changed"
     assert p.subdb.value("SELECT count(*) FROM u") == 0
@@ -104,10 +104,10 @@ def test_a_missing_row_is_skipped_and_recorded_in_the_same_commit(pair: MakePair
     assert update["remote_tuple"] == {"id": "1", "v": "new"} and delete["remote_tuple"] is None
     assert update["message"] == 'conflict detected on relation "public.t": conflict=update_missing'
     version, identity = p.session.info.server_version, "replica identity (id)=(1)"
-    assert update["detail"] == text.missing(version, "UPDATE", {"id": "1", "v": "new"}, identity)
-    assert delete["detail"] == text.missing(version, "DELETE", None, identity.replace("1", "2"))
+    assert update["detail"] == conflict_text.missing(version, "UPDATE", {"id": "1", "v": "new"}, identity)
+    assert delete["detail"] == conflict_text.missing(version, "DELETE", None, identity.replace("1", "2"))
     assert update["remote_xid"] == delete["remote_xid"]
-    assert text.lsn(parse_lsn(update["finish_lsn"]), version) in update["context"]
+    assert conflict_text.lsn(parse_lsn(update["finish_lsn"]), version) in update["context"]
 
 
 def test_feedback_waits_until_a_conflict_was_recorded(pair: MakePair) -> None:

@@ -10,8 +10,8 @@ from fix_pair import MakePair, Pair
 from thorough import only_thorough, thorough
 
 from pgsub.apply.commit import skipped_changes
-from pgsub.apply.conflicts import text as conflicts_text
-from pgsub.apply.skip.skipped_reader import Revival
+from pgsub.apply.conflicts import conflict_text
+from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.common.errors import StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import held_tables, states
@@ -47,7 +47,7 @@ def test_the_record_of_a_missing_row_keeps_the_beginning_of_its_values(pair: Mak
     assert p.subdb.rows("SELECT id FROM t") == [(3,)]
     update, delete = p.events()
     assert (update["conflict_type"], delete["conflict_type"]) == ("update_missing", "delete_missing")
-    assert len(json.dumps([update, delete])) < 20 * conflicts_text.KEPT
+    assert len(json.dumps([update, delete])) < 20 * conflict_text.KEPT
     assert delete["key"].startswith("(id, v, w)=(2, xxx")
 
 
@@ -64,7 +64,7 @@ def test_what_is_skipped_of_a_row_too_large_to_be_kept_is_its_size(
     assert body["new"] == {"id": "1", "v": {"bytes": "5000"}}
     assert any("1 value was too large to be kept" in text for text in logged(p))
     kept = SkippedTransaction(1, [1], {("public", "t", "INSERT"): 1}, 0, None)
-    revival = Revival(p.session, parse_lsn(error.finish_lsn or ""), kept)
+    revival = SkippedReader(p.session, parse_lsn(error.finish_lsn or ""), kept)
     with pytest.raises(StateForbids, match='the value of column "v" was too large to be kept'):
         list(revival.changes([SkippedChange(1, 1, "public", "t", body)]))
 

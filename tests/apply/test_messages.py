@@ -166,7 +166,7 @@ def test_messages_of_a_streamed_transaction_show_with_its_commit_without_those_o
     assert not replays()
 
 
-def test_more_messages_than_an_applier_keeps_are_recorded_by_the_replay(
+def test_more_messages_than_a_parallel_worker_keeps_are_recorded_by_the_replay(
     parallel: Parallel, replays: Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "RECORDS", 10)

@@ -124,7 +124,7 @@ def test_an_open_transaction_that_stands_in_the_way_of_an_earlier_commit_gives_w
     p.until("SELECT array_agg(id) = '{1}' FROM t", task=task)
     p.stop(task)
     assert "waited for it" in replays()[0]
-    reached("an applier gave way")
+    reached("a parallel worker gave way")
 
 
 def test_changes_of_an_open_transaction_find_what_was_committed_before_them(

@@ -20,11 +20,11 @@ from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel import worker
-from pgsub.apply.parallel.worker import Applier
+from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.start import streams
-from pgsub.apply.worker.worker import ApplyRole
+from pgsub.apply.worker.worker import ApplyPolicy
 from pgsub.common.errors import ApplyError, Fenced
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Column, Insert, Relation
@@ -80,7 +80,7 @@ def test_of_equal_rows_that_several_transactions_delete_as_many_go_as_on_the_pub
     assert any("looked for by all" in reason for reason in replays())
 
 
-#: An applier has run what it was given: it waits for more.
+#: A parallel worker has run what it was given: it waits for more.
 _CHANGING = OPEN.replace("count(*)", "count(*) = 1") + " AND wait_event = 'ClientRead'"
 _WAITING = (
     "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgsub %% apply %%'"
@@ -145,7 +145,7 @@ def test_a_session_that_only_the_worker_lost_does_not_keep_its_locks(parallel: P
     task = p.start()
     with publishing(p, "INSERT INTO t VALUES (1, 'x')") as session:
         wait_open(p, task)
-        [one] = [thread for thread in threading.enumerate() if isinstance(thread, Applier) and thread.xid]
+        [one] = [thread for thread in threading.enumerate() if isinstance(thread, ParallelWorker) and thread.xid]
         assert one.session is not None
         with socket.socket(fileno=os.dup(one.session.connection.fileno())) as kept:
             kept.shutdown(socket.SHUT_RD)
@@ -200,10 +200,10 @@ def test_early_work_that_begins_right_after_a_table_became_ready_is_not_in_vain(
     p.session.execute("UPDATE pgsub.subscription_rel SET srsublsn = '0/1'")
     spec = p.spec(p.take_over())
     with streams(spec) as opened:
-        role = ApplyRole(opened, spec)
+        role = ApplyPolicy(opened, spec)
         role.attach(SimpleNamespace(remote_lsn=2, position=2))
         role.boundary(None)
-        early = role.admits_early()
+        early = role.filter_for_streaming()
         assert early is not None
         assert early[0] == p.subdb.value("SELECT states_version FROM pgsub.progress WHERE worker = 0")
 

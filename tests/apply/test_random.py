@@ -14,7 +14,7 @@ from fix_pair import MakePair, Pair
 from fix_servers import Database
 
 from pgsub.apply.sets import writer
-from pgsub.apply.sets.writer import Outcome, SetWriter
+from pgsub.apply.sets.writer import SetResult, SetWriter
 from pgsub.apply.worker import start
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def sets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     applied = 0
     apply = SetWriter.apply
 
-    def counted(*arguments: Any, **options: Any) -> Outcome:
+    def counted(*arguments: Any, **options: Any) -> SetResult:
         nonlocal applied
         outcome = apply(*arguments, **options)
         applied += outcome.changes

@@ -391,7 +391,7 @@ def test_a_row_that_a_trigger_writes_elsewhere_is_no_conflict_of_the_table_with_
 
 
 def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
-    from pgsub.apply.skip.replay import Order, replay
+    from pgsub.apply.skip.replay import ReplayRequest, replay
     from pgsub.target.ledger import skipped_changes
 
     p = make("insert_exists=skip")
@@ -402,7 +402,7 @@ def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
     ids = skipped_changes.by_ref(p.session, p.subid, int(lsn), record["letter"])
     kept = skipped_changes.of_transaction(p.session, p.subid, int(lsn), ids=ids)
     assert kept is not None and kept.ids == ids
-    order = Order(int(lsn), kept, {})
+    order = ReplayRequest(int(lsn), kept, {})
     with pytest.raises(ApplyError):
         replay(p.sub, order)  # a rule would skip it again, and nobody would know
     assert len(letters(p)) == 1
@@ -412,18 +412,18 @@ def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
 
 
 def test_a_row_that_others_change_between_the_look_and_the_lock_is_looked_at_again(make, monkeypatch):
-    from pgsub.apply.resolve.conflicting_rows import Obstacles
+    from pgsub.apply.resolve.conflicting_rows import ConflictingRows
 
     p = make("insert_exists=apply_remote")
     p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
-    cleared, meanwhile = Obstacles.cleared, ["UPDATE t SET v = 'newer'", "UPDATE t SET u = 20"]
+    cleared, meanwhile = ConflictingRows.cleared, ["UPDATE t SET v = 'newer'", "UPDATE t SET u = 20"]
 
-    def interrupted(self: Obstacles, *arguments: Any) -> bool:
+    def interrupted(self: ConflictingRows, *arguments: Any) -> bool:
         if meanwhile:
             p.subdb.execute(meanwhile.pop(0))
         return cleared(self, *arguments)
 
-    monkeypatch.setattr(Obstacles, "cleared", interrupted)
+    monkeypatch.setattr(ConflictingRows, "cleared", interrupted)
     p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
     assert meanwhile == []
     assert rows(p) == [(1, 11, "theirs")]

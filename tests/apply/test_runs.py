@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pgsub.apply.stream import assembler
 from pgsub.apply.stream import spool as spool_module
 from pgsub.apply.stream.assembler import Assembler
-from pgsub.apply.stream.batch import Batch, Item, Run, Stretches
+from pgsub.apply.stream.batch import Batch, Item, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
@@ -100,7 +100,7 @@ def test_a_run_holds_the_transactions_that_come_one_by_one(spool: Spool, seed: i
             items = [one for one in received if not isinstance(one, Keepalive)]
             found.append([_seen(one) for one in Batch(items).transactions()])
             if assembler.RUN_FROM == 2 and pieces == 1000 and count > 10:
-                assert any(isinstance(one, Run) for one in received)
+                assert any(isinstance(one, TransactionRun) for one in received)
     finally:
         assembler.RUN_FROM = before
     assert found[0] == found[1] and len(found[0]) == count
@@ -123,7 +123,7 @@ def test_a_run_ends_with_a_whole_transaction_wherever_the_received_bytes_end(spo
     contents = _stream(random.Random(3), 60)
     ends = [number for number, content in enumerate(contents) if content[25:26] == b"C"]
     for cut in range(ends[20], len(contents) + 1):
-        runs = [one for one in _received(contents[:cut], len(contents), spool) if isinstance(one, Run)]
+        runs = [one for one in _received(contents[:cut], len(contents), spool) if isinstance(one, TransactionRun)]
         assert sum(map(len, runs)) == sum(end < cut for end in ends), f"{cut} messages"
         assert all(len(run.transactions()) == len(run) and run.segment.codes[-1:] == b"C" for run in runs)
 
@@ -142,8 +142,8 @@ def test_whole_transactions_end_where_a_reader_of_single_messages_says() -> None
     for size in range(1, 8):
         for codes in map(bytes, itertools.product(b"BOIC\0", repeat=size)):
             if codes[0] in b"B":
-                assert Stretches(codes).end(0) == read(codes), codes
-                assert Stretches(b"SI" + codes).end(2) == 2 + read(codes), codes
+                assert RunBounds(codes).end(0) == read(codes), codes
+                assert RunBounds(b"SI" + codes).end(2) == 2 + read(codes), codes
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,10 @@ def test_messages_that_are_not_whole_transactions_are_no_run(kept: slice | list[
     for lsn in (1000, 2000, 3000):
         messages += [Begin(lsn, 1, 500), Insert(7, text_tuple([b"1", b"x"])), Commit(lsn, lsn + 8, 1)]
     contents = [b"w" + bytes(24) + encode(message) for message in messages]
-    found = Run.of(Frames.of(contents).all())
+    found = TransactionRun.of(Frames.of(contents).all())
     assert found is not None and len(found) == 3
-    assert Run.of(Frames.of(contents[kept] if isinstance(kept, slice) else [contents[n] for n in kept]).all()) is None
+    some = contents[kept] if isinstance(kept, slice) else [contents[n] for n in kept]
+    assert TransactionRun.of(Frames.of(some).all()) is None
 
 
 def _bent(contents: list[bytes], kind: bytes, where: int, change: bytes) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Subtransactions of transactions in progress, rolled back in any order: also in those that no publisher sends.
 
 Applied early or not, what is left is what the file gives when the aborted ones are left out; where savepoints cannot
-give that, the applier gives up.
+give that, the parallel worker gives up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.execute import savepoints
-from pgsub.apply.parallel.leader import ParallelApply
+from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -32,13 +32,13 @@ Step = tuple[str, int]
 
 
 class Bench:
-    """One transaction after another through an applier; never committed."""
+    """One transaction after another through a parallel worker; never committed."""
 
     def __init__(self, p: Pair, spool: Spool) -> None:
         self._spool = spool
         self._spec = p.spec(p.take_over())
         self._relid = p.relid("t")
-        self.parallel = ParallelApply(
+        self.parallel = ParallelLeader(
             1, self._session, p.subid, admits=lambda: (1, lambda *_: self._relid), before_block=lambda: None
         )
 
@@ -46,7 +46,7 @@ class Bench:
         return start._session(self._spec)
 
     def run(self, steps: Sequence[Step], *, blocks: int = 1) -> tuple[list[int] | None, list[int], str | None]:
-        """Ids that the applier's open transaction shows (None: gave up), ids that the file gives, the reason."""
+        """Ids that the open transaction shows (None: gave up), ids that the file gives, the reason."""
         xid = TOP
         spooled = self._spool.open(xid)
         spooled.append(Frames.around([encode(RELATION, xid)]).all())
@@ -86,7 +86,7 @@ class Bench:
 
 @pytest.fixture
 def bench(pair: MakePair, tmp_path: object) -> Iterator[Bench]:
-    """An applier on a target with the table t."""
+    """A parallel worker on a target with the table t."""
     made = Bench(pair("CREATE TABLE t (id int PRIMARY KEY, sub int)"), Spool(str(tmp_path), "1-0"))
     yield made
     made.parallel.close()

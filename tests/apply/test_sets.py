@@ -24,8 +24,8 @@ from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import keys as sets_keys
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.change_set import ChangeSet
-from pgsub.apply.sets.compaction import fold
-from pgsub.apply.sets.writer import Deviation, SetWriter
+from pgsub.apply.sets.compaction import compact
+from pgsub.apply.sets.writer import SetFallback, SetWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.subscription import Subscription
 from pgsub.protocol import columnar
@@ -96,7 +96,7 @@ class Bench:
         finally:
             self.session.execute("ROLLBACK")
 
-    def as_sets(self, case: Case) -> tuple[Rows, writer.Outcome] | None:
+    def as_sets(self, case: Case) -> tuple[Rows, writer.SetResult] | None:
         """The table afterwards, None where the target was not as it should be."""
         self.begin(case)
         self.sets.begin()
@@ -109,7 +109,7 @@ class Bench:
             self.one_by_one([case.messages[at] for at in outcome.left], relation)
             assert not self.rows.records or outcome.left
             return self.content(case), outcome
-        except Deviation:
+        except SetFallback:
             return None
         except StatementFailed as failure:
             return _in_the_way(failure)
@@ -161,7 +161,7 @@ def test_sets_come_to_what_the_same_changes_do_one_by_one(bench: Bench) -> None:
     for turn in range(ROUNDS):
         shape, full = shapes[turn % len(shapes)]
         case = set_cases.draw(shape, chance, full=full)
-        made = fold(bench.map(shape), columnar.decode(case.payloads, in_stream=False)[0])
+        made = compact(bench.map(shape), columnar.decode(case.payloads, in_stream=False)[0])
         one_by_one, as_sets = bench.serially(case), bench.as_sets(case)
         seen.update(_traits(made, case))
         if as_sets is None:
@@ -194,7 +194,7 @@ def _text(*values: str | None) -> Tuple:
     return text_tuple(None if value is None else value.encode() for value in values)
 
 
-def _apply(bench: Bench, relations: dict[int, RelationMap | None], *messages: Message) -> writer.Outcome:
+def _apply(bench: Bench, relations: dict[int, RelationMap | None], *messages: Message) -> writer.SetResult:
     """Apply messages inside a transaction that is open already."""
     bench.rows.begin()
     bench.sets.begin()
@@ -341,7 +341,7 @@ def test_a_piece_stays_in_its_order_where_relations_see_each_other(bench: Bench)
     insert = Insert(1, _text("1"))
     assert _apply(bench, {1: plain}, insert, Insert(2, _text("1"))).left == [0, 1]  # nobody knows what 2 is
     assert _apply(bench, {1: plain}, insert, Truncate((1,), False, False)).left == [0, 1]
-    assert _apply(bench, {1: plain, 2: None}, Insert(2, _text("1"))) == writer.Outcome()
+    assert _apply(bench, {1: plain, 2: None}, Insert(2, _text("1"))) == writer.SetResult()
     bench.sets = SetWriter(bench.rows, replica=False)
     assert "replica" in _apply(bench, {1: plain}, insert).serial[1]
     bench.session.execute("ROLLBACK")
@@ -385,7 +385,7 @@ def test_a_set_that_misses_what_it_presupposes_says_so(bench: Bench) -> None:
     }
     for found, messages in cases.items():
         bench.session.execute("BEGIN")
-        with pytest.raises(Deviation, match=f"public.t: {found}"):
+        with pytest.raises(SetFallback, match=f"public.t: {found}"):
             _apply(bench, {5: relation}, *messages)
         bench.session.execute("ROLLBACK")
     bench.session.execute("BEGIN")
@@ -417,7 +417,7 @@ def test_a_relation_goes_row_by_row_for_a_while_after_its_sets_deviated(
         for seconds in (0, 60):
             monkeypatch.setattr(writer, "AVOID_SECONDS", seconds)
             bench.session.execute("BEGIN")
-            with pytest.raises((Deviation, StatementFailed)):
+            with pytest.raises((SetFallback, StatementFailed)):
                 _apply(bench, {1: one}, *messages)
             bench.session.execute("ROLLBACK")
         bench.session.execute("BEGIN")
@@ -430,11 +430,11 @@ def test_keys_with_one_hash_are_told_from_each_other(bench: Bench, monkeypatch: 
     relation = _map(bench.session, "CREATE TABLE public.t (id text PRIMARY KEY, v text)")
     updates = [Update(5, "", None, _text("x" * 20 + end, "v")) for end in ("a", "b")]
     payloads = [encode(message) for message in updates]
-    made = fold(relation, columnar.decode(payloads, in_stream=False)[0])
+    made = compact(relation, columnar.decode(payloads, in_stream=False)[0])
     assert isinstance(made, ChangeSet) and made.effects == 2
     monkeypatch.setattr(sets_keys, "mix", lambda codes, words: codes)
-    assert fold(relation, columnar.decode(payloads, in_stream=False)[0]) == "two keys have one hash"
-    made = fold(relation, columnar.decode([payloads[0]] * 2, in_stream=False)[0])
+    assert compact(relation, columnar.decode(payloads, in_stream=False)[0]) == "two keys have one hash"
+    made = compact(relation, columnar.decode([payloads[0]] * 2, in_stream=False)[0])
     assert isinstance(made, ChangeSet) and (made.changes, made.effects) == (2, 1)
 
 
@@ -443,7 +443,7 @@ def test_keys_that_differ_in_their_length_alone_are_different(bench: Bench) -> N
     for sizes in ([0, 1, 2, 3], [8, 9, 10, 17]):
         rows = [Tuple(b"bbn", (bytes(one), bytes(other), None)) for one in sizes for other in sizes]
         payloads = [encode(Update(5, "", None, row)) for row in rows]
-        made = fold(relation, columnar.decode(payloads, in_stream=False)[0])
+        made = compact(relation, columnar.decode(payloads, in_stream=False)[0])
         assert isinstance(made, ChangeSet) and made.effects == len(rows)
 
 

@@ -11,7 +11,7 @@ import pexpect
 from fix_program import one_error, valid
 from fix_stuck import MakeStuck, Stuck
 
-from pgsub.apply.conflicts import text as conflicts_text
+from pgsub.apply.conflicts import conflict_text
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -76,7 +76,7 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     [row] = valid("conflicts", dry.stdout)["replay"]["rows"]
     assert (row["outcome"], row["existing"][0]["row"]["n"], row["remote"]["n"]) == ("conflict", "0", "1")
     said = one_error(it.run("conflicts", "replay", "s", number, "--yes"), 6, "conflict=insert_exists", "replayed_at")
-    finished = conflicts_text.lsn(parse_lsn(error.finish_lsn or ""), it.subdb.connection.info.server_version)
+    finished = conflict_text.lsn(parse_lsn(error.finish_lsn or ""), it.subdb.connection.info.server_version)
     assert "key (id)=(1)" in said.lower() and f"finished at {finished}" in said
     assert it.subdb.rows("SELECT id, n::int FROM b") == [(1, 0)] and it.subdb.value(_LEFT) == 2
 

@@ -340,7 +340,7 @@ def _locked_and_full(scene: Scene) -> Task:
 
 
 def _parallel_locked(scene: Scene) -> Task:
-    """What an applier has done waits for the worker, and that for somebody else."""
+    """What a parallel worker has done waits for the worker, and that for somebody else."""
     task = _parallel(scene)
     scene.session(scene.p.subdb, "LOCK TABLE pgsub.progress IN ACCESS EXCLUSIVE MODE")
     scene.p.pubdb.execute("INSERT INTO t VALUES (2, 'x')")

@@ -32,7 +32,7 @@ SERVING = (
     *("spark_start", "sync"),
 )
 #: What has a test of its own.
-OTHERS = ("applier", "publisher_state", "runner", "slot_creation", "standby_names", "wait")
+OTHERS = ("parallel_worker", "publisher_state", "runner", "slot_creation", "standby_names", "wait")
 
 
 def test_every_thread_has_an_owner_and_a_test_that_ends_it() -> None:
@@ -86,15 +86,17 @@ def test_create_that_only_watches_does_not_watch_for_ever(cli: Cli, reached: Cal
     assert cli.stop(running) == 0
 
 
-def test_a_transaction_whose_applier_ends_is_replayed(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_whose_parallel_worker_ends_is_replayed(
+    pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spool, "SPARE", 0)
     it = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming="parallel")
-    at("thread.applier=die@3")
+    at("thread.parallel_worker=die@3")
     it.pubdb.execute(f"ALTER DATABASE {it.pubdb.name} SET logical_decoding_work_mem = '64kB'")
     it.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
     it.catch_up()
     it.same("t")
-    assert failpoints._counts["thread.applier"] == 3
+    assert failpoints._counts["thread.parallel_worker"] == 3
 
 
 def test_a_creation_of_a_slot_that_nobody_watches_any_more_is_given_up(pubdb: Database, at: At) -> None:
@@ -129,7 +131,7 @@ def test_a_look_at_a_publisher_that_shuts_down_that_ends_is_followed_by_another(
     monkeypatch.setattr(publisher_shutdown, "_LOOK_SECONDS", 0.0)
     at("thread.publisher_state=die")
     with connect(pubdb.conninfo, application_name="x", replication=True) as replication:
-        looks = publisher_shutdown.Standstill(replication)
+        looks = publisher_shutdown.PublisherShutdown(replication)
         looks._refuses(1.0)
         first = looks._looking
         assert first is not None

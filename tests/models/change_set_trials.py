@@ -78,7 +78,7 @@ def _random_operation(rng: random.Random, published: dict[int, int], unique: boo
 
 
 @dataclass
-class Comparison:
+class Simulation:
     """What a number of random batches showed."""
 
     set_based: int = 0
@@ -88,7 +88,7 @@ class Comparison:
     hidden: Counter[str] = field(default_factory=Counter)
 
 
-def compare(rules: Rules, unique: bool, batches: int) -> Comparison:
+def compare(rules: Rules, unique: bool, batches: int) -> Simulation:
     """Execute random batches both ways; a fallback is equal by construction.
 
     :param rules: the rules of the set-based execution.
@@ -97,7 +97,7 @@ def compare(rules: Rules, unique: bool, batches: int) -> Comparison:
     :return: counts, and the shortest example of each kind of difference.
     """
     rng = random.Random(1)
-    found = Comparison()
+    found = Simulation()
     for _ in range(batches):
         target, operations = random_batch(rng, unique)
         expected = serial(target, operations, unique)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.apply.commit.skipped_changes import DeadLetters
+from pgsub.apply.commit.skipped_changes import SkippedChanges
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place, Record, Resolved
+from pgsub.apply.conflicts.conflict import Place, Record, ResolvedConflict
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import LogText, StreamsMustRestart, log_text
@@ -29,7 +29,7 @@ from pgsub.target.sql.pipeline import StatementFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class ConsumedSkip:
     """``subskiplsn`` is cleared (clear_subscription_skip_lsn), or the first of several.
 
     :ivar left: of several the others.
@@ -43,7 +43,7 @@ class Consumed:
     done: int = 0
 
     @classmethod
-    def by(cls, skip: Skip, finish_lsn: int, subname: str) -> Consumed | None:
+    def by(cls, skip: Skip, finish_lsn: int, subname: str) -> ConsumedSkip | None:
         """What a transaction clears that is not skipped; None for nothing.
 
         :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
@@ -73,24 +73,24 @@ class LedgerCommit:
         self._progress = progress
         self._subid = subid
         self.recorded = False
-        self._consumed: Consumed | None = None
+        self._consumed: ConsumedSkip | None = None
         self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided
 
-    def consume(self, consumed: Consumed | None) -> None:
+    def consume(self, consumed: ConsumedSkip | None) -> None:
         """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
         self._consumed = consumed
 
     def keep(self, records: Sequence[Record]) -> None:
         """Changes that a rule skipped, in the transaction that was to make them."""
-        letters: DeadLetters | None = None
+        letters: SkippedChanges | None = None
         for one in records:
-            if not isinstance(one, Resolved) or one.letter is None:
+            if not isinstance(one, ResolvedConflict) or one.letter is None:
                 continue
             if letters is None or letters.transaction is not one.transaction or letters.full:
                 if letters is not None:
                     letters.write()
                 of_sync = not self._progress.applies
-                letters = DeadLetters(self._connection, self._subid, one.transaction, of_sync=of_sync)
+                letters = SkippedChanges(self._connection, self._subid, one.transaction, of_sync=of_sync)
             letters.keep(*one.letter)
         if letters is not None:
             letters.write()
@@ -106,10 +106,10 @@ class LedgerCommit:
         # guard: what a rule skips is kept
         if keep:
             self.keep(records)
-        rules = [one.rule for one in records if isinstance(one, Resolved) and one.rule is not None]
+        rules = [one.rule for one in records if isinstance(one, ResolvedConflict) and one.rule is not None]
         self._used.update(rule.place for rule in rules if rule.limit is not None)
-        located = conflict.with_leaves(self._connection, records)
-        events.add(self._connection, self._subid, *(one.body(self._subid) for one in located))
+        named = conflict.with_partitions(self._connection, records)
+        events.add(self._connection, self._subid, *(one.body(self._subid) for one in named))
 
     def commit(self, old: int, last: RemoteTransaction) -> int:
         """Move the ledger behind ``last`` and commit.

@@ -26,7 +26,7 @@ _BINARY, _UNCHANGED = ord("b"), ord("u")
 _KEY = 1  #: flag of a column of the replica identity
 
 
-class DeadLetters:
+class SkippedChanges:
     """Those of one transaction.
 
     :param connection: holds the data; when something is written it is between two statements.

@@ -7,9 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pgsub.apply.commit.ledger_commit import Consumed, LedgerCommit
-from pgsub.apply.conflicts.conflict import Place, Record, located
-from pgsub.apply.conflicts.logical_messages import EmittedMessage
+from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
+from pgsub.apply.conflicts.conflict import Place, Record, locate
+from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common import failpoints
@@ -27,21 +27,23 @@ class TwoPhase:
     """Prepared transactions through the worker's own session.
 
     :param session: the worker's own; other sessions may hold the data, the ledger is written by this one.
-    :param ending: of that session.
+    :param ledger_commit: of that session.
     """
 
-    def __init__(self, session: TargetSession, ending: LedgerCommit, subid: int) -> None:
+    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, subid: int) -> None:
         self._session = session
-        self._ending = ending
+        self._ledger_commit = ledger_commit
         self._subid = subid
         self._transactions = PreparedTransactions(session.connection, subid)
 
-    def prepare(self, old: int, transaction: RemoteTransaction, apply: Apply, skim: Callable[[], None]) -> int | None:
+    def prepare(
+        self, old: int, transaction: RemoteTransaction, apply: Apply, learn_relations: Callable[[], None]
+    ) -> int | None:
         """Prepare the transaction unless an earlier attempt did, then move the ledger.
 
         :param old: where the ledger is.
         :param apply: applies its changes, with a target transaction left open.
-        :param skim: learns what the transaction says of relations where it is not applied again.
+        :param learn_relations: learns what the transaction says of relations where it is not applied again.
         :return: where the ledger is now, None if ``apply`` could not begin.
         :raises PgsubError: located.
         """
@@ -54,14 +56,14 @@ class TwoPhase:
             self._session.connection.execute(prepared_xacts.rollback(gid))
         if found.listed or found.marker:
             _log.debug("prepared transaction %s was sent again: found", gid)
-            skim()
+            learn_relations()
         else:
             applied = apply(transaction)
             if applied is None:
                 return None
             session, records = applied
-            missing = [one for one in records if not isinstance(one, EmittedMessage)]
-            messages = [one for one in records if isinstance(one, EmittedMessage)]
+            missing = [one for one in records if not isinstance(one, LoggedMessage)]
+            messages = [one for one in records if isinstance(one, LoggedMessage)]
             self._end(session, gid, transaction, messages, missing)
         return self._list(old, transaction, gid, missing)
 
@@ -73,15 +75,15 @@ class TwoPhase:
         messages: Sequence[Record],
         conflicts: Sequence[Record],
     ) -> None:
-        ending = LedgerCommit(session.connection, session.progress, self._subid)
-        ending.record(messages)  # part of what is prepared: they come to light if it is committed
-        ending.keep(conflicts)  # and what of it was skipped may be rolled back
+        ledger_commit = LedgerCommit(session.connection, session.progress, self._subid)
+        ledger_commit.record(messages)  # part of what is prepared: they come to light if it is committed
+        ledger_commit.keep(conflicts)  # and what of it was skipped may be rolled back
         # guard: a prepared transaction leaves a marker
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
         try:
-            ending.end(transaction, prepared_xacts.prepare(gid))
+            ledger_commit.end(transaction, prepared_xacts.prepare(gid))
         except ApplyError as error:
             if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
                 error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
@@ -91,8 +93,8 @@ class TwoPhase:
     def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:
         self._session.progress.open(old)
         self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
-        self._ending.record(missing, keep=False)
-        return self._ending.commit(old, transaction)
+        self._ledger_commit.record(missing, keep=False)
+        return self._ledger_commit.commit(old, transaction)
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:
         """COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did it, then move the ledger.
@@ -111,11 +113,11 @@ class TwoPhase:
         if gid is not None:
             self._transactions.unlist(gid)
             # messages, and most records where many rows were missing, were part of what was prepared: they show now
-            self._ending.recorded = True
+            self._ledger_commit.recorded = True
         skip = self._session.progress.skip
         if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
-            self._ending.consume(Consumed.by(skip, transaction.end_lsn, self._session.relations.subname))
-        return self._ending.commit(old, transaction)
+            self._ledger_commit.consume(ConsumedSkip.by(skip, transaction.end_lsn, self._session.relations.subname))
+        return self._ledger_commit.commit(old, transaction)
 
     def _finish(self, gid: str, found: Found, transaction: RemoteTransaction) -> None:
         committing = transaction.kind is Kind.COMMIT_PREPARED
@@ -123,7 +125,9 @@ class TwoPhase:
             if committing:
                 self._session.progress.tag(transaction.end_lsn, transaction.commit_ts)
             failpoints.point("apply.before_finish_prepared")
-            self._ending.end(transaction, prepared_xacts.commit(gid) if committing else prepared_xacts.rollback(gid))
+            self._ledger_commit.end(
+                transaction, prepared_xacts.commit(gid) if committing else prepared_xacts.rollback(gid)
+            )
         elif found.marker != committing:
             raise self._ended_elsewhere(gid, transaction)
         else:
@@ -142,5 +146,5 @@ class TwoPhase:
             ),
             sqlstate="42704",
         )
-        located(error, self._subid, Place(transaction, transaction.kind.value))
+        locate(error, self._subid, Place(transaction, transaction.kind.value))
         return error

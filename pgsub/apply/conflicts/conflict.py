@@ -9,11 +9,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from pgsub.apply.conflicts import record as conflicts_record
-from pgsub.apply.conflicts import schema_fault
-from pgsub.apply.conflicts import text as conflicts_text
-from pgsub.apply.conflicts.logical_messages import EmittedMessage
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts import conflict_record, conflict_text, schema_fault
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
@@ -60,7 +58,7 @@ class MissingRow(NamedTuple):
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        record = begun(self.place, f"{self.place.message_type.lower()}_missing", *(self.leaf or ()))
+        record = new_record(self.place, f"{self.place.message_type.lower()}_missing", *(self.leaf or ()))
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.context = context(subid, self.place)
@@ -69,10 +67,10 @@ class MissingRow(NamedTuple):
     def worded(self, names: Sequence[str]) -> MissingRow:
         """With rows in the order of the partition's columns."""
         version, remote, identity = _ordered(self, names)
-        return self._replace(detail=conflicts_text.missing(version, self.place.message_type, remote, identity))
+        return self._replace(detail=conflict_text.missing(version, self.place.message_type, remote, identity))
 
 
-class OtherOrigin(NamedTuple):
+class OriginDiffers(NamedTuple):
     """update_origin_differs or delete_origin_differs: somebody else wrote the row last. The change is applied."""
 
     transaction: RemoteTransaction
@@ -90,35 +88,35 @@ class OtherOrigin(NamedTuple):
 
     def record(self, subid: int) -> ConflictRecord:
         """The record, once the transaction's end is known."""
-        record = begun(self.place, f"{self.place.message_type.lower()}_origin_differs", *self.leaf)
+        record = new_record(self.place, f"{self.place.message_type.lower()}_origin_differs", *self.leaf)
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.local_conflicts = [self.local.told()]
         record.context = context(subid, self.place)
         return record
 
-    def worded(self, names: Sequence[str]) -> OtherOrigin:
+    def worded(self, names: Sequence[str]) -> OriginDiffers:
         """As of :class:`MissingRow`."""
         version, remote, identity = _ordered(self, names)
         there = self.local.row or {}
         hit = replace(self.local, row={name: there.get(name) for name in names})
         return self._replace(
-            detail=conflicts_text.other_origin(version, self.place.message_type, hit, remote, identity)
+            detail=conflict_text.origin_differs(version, self.place.message_type, hit, remote, identity)
         )
 
 
-def _ordered(one: MissingRow | OtherOrigin, names: Sequence[str]) -> tuple[int, conflicts_text.Row | None, str]:
+def _ordered(one: MissingRow | OriginDiffers, names: Sequence[str]) -> tuple[int, conflict_text.Row | None, str]:
     """Version of the target, remote row, and how the row was searched."""
     relation = one.place.relation
     assert relation is not None
-    remote = None if one.remote is None else conflicts_text.ordered(relation, one.remote, names)
+    remote = None if one.remote is None else conflict_text.ordered(relation, one.remote, names)
     identity = f"replica identity {one.key}"
-    if conflicts_text.full(relation):
-        identity = f"replica identity full {conflicts_text.row(conflicts_text.ordered(relation, one.identity, names))}"
+    if conflict_text.full(relation):
+        identity = f"replica identity full {conflict_text.row(conflict_text.ordered(relation, one.identity, names))}"
     return relation.target.server_version, remote, identity
 
 
-class LeftOut(NamedTuple):
+class SkippedRow(NamedTuple):
     """A conflict whose change is left out by a skip, where it would stop apply.
 
     :ivar letter: what names the row of ``pgsub.skipped_change``; None where nothing is lost, for an identical row.
@@ -132,7 +130,7 @@ class LeftOut(NamedTuple):
         return {**self.found.body(), "action": "skipped", "letter": self.letter}
 
 
-def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
+def origin_differs(place: Place, found: Sequence[str | None]) -> OriginDiffers:
     """A row that is about to be changed was last written by somebody else (apply_handle_*_internal).
 
     :param found: as :func:`~pgsub.target.sql.statements.written_elsewhere` gives it.
@@ -142,32 +140,32 @@ def other_origin(place: Place, found: Sequence[str | None]) -> OtherOrigin:
     schema, name, xid, at, origin, values, micros = found
     names = [c.name for c in relation.target.columns]
     local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
-    remote = conflicts_text.remote_row(relation, place.new) if place.new is not None else None
+    remote = conflict_text.remote_row(relation, place.new) if place.new is not None else None
     hit = ConflictingRow("", None, local, int(xid or 0), at, origin, at=int(micros or 0))
-    version, identity = relation.target.server_version, conflicts_text.identity(relation, searched)
-    return OtherOrigin(
+    version, identity = relation.target.server_version, conflict_text.identity(relation, searched)
+    return OriginDiffers(
         place.transaction,
         place._replace(new=None, old=None),
-        conflicts_text.identity_key(relation, searched),
-        conflicts_text.sent_row(relation, place.new) if place.new is not None else None,
+        conflict_text.identity_key(relation, searched),
+        conflict_text.sent_row(relation, place.new) if place.new is not None else None,
         searched_by(relation, searched),
-        conflicts_text.other_origin(version, place.message_type, hit, remote, identity),
+        conflict_text.origin_differs(version, place.message_type, hit, remote, identity),
         (schema or "", name or ""),
-        replace(hit, row=conflicts_text.kept_row(local)),
+        replace(hit, row=conflict_text.kept_row(local)),
     )
 
 
 _R = TypeVar("_R")
 
 
-def with_leaves(connection: psycopg.Connection, records: Sequence[_R]) -> list[_R]:
+def with_partitions(connection: psycopg.Connection, records: Sequence[_R]) -> list[_R]:
     """Records of rows of partitioned tables with the partition, and the rows as that has its columns.
 
     :param connection: in the transaction that records them.
     """
     named: list[Any] = list(records)
     tables: dict[int, list[int]] = {}
-    parts = [n for n, one in enumerate(named) if isinstance(one, MissingRow | OtherOrigin) and _in_parts(one)]
+    parts = [n for n, one in enumerate(named) if isinstance(one, MissingRow | OriginDiffers) and _in_parts(one)]
     for number in parts:
         if isinstance(named[number], MissingRow):
             tables.setdefault(id(named[number].place.relation), []).append(number)
@@ -185,11 +183,11 @@ def with_leaves(connection: psycopg.Connection, records: Sequence[_R]) -> list[_
     return named
 
 
-def _in_parts(one: MissingRow | OtherOrigin) -> bool:
+def _in_parts(one: MissingRow | OriginDiffers) -> bool:
     return one.place.relation is not None and one.place.relation.target.relkind == "p"
 
 
-class Resolved(NamedTuple):
+class ResolvedConflict(NamedTuple):
     """A conflict that a rule resolved.
 
     :ivar letter: what is kept of a change that is skipped: as the publisher described its relation, and why.
@@ -206,29 +204,29 @@ class Resolved(NamedTuple):
 
 
 #: What the launcher is to log: a change that was skipped or resolved, or a message.
-Record: TypeAlias = MissingRow | OtherOrigin | LeftOut | Resolved | EmittedMessage
+Record: TypeAlias = MissingRow | OriginDiffers | SkippedRow | ResolvedConflict | LoggedMessage
 
 
-def stopped(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
+def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
     """The error of a conflict that a rule makes stop apply."""
     error = ApplyError(record.message, detail=record.detail, sqlstate="P0001")
     error.conflict, error.record = record.conflict_type, record
-    located(error, subid, place)
+    locate(error, subid, place)
     return error
 
 
-def begun(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
+def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
     """The beginning of a record.
 
     :param schema: with ``name`` the table where it is not the relation's own: of a partitioned one the partition.
     """
     assert place.relation is not None
     target = place.relation.target
-    return conflicts_record.begun(kind, place.transaction, schema or target.schema, name or target.name)
+    return conflict_record.new_record(kind, place.transaction, schema or target.schema, name or target.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class UniqueFailure:
     """A change that a unique index refused, until :mod:`pgsub.apply.conflicts.report` has looked at what is there."""
 
     relation: RelationMap
@@ -246,7 +244,7 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
     :param column: of the publisher, which is to blame.
     """
     if not place.transaction.xid:
-        return conflicts_record.copying(place.name())
+        return conflict_record.copy_context(place.name())
     text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
     if place.relation is not None:
         text += f' for replication target relation "{place.name()}"'
@@ -254,29 +252,29 @@ def context(subid: int, place: Place, column: str | None = None) -> str:
             text += f' column "{column}"'
     transaction = place.transaction
     version = place.relation.target.server_version if place.relation is not None else 0
-    return f"{text} in transaction {transaction.xid}, finished at {conflicts_text.lsn(transaction.finish_lsn, version)}"
+    return f"{text} in transaction {transaction.xid}, finished at {conflict_text.lsn(transaction.finish_lsn, version)}"
 
 
 def missing_row(place: Place) -> MissingRow:
     """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
     relation, searched = place.relation, place.old or place.new
     assert relation is not None and searched is not None
-    remote = conflicts_text.remote_row(relation, place.new) if place.new is not None else None
+    remote = conflict_text.remote_row(relation, place.new) if place.new is not None else None
     version = relation.target.server_version
     return MissingRow(
         place.transaction,
         place._replace(new=None, old=None),
-        conflicts_text.identity_key(relation, searched),
-        conflicts_text.sent_row(relation, place.new) if place.new is not None else None,
+        conflict_text.identity_key(relation, searched),
+        conflict_text.sent_row(relation, place.new) if place.new is not None else None,
         searched_by(relation, searched),
-        conflicts_text.missing(version, place.message_type, remote, conflicts_text.identity(relation, searched)),
+        conflict_text.missing(version, place.message_type, remote, conflict_text.identity(relation, searched)),
     )
 
 
 def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
     """What a row was searched by."""
     columns = {relation.columns[i].name for i in relation.lookup}
-    return {name: value for name, value in conflicts_text.sent_row(relation, searched).items() if name in columns}
+    return {name: value for name, value in conflict_text.sent_row(relation, searched).items() if name in columns}
 
 
 def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
@@ -295,14 +293,14 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
         raised = translate(error, f"apply remote transaction to {where}")
         raised.detail = diag.message_detail or raised.detail
         if place.relation is not None and isinstance(raised, ApplyError):
-            raised = schema_fault.explained(raised, error, place.relation, place.new, statement)
+            raised = schema_fault.with_column(raised, error, place.relation, place.new, statement)
         elif place.relation is not None and isinstance(raised, PermissionMissing):
             raised.denied = place.relation.target, place.message_type
-    located(raised, subid, place)
+    locate(raised, subid, place)
     return raised
 
 
-def located(error: PgsubError, subid: int, place: Place) -> None:
+def locate(error: PgsubError, subid: int, place: Place) -> None:
     """Add the place to an error: relation, transaction, finish LSN."""
     error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
     if isinstance(error, ApplyError):
@@ -319,20 +317,22 @@ def _unique(error: psycopg.Error, place: Place) -> ApplyError:
     relation, diag = place.relation, error.diag
     assert relation is not None
     kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
-    record = begun(place, kind, diag.schema_name, diag.table_name)
+    record = new_record(place, kind, diag.schema_name, diag.table_name)
     record.index_name = diag.constraint_name
-    key = conflicts_record.told_key(diag)
-    record.detail = conflicts_record.first_detail(diag)
+    key = conflict_record.violated_key(diag)
+    record.detail = conflict_record.first_detail(diag)
     raised = ApplyError(record.message, detail=record.detail, sqlstate=error.sqlstate)
     raised.conflict, raised.record = kind, record
     if place.new is not None:
         searched = place.old or place.new
         record.key, record.remote_tuple = (
-            conflicts_text.identity_key(relation, searched),
-            conflicts_text.sent_row(relation, place.new),
+            conflict_text.identity_key(relation, searched),
+            conflict_text.sent_row(relation, place.new),
         )
         if place.message_type == "UPDATE":
             record.replica_identity = searched_by(relation, searched)
         plain = translate(error, f'apply remote transaction to relation "{place.name()}"')
-        raised.clash = Clash(relation, place.message_type, place.new, place.old, key, plain.message, plain.detail)
+        raised.unique_failure = UniqueFailure(
+            relation, place.message_type, place.new, place.old, key, plain.message, plain.detail
+        )
     return raised

@@ -15,7 +15,7 @@ from pgsub.protocol.messages import LogicalMessage
 _SHOWN = 64  #: bytes of prefix and content in the log, as of a value in a conflict
 
 
-class EmittedMessage(NamedTuple):
+class LoggedMessage(NamedTuple):
     """What the log will say of a message. The message itself is not kept: there may be a million in a transaction.
 
     :ivar prefix: truncated, as ``content``, which is text if it is UTF-8, else hexadecimal.
@@ -29,7 +29,7 @@ class EmittedMessage(NamedTuple):
     xid: int | None
 
     @classmethod
-    def of(cls, message: LogicalMessage, xid: int | None) -> EmittedMessage:
+    def of(cls, message: LogicalMessage, xid: int | None) -> LoggedMessage:
         """What is shown of a message."""
         return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgsub.apply.conflicts import record as conflicts_record
-from pgsub.apply.conflicts import text
-from pgsub.apply.conflicts.conflict import Clash
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts import conflict_record, conflict_text
+from pgsub.apply.conflicts.conflict import UniqueFailure
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
@@ -30,7 +29,7 @@ _BINARY = ord("b")
 
 
 @contextlib.contextmanager
-def explained(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
+def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
     """Whatever unique violation, or missing privilege, ends the body is told in full.
 
     :param connection: the session that it was met in; the body leaves it out of its transaction.
@@ -38,9 +37,9 @@ def explained(connection: psycopg.Connection, sub: Subscription) -> Iterator[Non
     try:
         yield
     except ApplyError as error:
-        if isinstance(error.clash, Clash):
+        if isinstance(error.unique_failure, UniqueFailure):
             _leave_transaction(connection)
-            look_closer(connection, error)
+            complete_report(connection, error)
             error.hint = (
                 "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
                 f"pgsub status {sub.name} --runbook"
@@ -72,25 +71,25 @@ def _say_what_it_lacks(
         raise refusal from None
 
 
-def look_closer(connection: psycopg.Connection, error: ApplyError) -> None:
+def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
     """Tell a unique violation in full.
 
     :param connection: the session that it was met in; out of a transaction, or in one that goes on as it was.
     """
-    clash, error.clash = error.clash, None
-    if not isinstance(clash, Clash):
+    failure, error.unique_failure = error.unique_failure, None
+    if not isinstance(failure, UniqueFailure):
         return
     try:
         with connection.transaction(force_rollback=True):  # nothing that was set for the look lasts
-            found = _look(connection, error.record, clash)
-        _tell(error, clash, found)
+            found = _look(connection, error.record, failure)
+        _tell(error, failure, found)
     except Exception as trouble:  # whatever it is, the conflict must be heard of
         _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
 
 
-def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) -> Search | None:
-    relation, new, old = clash.relation, clash.new, clash.old
-    inserts = clash.message_type == "INSERT"
+def _look(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
+    relation, new, old = failure.relation, failure.new, failure.old
+    inserts = failure.message_type == "INSERT"
     change = statements.resulting_row(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
     rows = [new if source == "n" or old is None else old for source, _ in change.takes]
     sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != ord("u")]
@@ -107,15 +106,15 @@ def _look(connection: psycopg.Connection, record: ConflictRecord, clash: Clash) 
     )
 
 
-def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
+def _tell(error: ApplyError, failure: UniqueFailure, found: Search | None) -> None:
     """Put what was found into the error and its record."""
     record: ConflictRecord = error.record
     if found is not None and record.index_name not in found.indexes:
-        error.conflict, error.record, error.message, error.detail = None, None, clash.message, clash.detail
+        error.conflict, error.record, error.message, error.detail = None, None, failure.message, failure.detail
         error.args = (error.message,)
         return
-    relation = clash.relation
-    met = [ConflictingRow(record.index_name or "", clash.key)]  # what the statement itself said counts anyhow
+    relation = failure.relation
+    met = [ConflictingRow(record.index_name or "", failure.key)]  # what the statement itself said counts anyhow
     if found is not None:
         # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
         later = found.indexes[found.indexes.index(record.index_name or "") :]
@@ -125,15 +124,15 @@ def _tell(error: ApplyError, clash: Clash, found: Search | None) -> None:
         record.conflict_type = "multiple_unique_conflicts"
     elif found is not None and found.moved:
         record.conflict_type = "insert_exists"  # an update that moves a row to another partition inserts it there
-    searched = clash.old or clash.new
-    updates = clash.message_type == "UPDATE" and not (found is not None and found.moved)
-    remote = (found.remote if found is not None else None) or text.remote_row(relation, clash.new)
-    record.detail = text.unique(
-        relation.target.server_version, met, remote, text.identity(relation, searched) if updates else None
+    searched = failure.old or failure.new
+    updates = failure.message_type == "UPDATE" and not (found is not None and found.moved)
+    remote = (found.remote if found is not None else None) or conflict_text.remote_row(relation, failure.new)
+    record.detail = conflict_text.unique(
+        relation.target.server_version, met, remote, conflict_text.identity(relation, searched) if updates else None
     )
     record.index_name = ", ".join(hit.index for hit in met)
-    record.local_conflicts = text.local_conflicts(met)
+    record.local_conflicts = conflict_text.local_conflicts(met)
     record.identical = any(hit.identical for hit in met)
-    record.message = conflicts_record.message(record.schemaname, record.relname, record.conflict_type)
+    record.message = conflict_record.message(record.schemaname, record.relname, record.conflict_type)
     error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
     error.args = (record.message,)

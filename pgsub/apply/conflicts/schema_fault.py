@@ -31,7 +31,7 @@ _PARAMETER = re.compile(r"""^[^"'$]*\$(\d+)(?!\w)""")
 _BIND_PARAMETER = re.compile(r"(\d+)\D*$")
 
 
-def explained(
+def with_column(
     fault: ApplyError, error: psycopg.Error, relation: RelationMap, new: Tuple | None, statement: Statement | None
 ) -> ApplyError:
     """The fault with its column and the DDL that helps, as far as they can be told.

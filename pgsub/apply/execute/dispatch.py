@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pgsub.apply.conflicts.conflict import Place
-from pgsub.apply.conflicts.logical_messages import EmittedMessage
+from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.held_tables import HeldChanges
-from pgsub.apply.rows.change_filter import Admission, Filter
+from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -38,7 +38,7 @@ class Dispatch:
         self,
         rows: RowWriter,
         relations: RelationCache,
-        admission: Admission,
+        admission: ChangeFilter,
         held: HeldChanges,
         dealt: Callable[[], None],
     ) -> None:
@@ -80,10 +80,10 @@ class Dispatch:
             case Truncate():
                 self._truncate(transaction, message)
             case LogicalMessage():
-                self._rows.records.append((self._rows.depth, EmittedMessage.of(message, transaction.xid)))
+                self._rows.records.append((self._rows.depth, LoggedMessage.of(message, transaction.xid)))
         self._dealt()
 
-    def skim(self, transaction: RemoteTransaction) -> None:
+    def learn_relations(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
         for payload in transaction.payloads():
             if payload[0] in _DESCRIBING:

@@ -1,7 +1,7 @@
 """Executes changes in order inside one open target transaction, all at once or as they arrive.
 
 What is done is handed over as transactions and a filter, and nothing here owns the ledger. Changes are gathered to
-pieces, and a piece goes to the target as sets where that is known to do the same, else row by row. Mirrors
+blocks, and a block goes to the target as sets where that is known to do the same, else row by row. Mirrors
 apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
 """
 
@@ -20,14 +20,14 @@ from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.apply.execute.held_changes import Keeping
 from pgsub.apply.execute.held_tables import HeldChanges
 from pgsub.apply.resolve.resolver import Change, Resolver
-from pgsub.apply.rows.change_block import Piece
-from pgsub.apply.rows.change_filter import Admission, Filter, Targets
+from pgsub.apply.rows.change_block import ChangeBlock
+from pgsub.apply.rows.change_filter import ChangeFilter, Filter, Targets
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.counters import Counters
-from pgsub.apply.sets.writer import Deviation, SetWriter
-from pgsub.apply.stream.batch import Item, Run
+from pgsub.apply.sets.writer import SetFallback, SetWriter
+from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
 from pgsub.protocol.decoder import decode_change
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 _ROWS = frozenset(b"IUD")
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(rb"[RYTM]|[^RYTM]+")
-#: Rows and bytes of a piece: bounds memory, and what is replayed where it cannot be a set.
-PIECE_ROWS, PIECE_BYTES = 50_000, 8 << 20
+#: Rows and bytes of a block: bounds memory, and what is replayed where it cannot be a set.
+BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
 RECORDS = 1000
 
@@ -50,8 +50,8 @@ RECORDS = 1000
 Spill = Callable[[Sequence[Record]], None]
 
 
-def _is_full(piece: Piece) -> bool:
-    return len(piece) >= PIECE_ROWS or piece.size >= PIECE_BYTES
+def _is_full(block: ChangeBlock) -> bool:
+    return len(block) >= BLOCK_ROWS or block.size >= BLOCK_BYTES
 
 
 class Executor:
@@ -80,10 +80,10 @@ class Executor:
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
-        self._admission = Admission(self._rows, relations, subid)
+        self._admission = ChangeFilter(self._rows, relations, subid)
         self._held = HeldChanges(Keeping(connection, subid, holds), self._rows, relations, self._admission)
-        self._piece = Piece(in_stream=False)
-        self._large = False  #: the target transaction has had a full piece
+        self._block = ChangeBlock(in_stream=False)
+        self._large = False  #: the target transaction has had a full block
         self._naming = False
         self._dispatch = Dispatch(self._rows, relations, self._admission, self._held, self._spill_many)
         self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
@@ -95,7 +95,7 @@ class Executor:
         return self._rows.changes
 
     @contextlib.contextmanager
-    def naming_rows(self) -> Iterator[None]:
+    def row_by_row(self) -> Iterator[None]:
         """While a failed row is to be named: no sets, and no COPY, which names only the first of many.
 
         Conflicts are resolved then, if there are rules.
@@ -114,7 +114,7 @@ class Executor:
         :param admits: asked for each relation, with a transaction's finish LSN.
         :return: changes that were skipped because their row is missing, and messages.
         :raises PgsubError: located; the target transaction is aborted.
-        :raises Deviation: the same, where sets found what only rows can deal with.
+        :raises SetFallback: the same, where sets found what only rows can deal with.
         """
         self.begin()
         for item in items:
@@ -136,7 +136,7 @@ class Executor:
         self._rows.begin()
         self._sets.begin()
         self._held.begin()
-        self._piece, self._large = Piece(in_stream=False), False
+        self._block, self._large = ChangeBlock(in_stream=False), False
         self._admission.begin()
         self._resolver.begin()
         # guard: DDL on the target is noticed
@@ -164,33 +164,33 @@ class Executor:
                         self._add(item, stretch)
 
     def _add(self, item: Item, stretch: Segment) -> None:
-        if self._piece.in_stream != item.in_stream:
+        if self._block.in_stream != item.in_stream:
             self._execute()
-            self._piece = Piece(in_stream=item.in_stream)
-        self._piece.add(item, stretch)
-        if _is_full(self._piece):
+            self._block = ChangeBlock(in_stream=item.in_stream)
+        self._block.add(item, stretch)
+        if _is_full(self._block):
             self._execute()
 
     def _other(self, item: Item, message: Segment) -> None:
         """A message that is no change of a row: none may pass it that it may concern."""
-        transaction = item.transaction_of(message.start) if isinstance(item, Run) else item
+        transaction = item.transaction_of(message.start) if isinstance(item, TransactionRun) else item
         decoded = decode_change(message.payloads()[0], transaction.in_stream)
         if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
             self._execute()
         self._dispatch.message(transaction, decoded)
 
     def _execute(self) -> None:
-        """Have the piece done: as sets what can be, the rest row by row."""
-        piece, self._piece = self._piece, Piece(in_stream=self._piece.in_stream)
-        piece = self._held.without(piece, self._dispatch.admits)
+        """Have the block done: as sets what can be, the rest row by row."""
+        block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
+        block = self._held.without(block, self._dispatch.admits)
         left: Sequence[int] | None = None
-        if self._set_based and len(piece) >= writer.PAYS_FROM:
-            left = self._in_sets(piece)
+        if self._set_based and len(block) >= writer.PAYS_FROM:
+            left = self._in_sets(block)
         if self._resolves:
-            self._resolver.run(list(piece.rows(left)), self._spill_some)
+            self._resolver.run(list(block.rows(left)), self._spill_some)
             return
         row = self._dispatch.row
-        for transaction, payload in piece.rows(left):
+        for transaction, payload in block.rows(left):
             row(transaction, payload)
 
     @property
@@ -207,29 +207,29 @@ class Executor:
         if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
             self._spill(self.taken())
 
-    def _in_sets(self, piece: Piece) -> Sequence[int] | None:
+    def _in_sets(self, block: ChangeBlock) -> Sequence[int] | None:
         """Execute what can be as sets.
 
-        Where much was done before in the same target transaction, a piece that fails is undone alone.
+        Where much was done before in the same target transaction, a block that fails is undone alone.
 
         :return: positions of what is left, None: of everything.
         """
-        targets = Targets(self._admission, piece, self._dispatch.admits)
-        self._large |= _is_full(piece)
+        targets = Targets(self._admission, block, self._dispatch.admits)
+        self._large |= _is_full(block)
         try:
             with self._rows.undoing() if self._large else contextlib.nullcontext():
-                outcome = self._sets.apply(piece.messages, targets, in_stream=piece.in_stream)
+                result = self._sets.apply(block.messages, targets, in_stream=block.in_stream)
                 if self._large:
                     self._sets.finish()
-        except (Deviation, StatementFailed) as failure:
+        except (SetFallback, StatementFailed) as failure:
             if not self._large:
                 raise
-            _log.debug("a piece is replayed row by row: %s", failure)
+            _log.debug("a block is replayed row by row: %s", failure)
             self._sets.begin()
             self.counters.fallbacks += 1
             return None
-        self.counters.note(outcome)
-        return outcome.left
+        self.counters.note(result)
+        return result.left
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
@@ -281,7 +281,7 @@ class Executor:
 
         :return: see :meth:`run`.
         :raises PgsubError: located; the target transaction is aborted.
-        :raises Deviation: as of :meth:`run`.
+        :raises SetFallback: as of :meth:`run`.
         """
         with self._locating():
             self._execute()
@@ -331,9 +331,9 @@ class Executor:
             self._rows.sync()
         self._rows.records = [one for one in self._rows.records if one[0] <= depth]
 
-    def skim(self, transaction: RemoteTransaction) -> None:
+    def learn_relations(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied, but what it says of relations is not said again."""
-        self._dispatch.skim(transaction)
+        self._dispatch.learn_relations(transaction)
 
     def taken(self) -> list[Record]:
         """Missing rows and messages so far, to be recorded before more of them come."""
@@ -347,6 +347,6 @@ class Executor:
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
             raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
-        except (PgsubError, Deviation):
+        except (PgsubError, SetFallback):
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise

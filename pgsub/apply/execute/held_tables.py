@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 
 from pgsub.apply.execute.held_changes import Keeping
-from pgsub.apply.rows.change_block import Piece
-from pgsub.apply.rows.change_filter import Admission, Filter
+from pgsub.apply.rows.change_block import ChangeBlock
+from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -24,7 +24,7 @@ class HeldChanges:
     :param rows: of the same session: its role and pipeline are left before anything is written.
     """
 
-    def __init__(self, keeping: Keeping, rows: RowWriter, relations: RelationCache, admission: Admission) -> None:
+    def __init__(self, keeping: Keeping, rows: RowWriter, relations: RelationCache, admission: ChangeFilter) -> None:
         self._keeping = keeping
         self._rows = rows
         self._relations = relations
@@ -34,12 +34,12 @@ class HeldChanges:
         """A target transaction was opened, or what was not written yet is undone."""
         self._keeping.begin()
 
-    def without(self, piece: Piece, admits: Filter) -> Piece:
-        """Take the changes of held tables; what is left of the piece."""
-        relids = self._admission.keeps(piece, admits) if len(piece) and self._keeping.active else None
+    def without(self, block: ChangeBlock, admits: Filter) -> ChangeBlock:
+        """Take the changes of held tables; what is left of the block."""
+        relids = self._admission.keeps(block, admits) if len(block) and self._keeping.active else None
         if not relids:
-            return piece
-        held, rest = piece.split(relids)
+            return block
+        held, rest = block.split(relids)
         for transaction, payload in held.rows():
             self._keep(transaction, payload, admits)
         return rest

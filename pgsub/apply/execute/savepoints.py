@@ -12,7 +12,7 @@ from pgsub.apply.execute.executor import Executor
 SAVEPOINTS = 1000
 
 
-class GivesUp(Exception):
+class ReplayFromFile(Exception):
     """The transaction is better replayed from its file."""
 
 
@@ -40,12 +40,12 @@ class Savepoints:
     def enter(self, subxid: int) -> None:
         """A change of this subtransaction is next: before its first one there is a savepoint.
 
-        :raises GivesUp: there are very many.
+        :raises ReplayFromFile: there are very many.
         """
         levels = self._levels
         if subxid != self._xid and all(level.subxid != subxid for level in reversed(levels)):
             if len(levels) >= SAVEPOINTS:
-                raise GivesUp("too many subtransactions")
+                raise ReplayFromFile("too many subtransactions")
             self._executor.savepoint()
             levels.append(_Level(subxid))
         if levels:
@@ -58,13 +58,13 @@ class Savepoints:
     def take_back(self) -> None:
         """Roll back what was aborted since the last change; of a whole subtree the inner ones were told first.
 
-        :raises GivesUp: something that was not aborted would go with it.
+        :raises ReplayFromFile: something that was not aborted would go with it.
         """
         first = next((i for i, level in enumerate(self._levels) if level.subxid in self._aborted), None)
         if first is None:
             return
         for level in self._levels[first:]:
             if not level.changed <= self._aborted:
-                raise GivesUp("subtransactions were rolled back in an order that savepoints do not allow")
+                raise ReplayFromFile("subtransactions were rolled back in an order that savepoints do not allow")
         self._executor.rollback_to(first)
         del self._levels[first:]

@@ -1,7 +1,7 @@
 """A transaction applied while it arrives, inside one open target transaction. Mirrors applyparallelworker.c.
 
-The changes go to the transaction's spool file whatever happens; an applier follows that file. So nothing that befalls
-it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
+The changes go to the transaction's spool file whatever happens; a parallel worker follows that file. So nothing that
+befalls it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
 deadlocks too: whoever waits for more of its file and finds that somebody waits for it gives way. Not only sessions of
 the subscription count: another client that waits here may itself hold what the subscription waits for, and no server
 sees that circle.
@@ -21,7 +21,7 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import MissingRow, Record
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.execute.savepoints import GivesUp, Savepoints
+from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.sets.counters import Counters
@@ -31,12 +31,12 @@ from pgsub.common import failpoints
 from pgsub.common.threads import SupervisedThread
 from pgsub.protocol.frames import Segment
 
-#: Seconds without more to apply after which an applier asks whether it stands in the way.
+#: Seconds without more to apply after which a parallel worker asks whether it stands in the way.
 IDLE_SECONDS = 0.5
-#: What an applier waits for a lock. Its holder may be a prepared transaction, whose end is only read when this one has
-#: ended: on the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
+#: Longest wait for a lock. Its holder may be a prepared transaction, whose end is only read when this one has ended: on
+#: the publisher the change failed, or was taken back, before it could matter. The server would wait for ever.
 LOCK_TIMEOUT = "2s"
-#: Seconds for an applier to end with its worker.
+#: Seconds for a parallel worker to end with its worker.
 CLOSE_SECONDS = 10.0
 
 _AWAITED = (
@@ -57,13 +57,13 @@ class _Growth:
     end: int
 
 
-class Applier(SupervisedThread):
+class ParallelWorker(SupervisedThread):
     """One further target session, and the thread that applies one transaction at a time through it.
 
     The worker's own thread says what to do and never waits but in :meth:`complete`; after that the session is its own
     until :meth:`release`.
 
-    :param number: among the worker's appliers, from 1.
+    :param number: among the worker's parallel workers, from 1.
     :param open_session: opens the session when it is first needed.
     :param subid: the subscription, for contexts of errors.
     :ivar xid: the transaction it is busy with, 0 if it is free.
@@ -73,7 +73,7 @@ class Applier(SupervisedThread):
     def __init__(
         self, number: int, open_session: Callable[[], TargetSession], subid: int, *, set_based: bool = True
     ) -> None:
-        super().__init__("applier", f"parallel apply {number}")
+        super().__init__("parallel_worker", f"parallel apply {number}")
         self._open_session = open_session
         self._subid = subid
         self._set_based = set_based
@@ -246,7 +246,7 @@ class Applier(SupervisedThread):
         for segment in self._spooled.segments(self._read, end):
             for subxid, stretch in by_subtransaction(segment):
                 if self._token is not self._wanted:
-                    raise GivesUp("it is not wanted any more")
+                    raise ReplayFromFile("it is not wanted any more")
                 if subxid:
                     savepoints.enter(subxid)
                 yield stretch
@@ -259,7 +259,7 @@ class Applier(SupervisedThread):
     def _drain(self, transaction: RemoteTransaction) -> None:
         try:
             if not self._open or self._executor is None or self._savepoints is None:
-                raise GivesUp("it was given up before")
+                raise ReplayFromFile("it was given up before")
             own = self._transaction
             own.finish_lsn, own.end_lsn, own.commit_ts = (
                 transaction.finish_lsn,
@@ -272,8 +272,8 @@ class Applier(SupervisedThread):
             missing = [one.place.relation for one in self._records if isinstance(one, MissingRow)]
             if not all(relation is None or relation.by_identity for relation in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
-                raise GivesUp("a row that was looked for by all of its columns is missing")
-            # what is left to wait for is the ledger's row, as without an applier
+                raise ReplayFromFile("a row that was looked for by all of its columns is missing")
+            # what is left to wait for is the ledger's row, as without a parallel worker
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._open = False
         except Exception as error:
@@ -295,7 +295,7 @@ class Applier(SupervisedThread):
             self._give_up("another session waited for it")
 
     def _too_many(self, records: Sequence[Record]) -> None:
-        raise GivesUp("too many rows are missing, or too many messages")
+        raise ReplayFromFile("too many rows are missing, or too many messages")
 
     def _give_up(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -32,7 +32,7 @@ OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, KEPT, SKIPPED, MISSING, IDE
 
 _UNCHANGED = ord("u")
 
-#: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Comparison`).
+#: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
 Admits = Callable[[Relation, int], int | str]
 
 
@@ -85,7 +85,7 @@ class Finding:
         return _differences(self.remote, self.local) if self.remote is not None and self.local is not None else ()
 
 
-class Comparison:
+class Simulation:
     """Compares changes with the target, in their order.
 
     :param looker: reads the target.

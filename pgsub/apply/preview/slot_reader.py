@@ -83,7 +83,7 @@ class Reached:
 Step = Header | Change | Ended | Reached
 
 
-class Reading:
+class SlotReader:
     """The stream of a slot's copy.
 
     :param start: where to begin; a transaction that is covered by it is not sent.
@@ -178,7 +178,7 @@ def _ends(message: Message, header: Header) -> bool:
 @contextlib.contextmanager
 def reading(
     sub: Subscription, known: Identity, start: int, *, two_phase: bool, must_use_password: bool = False
-) -> Iterator[Reading]:
+) -> Iterator[SlotReader]:
     """Read what the subscription's slot has from a position on.
 
     :param known: what the ledger knows of the publisher.
@@ -213,4 +213,4 @@ def reading(
         start = max(start, state.confirmed_flush_lsn or 0)
         sender = walsender.WalSender(replication)
         sender.start(copy, start, options)
-        yield Reading(sender, start, actual.flush_lsn)
+        yield SlotReader(sender, start, actual.flush_lsn)

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import pq
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts import text as conflicts_text
+from pgsub.apply.conflicts import conflict, conflict_text
 from pgsub.apply.conflicts.conflict import Place
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import roles
@@ -30,11 +29,11 @@ _UNIQUE = "23505"
 _BINARY, _UNCHANGED = b"bu"
 
 
-class Moved(Exception):
+class RowChanged(Exception):
     """A row in the way was changed by others between the look and the lock."""
 
 
-class Obstacles:
+class ConflictingRows:
     """Those of one target session.
 
     :param connection: in the transaction of the change, out of the pipeline.
@@ -89,7 +88,7 @@ class Obstacles:
         """Remove what is in the way; True where a row of it became the one that was to be inserted.
 
         :param where: the table that was looked at.
-        :raises Moved: somebody else was faster.
+        :raises RowChanged: somebody else was faster.
         :raises StatementFailed: the target refuses.
         """
         relation, table = place.relation, self._searches[where].table
@@ -99,7 +98,7 @@ class Obstacles:
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
                 if not self._connection.execute(statements.lock_at(table), (ctid, str(hit.xid))).rowcount:
-                    raise Moved
+                    raise RowChanged
                 if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
                     became = ctid
                 else:
@@ -152,20 +151,20 @@ def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> 
     assert relation is not None and new is not None
     searched = place.old or new
     updates = place.message_type == "UPDATE" and not found.moved
-    record = conflict.begun(place, kind, *where)
-    record.detail = conflicts_text.unique(
+    record = conflict.new_record(place, kind, *where)
+    record.detail = conflict_text.unique(
         relation.target.server_version,
         found.hits,
-        found.remote or conflicts_text.remote_row(relation, new),
-        conflicts_text.identity(relation, searched) if updates else None,
+        found.remote or conflict_text.remote_row(relation, new),
+        conflict_text.identity(relation, searched) if updates else None,
     )
     record.key, record.remote_tuple = (
-        conflicts_text.identity_key(relation, searched),
-        conflicts_text.sent_row(relation, new),
+        conflict_text.identity_key(relation, searched),
+        conflict_text.sent_row(relation, new),
     )
     if place.message_type == "UPDATE":
         record.replica_identity = conflict.searched_by(relation, searched)
     record.index_name = ", ".join(hit.index for hit in found.hits)
-    record.local_conflicts = conflicts_text.local_conflicts(found.hits)
+    record.local_conflicts = conflict_text.local_conflicts(found.hits)
     record.identical = any(hit.identical for hit in found.hits)
     return record

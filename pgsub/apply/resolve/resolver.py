@@ -13,14 +13,14 @@ from typing import Protocol
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import OtherOrigin, Place
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts.conflict import OriginDiffers, Place
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.resolve import conflicting_rows
-from pgsub.apply.resolve.conflicting_rows import Moved, Obstacles
+from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.set_fallback import Deviation
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
@@ -78,13 +78,13 @@ class Resolver:
         self._subid = relations.subid
         self._dispatch = dispatch
         self._together = TOGETHER
-        self._obstacles = Obstacles(connection)
+        self._conflicting_rows = ConflictingRows(connection)
         self._decisions = Decisions(connection, relations)
         self._records = Records(rows, relations)
 
     def begin(self) -> None:
         """A target transaction was opened: tables may have other indexes now."""
-        self._obstacles.begin()
+        self._conflicting_rows.begin()
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
         """Apply row messages in their order.
@@ -123,7 +123,7 @@ class Resolver:
             if state not in RESOLVABLE and state[:2] not in _OF_ROWS:
                 raise
             return False
-        except Deviation:
+        except SetFallback:
             return False
         return True
 
@@ -166,10 +166,10 @@ class Resolver:
             return Action.APPLY
         return self._decisions.action(rule, change.place.transaction.commit_ts, local)
 
-    def _differing(self, change: SingleChange, differs: OtherOrigin) -> bool:
+    def _differing(self, change: SingleChange, differs: OriginDiffers) -> bool:
         """Whether the change is to be made."""
         rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
-        [differs] = conflict.with_leaves(self._connection, [differs])
+        [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local])
         self._records.note(change, differs.record(self._subid), rule, action)
         return action is Action.APPLY
@@ -181,7 +181,7 @@ class Resolver:
             change.met = True
             self._rows.records.append((self._rows.depth, missing))
             return
-        [missing] = conflict.with_leaves(self._connection, [missing])
+        [missing] = conflict.with_partitions(self._connection, [missing])
         record = missing.record(self._subid)
         action = self._decide(change, rule, [])
         if action is Action.APPLY:
@@ -195,7 +195,7 @@ class Resolver:
         assert place.new is not None
         kept = [c.name for i, c in enumerate(change.relation.columns) if place.new.kinds[i] == _UNCHANGED]
         if kept:
-            error = conflict.stopped(self._subid, record, place)
+            error = conflict.stop_error(self._subid, record, place)
             error.detail = (
                 f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, for the publisher left"
                 f" out unchanged large values of {', '.join(kept)}."
@@ -217,7 +217,7 @@ class Resolver:
         failure: StatementFailed | None = None
         for _ in range(TRIES):
             change.pending = None
-            found = self._obstacles.search(place, where) if looks and where is not None else None
+            found = self._conflicting_rows.search(place, where) if looks and where is not None else None
             if failure is not None and found is not None and not conflicting_rows.indexed(failure, found):
                 break
             action = self._existing(change, found, where or own) if found is not None and found.hits else Action.APPLY
@@ -227,7 +227,7 @@ class Resolver:
                 with self._rows.undoing():
                     self._make(change, found if action is Action.APPLY else None, where)
                 return
-            except Moved:
+            except RowChanged:
                 continue
             except StatementFailed as error:
                 failure = error
@@ -262,7 +262,7 @@ class Resolver:
     def _make(self, change: SingleChange, found: Search | None, where: tuple[str, str] | None) -> None:
         """Make room, and the change."""
         place = change.place
-        became = found is not None and where is not None and self._obstacles.cleared(place, found, where)
+        became = found is not None and where is not None and self._conflicting_rows.cleared(place, found, where)
         if became:
             self._rows.changes += 1
         else:

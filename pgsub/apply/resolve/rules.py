@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place, Resolved
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts.conflict import Place, ResolvedConflict
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.resolve import policy
 from pgsub.apply.resolve.policy import Action
 from pgsub.apply.rows.relation_map import RelationCache
@@ -41,7 +41,7 @@ class SingleChange:
         self.relation: RelationMap = place.relation
         self.message = message
         self.met = self.left = False
-        self.pending: Resolved | None = None
+        self.pending: ResolvedConflict | None = None
 
 
 class Decisions:
@@ -85,12 +85,14 @@ class Records:
     def note(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> None:
         """Record what became of a conflict, or stop at it."""
         if action is Action.STOP:
-            error = conflict.stopped(self._relations.subid, record, change.place)
+            error = conflict.stop_error(self._relations.subid, record, change.place)
             error.hint = f"Change the target, or the rule: apply goes on by itself. {self.other_ways()}"
             raise error
         self.add(change, self.resolved(change, record, rule, action))
 
-    def resolved(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> Resolved:
+    def resolved(
+        self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action
+    ) -> ResolvedConflict:
         """Complete a record with what became of its conflict, and what is kept of a change that is skipped.
 
         :param rule: that decided, None if none did.
@@ -111,9 +113,9 @@ class Records:
                 "conflict": record.conflict_type,
             }
             letter = change.relation.remote, change.message, reason
-        return Resolved(change.place.transaction, record, letter, rule)
+        return ResolvedConflict(change.place.transaction, record, letter, rule)
 
-    def add(self, change: SingleChange, resolved: Resolved) -> None:
+    def add(self, change: SingleChange, resolved: ResolvedConflict) -> None:
         """Have it recorded; a rule with a limit has one change less to decide."""
         change.met = True
         if resolved.rule is not None:

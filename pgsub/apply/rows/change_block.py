@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pgsub.apply.stream.batch import Item, Run
+from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.columnar import PAD, Messages, Offsets
 from pgsub.protocol.frames import ENVELOPE, Segment
@@ -17,7 +17,7 @@ _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[list(b"IUD")] = True
 
 
-class Piece:
+class ChangeBlock:
     """Messages that change rows, in their order, out of one transaction or of many.
 
     :ivar size: bytes of them, roughly.
@@ -71,13 +71,13 @@ class Piece:
             found = found << 8 | data[at + byte]
         return found
 
-    def split(self, relids: Sequence[int]) -> tuple[Piece, Piece]:
+    def split(self, relids: Sequence[int]) -> tuple[ChangeBlock, ChangeBlock]:
         """The messages of some relations, and the others."""
         chosen = np.isin(self._relids(), relids)
         return self._some(chosen), self._some(~chosen)
 
-    def _some(self, chosen: NDArray[np.bool_]) -> Piece:
-        some = Piece(in_stream=self.in_stream)
+    def _some(self, chosen: NDArray[np.bool_]) -> ChangeBlock:
+        some = ChangeBlock(in_stream=self.in_stream)
         for start, (item, segment, numbers) in zip(self._starts, self._owners, strict=True):
             numbers = numbers[chosen[start : start + len(numbers)]]
             if len(numbers):
@@ -93,7 +93,7 @@ class Piece:
         """Whose a message is."""
         number = bisect.bisect_right(self._starts, position) - 1
         item, segment, numbers = self._owners[number]
-        if not isinstance(item, Run):
+        if not isinstance(item, TransactionRun):
             return item
         return item.transaction_of(segment.start + int(numbers[position - self._starts[number]]))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place
-from pgsub.apply.rows.change_block import Piece
+from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -29,7 +29,7 @@ class Kept(int):
     """What a filter says of a held table: its changes are to be kept, not made."""
 
 
-class Admission:
+class ChangeFilter:
     """Of one executor; what was decided holds until the target transaction ends.
 
     :param rows: the session's writer, between whose statements the catalogs are asked.
@@ -111,11 +111,11 @@ class Admission:
                 try:
                     oid = relations.find(relid)
                 except SchemaFault:
-                    taken = admits(remote, LACKING, transaction.decided_by)
+                    taken = admits(remote, LACKING, transaction.decision_lsn)
                     if isinstance(taken, Kept):
                         return taken
                     raise
-        taken = admits(remote, oid, transaction.decided_by)
+        taken = admits(remote, oid, transaction.decision_lsn)
         if oid != NEVER:
             self._touched[local_name(remote)] = oid
         return taken
@@ -132,10 +132,10 @@ class Admission:
                 known = self._kept[relid] = taken
         return known
 
-    def keeps(self, piece: Piece, admits: Filter) -> list[int]:
-        """Remote relations of a piece of which changes are kept: from one of its transactions on, to its last."""
-        last, found = piece.transaction_of(len(piece) - 1), []
-        for relid in piece.relids():
+    def keeps(self, block: ChangeBlock, admits: Filter) -> list[int]:
+        """Remote relations of a block of which changes are kept: from one of its transactions on, to its last."""
+        last, found = block.transaction_of(len(block) - 1), []
+        for relid in block.relids():
             with contextlib.suppress(PgsubError):  # who makes the change is told, and of which transaction it is
                 if isinstance(self._taken(last, "COMMIT", relid, admits), Kept):
                     found.append(relid)
@@ -148,36 +148,36 @@ class Admission:
         try:
             yield
         except PgsubError as error:
-            conflict.located(error, self._subid, Place(transaction, message_type))
+            conflict.locate(error, self._subid, Place(transaction, message_type))
             if isinstance(error, ApplyError):
                 error.relation = ".".join(local_name(remote))
             raise
 
-    def target_of_all(self, piece: Piece, relid: int, admits: Filter) -> RelationMap | None:
-        """Where all changes of a relation in a piece go; None: they are left out.
+    def target_of_all(self, block: ChangeBlock, relid: int, admits: Filter) -> RelationMap | None:
+        """Where all changes of a relation in a block go; None: they are left out.
 
         :raises KeyError: some are taken and some are not.
         """
-        relation = self.target(piece.transaction_of(0), "COMMIT", relid, admits)
+        relation = self.target(block.transaction_of(0), "COMMIT", relid, admits)
         if relation is None:
             remote, oid = self._relations.remote(relid), self._relations.oid(relid)
-            last = piece.transaction_of(len(piece) - 1)
+            last = block.transaction_of(len(block) - 1)
             # not by target(): it would hold for those before the last, too
-            if oid is not None and admits(remote, oid, last.decided_by) is not None:
+            if oid is not None and admits(remote, oid, last.decision_lsn) is not None:
                 raise KeyError(relid)
         return relation
 
 
 class Targets(Mapping[int, "RelationMap | None"]):
-    """Targets of a piece's relations, looked up as they are asked for; those that take a part only are not in it."""
+    """Targets of a block's relations, looked up as they are asked for; those that take a part only are not in it."""
 
-    def __init__(self, admission: Admission, piece: Piece, admits: Filter) -> None:
-        self._admission, self._piece, self._admits = admission, piece, admits
+    def __init__(self, admission: ChangeFilter, block: ChangeBlock, admits: Filter) -> None:
+        self._admission, self._block, self._admits = admission, block, admits
         self._known: dict[int, RelationMap | None] = {}
 
     def __getitem__(self, relid: int) -> RelationMap | None:
         if relid not in self._known:
-            self._known[relid] = self._admission.target_of_all(self._piece, relid, self._admits)
+            self._known[relid] = self._admission.target_of_all(self._block, relid, self._admits)
         return self._known[relid]
 
     def __iter__(self) -> Iterator[int]:

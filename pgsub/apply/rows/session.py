@@ -31,7 +31,7 @@ class TargetSession:
 
 
 @dataclass(slots=True)
-class Streams:
+class WorkerStreams:
     """Both ends of one worker: restarted together, never one alone."""
 
     session: TargetSession
@@ -40,7 +40,7 @@ class Streams:
     open_session: Callable[[], TargetSession]  #: a further writing session under the same claim
     standby: StandbyNames  #: commits on the publisher may wait for the flush position, those that send nothing too
     timing: Timing
-    appliers: int = 0  #: transactions that may be applied while they arrive
+    parallel_workers: int = 0  #: transactions that may be applied while they arrive
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgsub.target.catalog.mapping import RelationMap
 
 
-class Deviation(Exception):
+class SetFallback(Exception):
     """What was found on the target is not what changes presuppose: serial execution says which row and why.
 
     :ivar relation: of the changes.

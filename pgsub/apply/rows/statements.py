@@ -119,7 +119,7 @@ class RowStatements:
             try:
                 known = remembered[key] = build()
             except PgsubError as error:
-                conflict.located(error, self._relations.subid, place)
+                conflict.locate(error, self._relations.subid, place)
                 raise
         return known
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import OtherOrigin, Place, Record
+from pgsub.apply.conflicts.conflict import OriginDiffers, Place, Record
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.set_fallback import Deviation
+from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import columnar, columnar_copy
@@ -64,7 +64,7 @@ class RowWriter:
         self.records: list[tuple[int, Record]] = []
         self.depth = 0
         self.resolving = self.missed = False
-        self._unresolved: Deviation | None = None  #: what a rule is to be asked about
+        self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
         self._role: str | None = None  #: that the session acts as, None: its own
         self._becoming: dict[str | None, Statement] = {}
 
@@ -175,7 +175,7 @@ class RowWriter:
         assert relation is not None
         if relation.rule(kind) is None:
             return False
-        self._unresolved = self._unresolved or Deviation(relation, kind)
+        self._unresolved = self._unresolved or SetFallback(relation, kind)
         return True
 
     def truncate(self, place: Place, targets: Sequence[TargetRelation], *, restart_identity: bool) -> None:
@@ -235,7 +235,7 @@ class RowWriter:
         """Wait until everything was run; the session is out of the pipeline, and its own role again, then.
 
         :raises StatementFailed: the first that failed.
-        :raises Deviation: a conflict is for a rule to decide; the target transaction is not aborted.
+        :raises SetFallback: a conflict is for a rule to decide; the target transaction is not aborted.
         """
         self.flush()
         # guard: the ledger is written by the session's own role
@@ -255,7 +255,7 @@ class RowWriter:
         """What fails in here is rolled back to its beginning, and the target transaction goes on.
 
         :raises StatementFailed: the first that failed; it and everything in here is undone.
-        :raises Deviation: the same, for a conflict that is for a rule to decide.
+        :raises SetFallback: the same, for a conflict that is for a rule to decide.
         """
         self.sync()
         records, changes, outer = len(self.records), self.changes, self._pipeline.undo
@@ -300,17 +300,17 @@ class RowWriter:
 
         def on_row(row: list[str | None]) -> None:
             if not self._leaves(place, "origin_differs"):
-                self.records.append((depth, conflict.other_origin(place, row)))
+                self.records.append((depth, conflict.origin_differs(place, row)))
 
         self._ask_who_wrote(place, on_row, lock=False)
 
-    def written_by_others(self, place: Place, *, lock: bool) -> OtherOrigin | None:
+    def written_by_others(self, place: Place, *, lock: bool) -> OriginDiffers | None:
         """The row that is about to be changed, if somebody else wrote it last.
 
         :param lock: nobody changes it from now on.
         """
-        found: list[OtherOrigin] = []
-        self._ask_who_wrote(place, lambda row: found.append(conflict.other_origin(place, row)), lock=lock)
+        found: list[OriginDiffers] = []
+        self._ask_who_wrote(place, lambda row: found.append(conflict.origin_differs(place, row)), lock=lock)
         self.sync()
         return found[0] if found else None
 

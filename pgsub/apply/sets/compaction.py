@@ -26,7 +26,7 @@ _INSERT, _UPDATE, _DELETE = b"IUD"
 _UNCHANGED, _TEXT, _BINARY = b"utb"
 
 
-def fold(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
+def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
     """Fold row messages of one relation.
 
     :param relation: of all of them; :func:`~pgsub.apply.sets.eligibility.reason` has nothing against it, unless all
@@ -46,7 +46,7 @@ def fold(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
     keys = Keys(messages.buffer, messages.keys)
     if keys.reason is not None:
         return keys.reason
-    return _Fold(relation, messages, keys).result()
+    return _Compaction(relation, messages, keys).result()
 
 
 def _width(rows: Rows) -> int:
@@ -67,7 +67,7 @@ def _inserted(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | s
 _MIXED = "values come in text and in binary form"
 
 
-class _Fold:
+class _Compaction:
     """Messages sorted by key, then by arrival; everything called ``at`` or ``first`` counts in that order."""
 
     def __init__(self, relation: RelationMap, messages: RowMessages, keys: Keys) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgsub.apply.sets.writer import Outcome
+from pgsub.apply.sets.writer import SetResult
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class Counters:
     :ivar in_sets: changes that were executed as sets.
     :ivar folded: of them, those that touched no row of their own: a later change of the same row took them along.
     :ivar serial: sets of one relation's changes that could not be one, and went row by row.
-    :ivar fallbacks: batches, or pieces of large ones, that were undone and replayed row by row.
+    :ivar fallbacks: batches, or blocks of large ones, that were undone and replayed row by row.
     """
 
     in_sets: int = 0
@@ -29,8 +29,8 @@ class Counters:
         self.serial += other.serial
         self.fallbacks += other.fallbacks
 
-    def note(self, outcome: Outcome) -> None:
-        """A piece was executed."""
-        self.in_sets += outcome.changes
-        self.folded += outcome.folded
-        self.serial += len(outcome.serial)
+    def note(self, result: SetResult) -> None:
+        """A block was executed."""
+        self.in_sets += result.changes
+        self.folded += result.folded
+        self.serial += len(result.serial)

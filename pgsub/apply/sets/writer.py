@@ -1,7 +1,7 @@
 """Many row messages into target tables, relation by relation as change sets; what cannot be one is left to others.
 
 Changes of different relations do not depend on each other where no trigger and no rule sees them and foreign keys are
-not checked; where they might, the whole piece is left.
+not checked; where they might, the whole block is left.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pgsub.apply.rows.set_fallback import Deviation as Deviation
+from pgsub.apply.rows.set_fallback import SetFallback as SetFallback
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import eligibility
 from pgsub.apply.sets.change_set import ChangeSet, Updates
-from pgsub.apply.sets.compaction import fold
+from pgsub.apply.sets.compaction import compact
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.target.catalog.mapping import RelationMap
@@ -35,8 +35,8 @@ _BINARY = ord("b")
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of a piece.
+class SetResult:
+    """What became of a block.
 
     :ivar left: positions of the messages to execute row by row, in order; they do not depend on what was done.
     :ivar changes: row messages that were executed as sets.
@@ -51,7 +51,7 @@ class Outcome:
 
 
 class SetWriter:
-    """Executes pieces through one target session, inside the transaction that the caller opened.
+    """Executes blocks through one target session, inside the transaction that the caller opened.
 
     :param rows: the session's writer of single rows: both share its pipeline and role.
     :param replica: whether session_replication_role = replica is in effect there.
@@ -62,7 +62,7 @@ class SetWriter:
         self._replica = replica
         self._known: dict[int, _Known] = {}
         self._avoided: dict[int, float] = {}  #: until when, by oid of the target
-        self._deviation: Deviation | None = None
+        self._deviation: SetFallback | None = None
 
     def begin(self) -> None:
         """A new target transaction: nothing of an earlier one is left to check."""
@@ -70,13 +70,13 @@ class SetWriter:
 
     def apply(
         self, messages: Messages | Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
-    ) -> Outcome:
-        """Execute a piece of row messages; whether all went well is known at :meth:`finish`.
+    ) -> SetResult:
+        """Execute a block of row messages; whether all went well is known at :meth:`finish`.
 
         :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
         :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
         :param in_stream: messages carry an xid.
-        :raises Deviation: see :meth:`finish`.
+        :raises SetFallback: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
         :raises ProtocolViolation: a message is malformed.
         """
@@ -90,14 +90,14 @@ class SetWriter:
             mapped = None
         if mapped is None or others:
             count = sum(len(group.positions) for group in groups) + len(others)
-            return Outcome(list(range(count)))
-        outcome = Outcome()
-        self._execute(self._sets(by_relid, mapped, outcome), outcome)
-        outcome.left.sort()
-        return outcome
+            return SetResult(list(range(count)))
+        result = SetResult()
+        self._execute(self._sets(by_relid, mapped, result), result)
+        result.left.sort()
+        return result
 
     def _sets(
-        self, by_relid: Mapping[int, list[Changes]], mapped: Mapping[int, RelationMap], outcome: Outcome
+        self, by_relid: Mapping[int, list[Changes]], mapped: Mapping[int, RelationMap], result: SetResult
     ) -> list[ChangeSet]:
         together = self._reason_for_all(list(mapped.values()))
         sets = []
@@ -110,9 +110,9 @@ class SetWriter:
                 sets.append(made)
                 continue
             if made is not None:
-                outcome.serial[relid] = made
+                result.serial[relid] = made
             for group in groups:
-                outcome.left += group.positions.tolist()
+                result.left += group.positions.tolist()
         return sets
 
     def _reason_for_all(self, relations: Sequence[RelationMap]) -> str | None:
@@ -135,7 +135,7 @@ class SetWriter:
             return "its sets deviated a moment ago"
         if reason is not None and any(group.kind != "I" for group in groups):
             return reason
-        return fold(relation, groups)
+        return compact(relation, groups)
 
     def _about(self, relation: RelationMap) -> _Known:
         known = self._known.get(relation.remote.relid)
@@ -143,7 +143,7 @@ class SetWriter:
             known = self._known[relation.remote.relid] = _Known(relation, eligibility.reason(relation))
         return known
 
-    def _execute(self, sets: Sequence[ChangeSet], outcome: Outcome) -> None:
+    def _execute(self, sets: Sequence[ChangeSet], result: SetResult) -> None:
         found = [one for one in sets if one.absent is not None or one.deletes is not None or one.updates]
         if found:
             self._rows.setting(_PINNED)
@@ -156,8 +156,8 @@ class SetWriter:
         for one in inserting:
             self._insert(one)
         for one in sets:
-            outcome.changes += one.changes
-            outcome.folded += one.changes - one.effects
+            result.changes += one.changes
+            result.folded += one.changes - one.effects
             self._rows.changes += one.changes
 
     def _find(self, one: ChangeSet) -> None:
@@ -181,7 +181,7 @@ class SetWriter:
         def on_count(count: int) -> None:
             # guard: a set whose rows are missing is applied row by row
             if count != expected and self._deviation is None:
-                self._deviation = Deviation(relation, f"{verb} of {expected} rows found {count}")
+                self._deviation = SetFallback(relation, f"{verb} of {expected} rows found {count}")
                 self._avoid(relation)
 
         self._rows.set_statement(relation, statement, arrays, on_count)
@@ -199,7 +199,7 @@ class SetWriter:
     def finish(self) -> None:
         """Wait until everything was run, and see whether the target was as the sets presupposed.
 
-        :raises Deviation: it was not; the target transaction is to be rolled back and replayed row by row.
+        :raises SetFallback: it was not; the target transaction is to be rolled back and replayed row by row.
         :raises StatementFailed: as :meth:`RowWriter.sync`.
         """
         try:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.commit.skipped_changes import DeadLetters, changed
-from pgsub.apply.conflicts.conflict import LeftOut, MissingRow
-from pgsub.apply.conflicts.report import look_closer
+from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
+from pgsub.apply.conflicts.conflict import MissingRow, SkippedRow
+from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
@@ -33,27 +33,32 @@ _ROWS = frozenset(b"IUD")
 _Key = tuple[int, tuple[object, ...]]
 
 
-class Salvage:
+class PartialSkip:
     """Applies what can be applied of one transaction."""
 
     def __init__(
-        self, session: TargetSession, executor: Executor, ending: LedgerCommit, left: DeadLetters, admits: Filter
+        self,
+        session: TargetSession,
+        executor: Executor,
+        ledger_commit: LedgerCommit,
+        left: SkippedChanges,
+        admits: Filter,
     ) -> None:
         self._session = session
         self._executor = executor
-        self._ending = ending
+        self._ledger_commit = ledger_commit
         self._left = left
         self._admits = admits
         self._together = TRIED
         self._looks: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
-        self._met: list[LeftOut] = []  #: to be recorded
+        self._met: list[SkippedRow] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction) -> None:
         """Row by row, as far as it must be."""
         self._transaction = transaction
         self._executor.begin()
-        with self._executor.naming_rows():
+        with self._executor.row_by_row():
             waiting: list[bytes] = []
             for payload in transaction.payloads():
                 if payload[0] in _ROWS:
@@ -64,7 +69,7 @@ class Salvage:
                 if payload[0] not in _ROWS:
                     self._try([payload])
             self._try(waiting)
-            self._ending.record(self._executor.finish())
+            self._ledger_commit.record(self._executor.finish())
         self._session.relations.learn_from(transaction)
 
     def _try(self, payloads: Sequence[bytes]) -> None:
@@ -79,8 +84,8 @@ class Salvage:
             while end < min(at + self._together, len(payloads)) and not self._concerns_tainted(payloads[end]):
                 end += 1
             at += self._apply(payloads[at:end])
-        self._ending.record(self._executor.taken())
-        self._ending.record(self._met)
+        self._ledger_commit.record(self._executor.taken())
+        self._ledger_commit.record(self._met)
         self._met = []
         if self._left.full:
             self._left.write()
@@ -108,12 +113,12 @@ class Salvage:
     def _refused(self, payload: bytes, error: ApplyError) -> None:
         """A change that cannot be applied, which is known by itself now."""
         identical, ref = self._identical(payload, error), None
-        look_closer(self._session.connection, error)
+        complete_report(self._session.connection, error)
         if not identical:
             ref = uuid.uuid4().hex if error.record is not None else None
             self._leave(payload, {"error": error.message, "detail": error.detail, "ref": ref} | _told(error))
         if error.record is not None:
-            self._met.append(LeftOut(error.record, ref))
+            self._met.append(SkippedRow(error.record, ref))
 
     def _on_tainted(self, payload: bytes) -> None:
         # guard: what depends on a skipped row is skipped
@@ -124,11 +129,11 @@ class Salvage:
 
     def _apply_on_tainted(self, payload: bytes) -> None:
         """A change that may leave the publisher's row where the target had another: that is nobody's fault any more."""
-        self._ending.record(self._executor.taken())
+        self._ledger_commit.record(self._executor.taken())
         before = self._left.count
         self._apply([payload])
         records = self._executor.taken()
-        self._ending.record(records)
+        self._ledger_commit.record(records)
         if self._left.count > before or any(isinstance(one, MissingRow) for one in records):
             return
         message = self._decoded(payload)

@@ -14,12 +14,12 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import MissingRow, OtherOrigin
-from pgsub.apply.conflicts.report import look_closer
+from pgsub.apply.conflicts.conflict import MissingRow, OriginDiffers
+from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import TargetSession, target_session
-from pgsub.apply.skip.skipped_reader import Revival
+from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
@@ -36,7 +36,7 @@ from pgsub.target.session.connect import SessionName
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReplayRequest:
     """What is to be replayed.
 
     :ivar told: of the ledger's event that tells the launcher, see
@@ -48,7 +48,7 @@ class Order:
     told: dict[str, Any]
 
 
-class Tables:
+class ReplayFilter:
     """Which tables take changes of the past: :meth:`admits` as of now, for letters of one transaction.
 
     :param connection: of the target.
@@ -73,7 +73,7 @@ class Tables:
         return oid
 
 
-def replay(sub: Subscription, order: Order) -> list[OtherOrigin]:
+def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
     """Apply the letters in their order, in one transaction of a session of its own, and mark them.
 
     The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
@@ -87,7 +87,7 @@ def replay(sub: Subscription, order: Order) -> list[OtherOrigin]:
     with contextlib.closing(session.connection) as connection:
         try:
             with _told(connection):
-                revival = Revival(connection, order.finish_lsn, order.kept)
+                revival = SkippedReader(connection, order.finish_lsn, order.kept)
                 found = _apply(session, sub.subid, order, revival)
                 _finish(session, sub, order, revival.transaction)
         except psycopg.Error as error:
@@ -108,11 +108,11 @@ def _told(connection: psycopg.Connection) -> Iterator[None]:
     except ApplyError as error:
         with contextlib.suppress(psycopg.Error):
             connection.execute("ROLLBACK")
-        look_closer(connection, error)
+        complete_report(connection, error)
         raise
 
 
-def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -> list[OtherOrigin]:
+def _apply(session: TargetSession, subid: int, order: ReplayRequest, revival: SkippedReader) -> list[OriginDiffers]:
     """In a transaction that is left open."""
     connection, ids = session.connection, order.kept.ids
     connection.execute("BEGIN")
@@ -122,7 +122,7 @@ def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -
         )
     failpoints.point("replay.taken")
     executor = Executor(connection, subid, session.relations, set_based=False)
-    tables = Tables(connection, subid, order.finish_lsn)
+    tables = ReplayFilter(connection, subid, order.finish_lsn)
 
     def admits(remote: Relation, oid: int, _finish_lsn: int) -> int:
         taken = tables.admits(remote, oid)
@@ -130,10 +130,10 @@ def _apply(session: TargetSession, subid: int, order: Order, revival: Revival) -
             raise _refused(remote, taken)
         return taken
 
-    others: list[OtherOrigin] = []
+    others: list[OriginDiffers] = []
     executor.begin()
     try:
-        with executor.naming_rows():
+        with executor.row_by_row():
             for number, (letter, relations, change) in enumerate(revival.changes(_read(executor, session, subid, ids))):
                 for relation in relations:
                     session.relations.learn(relation)
@@ -163,7 +163,7 @@ def _refused(remote: Relation, why: str) -> StateForbids:
     )
 
 
-def _checked(records: list[Any], subid: int) -> list[OtherOrigin]:
+def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
     """:raises ApplyError: a row is missing, which apply would only report."""
     for one in records:
         # guard: a replay that misses a row changes nothing
@@ -173,10 +173,10 @@ def _checked(records: list[Any], subid: int) -> list[OtherOrigin]:
             error.conflict, error.record = record.conflict_type, record
             error.relation, error.finish_lsn, error.xid = one.place.name(), record.finish_lsn, record.remote_xid
             raise error
-    return [one for one in records if isinstance(one, OtherOrigin)]
+    return [one for one in records if isinstance(one, OriginDiffers)]
 
 
-def _finish(session: TargetSession, sub: Subscription, order: Order, transaction: RemoteTransaction) -> None:
+def _finish(session: TargetSession, sub: Subscription, order: ReplayRequest, transaction: RemoteTransaction) -> None:
     """Commit, with what the launcher is to tell."""
     connection, lsn = session.connection, format_lsn(order.finish_lsn)
     count = len(order.kept.ids)

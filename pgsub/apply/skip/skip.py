@@ -8,13 +8,13 @@ and leaves it to apply to clear it. What is left out is kept in the same commit
 
 from __future__ import annotations
 
-from pgsub.apply.commit.ledger_commit import Consumed, LedgerCommit
-from pgsub.apply.commit.skipped_changes import DeadLetters, changed
+from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
+from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import TargetSession
-from pgsub.apply.skip.partial_skip import Salvage
+from pgsub.apply.skip.partial_skip import PartialSkip
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
@@ -26,15 +26,15 @@ from pgsub.protocol.messages import Relation, TypeName
 from pgsub.target.ledger.skip import WHOLE, Skip, cleared
 
 
-class Skipping:
+class SkipHandler:
     """Deals with the transactions that meet a skip, inside the caller's target transaction.
 
     :param executor: of that session.
     """
 
-    def __init__(self, session: TargetSession, ending: LedgerCommit, executor: Executor, subid: int) -> None:
+    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, executor: Executor, subid: int) -> None:
         self._session = session
-        self._ending = ending
+        self._ledger_commit = ledger_commit
         self._executor = executor
         self._subid = subid
 
@@ -61,31 +61,31 @@ class Skipping:
         clears = self._session.progress.applies and bool(last.relids())
         # guard: a transaction is skipped by its own finish LSN only
         if last.finish_lsn not in skip.lsns or not last.relids():
-            self._ending.record(self._executor.run(batch.items, admits))
+            self._ledger_commit.record(self._executor.run(batch.items, admits))
             if clears:
-                self._ending.consume(Consumed.by(skip, last.finish_lsn, self._session.relations.subname))
+                self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, self._session.relations.subname))
             return
         before = batch.cut(len(batch) - 1)[0]
-        self._ending.record(self._executor.run(before.items, admits))
+        self._ledger_commit.record(self._executor.run(before.items, admits))
         of_sync = not self._session.progress.applies
-        left = DeadLetters(self._session.connection, self._subid, last, of_sync=of_sync)
+        left = SkippedChanges(self._session.connection, self._subid, last, of_sync=of_sync)
         if skip.rows == WHOLE:
             self._whole(last, left, admits)
         else:
-            Salvage(self._session, self._executor, self._ending, left, admits).run(last)
+            PartialSkip(self._session, self._executor, self._ledger_commit, left, admits).run(last)
         left.write()
         failpoints.point("apply.skipped")
         if clears:
-            self._ending.consume(self._consumed(skip, last.finish_lsn, left))
+            self._ledger_commit.consume(self._consumed(skip, last.finish_lsn, left))
 
-    def _consumed(self, skip: Skip, finish_lsn: int, kept: DeadLetters) -> Consumed:
+    def _consumed(self, skip: Skip, finish_lsn: int, kept: SkippedChanges) -> ConsumedSkip:
         """The transaction was skipped; of several LSNs those before it can be none of a transaction to come."""
         missed, name = skip.missed_at(finish_lsn), self._session.relations.subname
         messages = tuple(cleared(lsn, finish_lsn, name) for lsn in missed)
         left = skip.without([*missed, finish_lsn])
-        return Consumed(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
+        return ConsumedSkip(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
 
-    def _skipped(self, rows: str, finish_lsn: int, left: DeadLetters) -> tuple[tuple[str, LogText], ...]:
+    def _skipped(self, rows: str, finish_lsn: int, left: SkippedChanges) -> tuple[tuple[str, LogText], ...]:
         lsn = format_lsn(finish_lsn)
         what = "whole" if rows == WHOLE else "its conflicting rows"
         kept = counted(left.count, "change", ("was", "were"))
@@ -101,7 +101,7 @@ class Skipping:
             ),
         )
 
-    def _whole(self, transaction: RemoteTransaction, left: DeadLetters, admits: Filter) -> None:
+    def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, admits: Filter) -> None:
         """Nothing is applied, and the target need not even have the tables."""
         relations = self._session.relations
         taken: dict[int, bool] = {}
@@ -127,4 +127,4 @@ class Skipping:
         if not oids:
             return self._session.progress.applies
         [oid] = oids
-        return oid != NEVER and admits(remote, oid, transaction.decided_by) is not None
+        return oid != NEVER and admits(remote, oid, transaction.decision_lsn) is not None

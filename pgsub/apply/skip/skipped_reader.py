@@ -25,7 +25,7 @@ SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
 """
 
 
-class Revival:
+class SkippedReader:
     """Reads letters of one transaction.
 
     :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
@@ -115,7 +115,7 @@ def _tuple(relation: Relation, row: dict[str, Any]) -> Tuple:
 
 
 def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
-    """Kind and value, as :meth:`DeadLetters._value` kept them."""
+    """Kind and value, as :meth:`SkippedChanges._value` kept them."""
     if name not in row:
         return "u", None
     value = row[name]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from pgsub.apply.stream.batch import CHANGES, RUN_FROM, Run, Stretches
+from pgsub.apply.stream.batch import CHANGES, RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
@@ -41,7 +41,7 @@ MEMORY_LIMIT = 16 << 20
 
 
 #: What comes out of a stream: whole transactions, and how far the publisher has come without one.
-Received: TypeAlias = RemoteTransaction | Run | Keepalive
+Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive
 
 
 class StreamWatch(Protocol):
@@ -96,7 +96,7 @@ class Assembler:
         :raises ProtocolViolation: malformed or out of order.
         """
         at, codes = 0, received.codes
-        stretches = Stretches(codes) if codes.count(_COMMIT) >= RUN_FROM else None
+        stretches = RunBounds(codes) if codes.count(_COMMIT) >= RUN_FROM else None
         while at < len(codes):
             code = codes[at]
             if self._current is not None or self._stream is not None:
@@ -125,11 +125,11 @@ class Assembler:
         if transaction is not None:
             yield transaction
 
-    def _run(self, received: Frames, start: int, end: int) -> Run | None:
+    def _run(self, received: Frames, start: int, end: int) -> TransactionRun | None:
         """Many transactions that need no looking at one by one."""
         if received.codes.count(_COMMIT, start, end) < RUN_FROM:
             return None
-        run = Run.of(received.range(start, end))
+        run = TransactionRun.of(received.range(start, end))
         if run is None or not self._decoder.passes(int(run.end_lsns[0]), run.end_lsn):
             return None
         self._describes(run.segment, 1)

@@ -44,7 +44,7 @@ def _breaks() -> NDArray[np.bool_]:
 _BREAKS = _breaks()
 
 
-class Stretches:
+class RunBounds:
     """Where whole plain transactions one behind the other end, by the types of received messages.
 
     :param codes: the types.
@@ -63,7 +63,7 @@ class Stretches:
         return max(self._codes.rfind(_COMMIT, start, stop) + 1, start)
 
 
-class Run:
+class TransactionRun:
     """Whole plain transactions in the order of their commits.
 
     :param segment: all their messages: BEGIN and COMMIT, and keepalives between them, too.
@@ -84,8 +84,8 @@ class Run:
         self._starts: list[int] | None = None
 
     @classmethod
-    def of(cls, segment: Segment) -> Run | None:
-        """Read what :class:`Stretches` found; None where a message is not as it must be, or is not one of them.
+    def of(cls, segment: Segment) -> TransactionRun | None:
+        """Read what :class:`RunBounds` found; None where a message is not as it must be, or is not one of them.
 
         Whoever reads them one by one finds out which.
         """
@@ -118,14 +118,18 @@ class Run:
         """Of the last one."""
         return int(self.end_lsns[-1])
 
-    def cut(self, count: int) -> tuple[Run, Run]:
+    def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
         """The first ``count`` and the rest; neither is empty."""
         found, middle = self.segment.frames, int(self._begins[count])
         first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
         rest = found.range(middle, self.segment.end)
         return (
-            Run(first, self._begins[:count], self._commits[:count], self.finish_lsns[:count], self.end_lsns[:count]),
-            Run(rest, self._begins[count:], self._commits[count:], self.finish_lsns[count:], self.end_lsns[count:]),
+            TransactionRun(
+                first, self._begins[:count], self._commits[:count], self.finish_lsns[:count], self.end_lsns[:count]
+            ),
+            TransactionRun(
+                rest, self._begins[count:], self._commits[count:], self.finish_lsns[count:], self.end_lsns[count:]
+            ),
         )
 
     def segments(self) -> Iterator[Segment]:
@@ -168,7 +172,7 @@ class Run:
         return one
 
 
-Item: TypeAlias = RemoteTransaction | Run
+Item: TypeAlias = RemoteTransaction | TransactionRun
 
 
 class Batch:
@@ -192,12 +196,12 @@ class Batch:
     def last(self) -> RemoteTransaction:
         """The one that ends it."""
         item = self.items[-1]
-        return item.one(len(item) - 1) if isinstance(item, Run) else item
+        return item.one(len(item) - 1) if isinstance(item, TransactionRun) else item
 
     def transactions(self) -> Iterator[RemoteTransaction]:
         """Each by itself."""
         for item in self.items:
-            if isinstance(item, Run):
+            if isinstance(item, TransactionRun):
                 yield from item.transactions()
             else:
                 yield item
@@ -211,7 +215,7 @@ class Batch:
                 first.add(item)
                 left -= size
                 continue
-            if not left or not isinstance(item, Run):
+            if not left or not isinstance(item, TransactionRun):
                 return first, Batch(self.items[number:])
             head, tail = item.cut(left)
             first.add(head)
@@ -233,7 +237,7 @@ def _alternate(begins: _Numbers, commits: _Numbers, size: int) -> bool:
 
 
 def _count(item: Item) -> int:
-    return len(item) if isinstance(item, Run) else 1
+    return len(item) if isinstance(item, TransactionRun) else 1
 
 
 class _Words:

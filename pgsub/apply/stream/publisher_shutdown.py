@@ -19,7 +19,7 @@ _ASKS_SECONDS, _AGAIN_SECONDS = 2.0, 1.0
 _LOOK_SECONDS = 5.0
 
 
-class Standstill:
+class PublisherShutdown:
     """Of one stream, asked by the thread that serves it.
 
     :param connection: that carries the stream.

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pgsub.apply.stream.publisher_shutdown import STANDSTILL_SECONDS, Standstill
+from pgsub.apply.stream.publisher_shutdown import STANDSTILL_SECONDS, PublisherShutdown
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.common.threads import SupervisedThread
@@ -28,7 +28,7 @@ from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
-#: larger pieces cost less.
+#: larger blocks cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
 #: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
@@ -109,7 +109,7 @@ class Receiver(SupervisedThread):
         self._asked = False  #: the publisher wants an answer
         self._untold_since = 0.0  #: when something was received that it has not been told of, 0.0 for nothing
         self._applies = applies
-        self._standstill = Standstill(walsender.connection)
+        self._standstill = PublisherShutdown(walsender.connection)
         self.received = position
         self.applied = self.flushed = flushed
         self.reported = 0  #: flush position of the last feedback that was sent

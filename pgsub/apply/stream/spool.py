@@ -1,6 +1,6 @@
 """Private files for transactions that are not finished or do not fit in memory. Mirrors worker.c's stream files.
 
-One file per top-level transaction, with the messages as they came over the wire: what is received in one piece is
+One file per top-level transaction, with the messages as they came over the wire: what is received in one block is
 written and read in one. An aborted subtransaction is remembered and left out when the file is read. The server
 truncates instead; leaving out gives the same rows and needs no assumption about the order of aborts.
 
@@ -58,7 +58,7 @@ def limit() -> int:
     return int(found[1]) << _UNITS[found[2]]
 
 
-class Room:
+class SpoolSpace:
     """What a worker's spool may take: its limit, and not what must stay free where it lies.
 
     :param limit: bytes, 0 for none.
@@ -123,7 +123,7 @@ class Spool:
                 f'could not create a spool folder in "{base}": {error.strerror}',
                 hint=f"Free space there, or make it writable; apply goes on.\nls -la {shlex.quote(str(base))}",
             ) from None
-        self._room = Room(self._folder, limit)
+        self._room = SpoolSpace(self._folder, limit)
 
     def open(self, xid: int) -> SpooledTransaction:
         """A new, empty file for a top-level transaction."""
@@ -141,7 +141,7 @@ class SpooledTransaction:
     :ivar end: bytes of the file that :meth:`segments` may read.
     """
 
-    def __init__(self, path: Path, room: Room | None = None) -> None:
+    def __init__(self, path: Path, room: SpoolSpace | None = None) -> None:
         self._path = path
         self._room = room
         self._writer: BinaryIO | None = None
@@ -168,17 +168,17 @@ class SpooledTransaction:
         :raises PgsubError: there is no room, or the disk fails; the publisher sends the transaction again.
         """
         if self._room is not None:
-            self._room.take(messages.size + sum(piece.size for piece in self._ended))
+            self._room.take(messages.size + sum(block.size for block in self._ended))
         try:
             if self._writer is None:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
-            for piece in (*self._ended, messages):
-                self._writer.write(piece.wire)
-                if self._recent is not None and self._recent.add(self.size, piece):
+            for block in (*self._ended, messages):
+                self._writer.write(block.wire)
+                if self._recent is not None and self._recent.add(self.size, block):
                     self._writer.flush()
                     self._recent.shrink()
-                self.size += piece.size
+                self.size += block.size
             self._ended.clear()
         except OSError as error:
             raise self._failed(error) from None
@@ -300,7 +300,7 @@ class _Recent:
         self._size = 0
 
     def add(self, offset: int, messages: Segment) -> bool:
-        """One more piece; whether there are too many now."""
+        """One more block; whether there are too many now."""
         with self._lock:
             self._kept.append((offset, messages))
             self._size += messages.size
@@ -319,7 +319,7 @@ class _Recent:
 
 
 def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:
-    """Stretches of messages of one subtransaction each, without Stream Aborts.
+    """RunBounds of messages of one subtransaction each, without Stream Aborts.
 
     :return: its xid with each; 0 for logical messages, which belong to the subtransaction that they stand in, whatever
         xid they bear.

@@ -51,7 +51,7 @@ class RemoteTransaction:
     _scanned: tuple[set[int], list[Relation]] | None = None
 
     @property
-    def decided_by(self) -> int:
+    def decision_lsn(self) -> int:
         """The LSN that says which side of a table's hand-over it lies on.
 
         A transaction is only sent as prepared once every table is ready (the slot's two_phase_at lies beyond every

@@ -14,16 +14,16 @@ import psycopg
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.two_phase import TwoPhase
 from pgsub.apply.conflicts.conflict import Record
-from pgsub.apply.conflicts.logical_messages import EmittedMessage
+from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.parallel.worker import Applier
+from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.sets.counters import Counters
-from pgsub.apply.sets.writer import Deviation
-from pgsub.apply.skip.skip import Skipping
+from pgsub.apply.sets.writer import SetFallback
+from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
-from pgsub.apply.worker.policy import Decider
+from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
@@ -47,11 +47,11 @@ _MESSAGES = 1000
 
 
 class Committer:
-    """Applies transactions through the worker's own session, or has what an applier did committed.
+    """Applies transactions through the worker's own session, or has what a parallel worker did committed.
 
-    :param role: decides what is taken.
-    :param give_way: ends the appliers where the worker's own session is in a deadlock; False if there are none.
-    :param beat: called now and then while an applier is waited for.
+    :param policy: decides what is taken.
+    :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
+    :param beat: called now and then while a parallel worker is waited for.
     :param set_based: whether changes may be executed as sets.
     :ivar remote_lsn: end LSN of the last committed transaction.
     :ivar recorded: something waits for the launcher that feedback must not pass.
@@ -60,66 +60,66 @@ class Committer:
     def __init__(
         self,
         session: TargetSession,
-        role: Decider,
+        policy: ChangePolicy,
         subid: int,
         *,
-        give_way: Callable[[], bool],
+        stop_streaming: Callable[[], bool],
         beat: Callable[[], None],
         set_based: bool,
     ) -> None:
         self._session = session
-        self._role = role
+        self._policy = policy
         self._subid = subid
-        self._give_way = give_way
+        self._give_way = stop_streaming
         self._beat = beat
-        self._ending = LedgerCommit(session.connection, session.progress, subid)
+        self._ledger_commit = LedgerCommit(session.connection, session.progress, subid)
         self._executor = Executor(
             session.connection,
             subid,
             session.relations,
-            self._ending.record,
+            self._ledger_commit.record,
             set_based=set_based,
-            holds=role.holds,
+            holds=policy.holds,
         )
         self._set_based = set_based
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
-        self._skipping = Skipping(session, self._ending, self._executor, subid)
-        self._two_phase = TwoPhase(session, self._ending, subid)
-        self._emitted: list[EmittedMessage] = []
+        self._skipping = SkipHandler(session, self._ledger_commit, self._executor, subid)
+        self._two_phase = TwoPhase(session, self._ledger_commit, subid)
+        self._emitted: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
 
     @property
     def recorded(self) -> bool:
         """See the class."""
-        return self._ending.recorded
+        return self._ledger_commit.recorded
 
     @recorded.setter
     def recorded(self, value: bool) -> None:
-        self._ending.recorded = value
+        self._ledger_commit.recorded = value
 
     @property
     def changes(self) -> int:
         """Rows applied, for statistics."""
         return self._executor.changes + self.applied_in_parallel
 
-    def skim(self, transaction: RemoteTransaction) -> None:
+    def learn_relations(self, transaction: RemoteTransaction) -> None:
         """Nothing of it is applied; what it says of relations is learnt."""
-        self._executor.skim(transaction)
+        self._executor.learn_relations(transaction)
 
     def emitted(self, message: LogicalMessage) -> None:
         """A message that belongs to no transaction came in."""
-        self._emitted.append(EmittedMessage.of(message, None))
+        self._emitted.append(LoggedMessage.of(message, None))
         if len(self._emitted) >= _MESSAGES:
-            self.record_emitted()
+            self.record_messages()
 
-    def record_emitted(self) -> None:
+    def record_messages(self) -> None:
         """Commit what :meth:`emitted` took: before ledger or feedback pass it, for it is not sent again then."""
         if not self._emitted:
             return
         with self._session.connection.transaction():
             self._session.progress.lock(self.remote_lsn)
-            self._ending.record(self._emitted)
+            self._ledger_commit.record(self._emitted)
         self._emitted = []
 
     @property
@@ -127,21 +127,21 @@ class Committer:
         """How changes were executed."""
         return self._executor.counters
 
-    def apply(self, batch: Batch, applier: Applier | None = None) -> int:
-        """Apply the first ones of a batch: as many as the role admits, in one target transaction if all is well.
+    def apply(self, batch: Batch, parallel: ParallelWorker | None = None) -> int:
+        """Apply the first ones of a batch: as many as the policy admits, in one target transaction if all is well.
 
         :param batch: of kind COMMIT, or a single one of any kind.
-        :param applier: has applied the single one while it arrived.
-        :return: how many are committed; 0 if the role wants to be asked again.
+        :param parallel: has applied the single one while it arrived.
+        :return: how many are committed; 0 if the policy wants to be asked again.
         :raises PgsubError: located; the session is out of its transaction, or lost.
         """
         first = batch.items[0]
         if isinstance(first, RemoteTransaction):
             if first.kind is Kind.PREPARE:
-                return self._prepare(first, applier)
+                return self._prepare(first, parallel)
             if first.kind is not Kind.COMMIT:
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
-            if applier is not None and self._commit_applied(first, applier):
+            if parallel is not None and self._commit_applied(first, parallel):
                 return 1
         batch = batch.cut(self._limit)[0]
         serial = self.counters.serial
@@ -158,7 +158,7 @@ class Committer:
         for _ in range(_TRIES):
             try:
                 return apply()
-            except Deviation as deviation:
+            except SetFallback as deviation:
                 _log.debug("a batch is replayed row by row: %s", deviation)
                 self._back_to(before)
                 self.counters.fallbacks += 1
@@ -176,7 +176,7 @@ class Committer:
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
         """After a rollback: what the batch said of relations was not said. False if the session is lost."""
-        if not self._ending.rolled_back():
+        if not self._ledger_commit.rolled_back():
             return False
         self._session.relations.restore(relations)
         self._executor.forget()
@@ -185,7 +185,7 @@ class Committer:
     def _serially(self, batch: Batch) -> int:
         """Row by row: everything before the transaction with the fault is committed, and the fault is named."""
         total, size = len(batch), ROW_TRANSACTIONS
-        with self._executor.naming_rows():
+        with self._executor.row_by_row():
             while len(batch):
                 part = batch.cut(size)[0]
                 before = self._session.relations.snapshot()
@@ -205,23 +205,23 @@ class Committer:
 
     def _commit(self, batch: Batch) -> int:
         self._session.progress.open(self.remote_lsn)
-        count = self._role.admit(batch)
+        count = self._policy.admit(batch)
         if count == 0:
             self._session.connection.execute("ROLLBACK")
             return 0
         failpoints.point("apply.batch_open")
         batch = self._run(batch.cut(count)[0])
-        self._moved(self._ending.commit(self.remote_lsn, batch.last))
+        self._moved(self._ledger_commit.commit(self.remote_lsn, batch.last))
         return len(batch)
 
     def _run(self, batch: Batch) -> Batch:
         """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
         skip = self._skips()
         if skip is None:
-            self._ending.record(self._executor.run(batch.items, self._role.admits))
+            self._ledger_commit.record(self._executor.run(batch.items, self._policy.admits))
             return batch
         part = self._skipping.part(skip, batch)
-        self._skipping.run(skip, part, self._role.admits)
+        self._skipping.run(skip, part, self._policy.admits)
         return part
 
     def _skips(self) -> Skip | None:
@@ -236,60 +236,62 @@ class Committer:
 
     # a transaction that was applied while it arrived
 
-    def _commit_applied(self, transaction: RemoteTransaction, applier: Applier) -> bool:
-        """Commit what the applier holds; False where it is to be replayed from its file."""
-        records = applier.complete(transaction, self._beat)
-        session = applier.session
+    def _commit_applied(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> bool:
+        """Commit what the parallel worker holds; False where it is to be replayed from its file."""
+        records = parallel.complete(transaction, self._beat)
+        session = parallel.session
         if records is None or session is None:
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
             return False
-        ending = LedgerCommit(session.connection, session.progress, self._subid)
+        ledger_commit = LedgerCommit(session.connection, session.progress, self._subid)
         try:
             session.progress.lock(self.remote_lsn)
-            changed = session.progress.states_version != applier.version
+            changed = session.progress.states_version != parallel.version
             # guard: early work is committed only by the states that it was decided with, without "changed or "
             if changed or session.progress.skips:
                 why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
                 _log.debug("transaction %s is replayed: %s", transaction.xid, why)
-                ending.rolled_back()  # its locks would stand in the way
+                ledger_commit.rolled_back()  # its locks would stand in the way
                 return False
-            ending.record(records)
-            self._moved(ending.commit(self.remote_lsn, transaction))
+            ledger_commit.record(records)
+            self._moved(ledger_commit.commit(self.remote_lsn, transaction))
         except (PgsubError, psycopg.Error) as error:
-            if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ending.rolled_back():
+            if error.sqlstate is None or isinstance(error, StreamsMustRestart) or not ledger_commit.rolled_back():
                 raise  # perhaps it is committed: the ledger knows
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, error)
             return False
-        self._done_in_parallel(transaction, applier, ending.recorded)
+        self._done_in_parallel(transaction, parallel, ledger_commit.recorded)
         return True
 
-    def _done_in_parallel(self, transaction: RemoteTransaction, applier: Applier, recorded: bool) -> None:
+    def _done_in_parallel(self, transaction: RemoteTransaction, parallel: ParallelWorker, recorded: bool) -> None:
         self.recorded |= recorded
-        self.applied_in_parallel += applier.changes
-        self.counters.add(applier.counters)
+        self.applied_in_parallel += parallel.changes
+        self.counters.add(parallel.counters)
         self._session.relations.learn_from(transaction)
 
     # prepared transactions
 
-    def _prepare(self, transaction: RemoteTransaction, applier: Applier | None) -> int:
+    def _prepare(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> int:
         def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
-            # what an applier holds is gone after a PREPARE that failed: the next try begins with nothing
-            nonlocal applier
-            once, applier = applier, None
+            # what a parallel worker holds is gone after a PREPARE that failed: the next try begins with nothing
+            nonlocal parallel
+            once, parallel = parallel, None
             return self._applied(transaction, once) or self._open(transaction)
 
         def attempt() -> int:
-            moved = self._two_phase.prepare(self.remote_lsn, transaction, applied, lambda: self.skim(transaction))
+            moved = self._two_phase.prepare(
+                self.remote_lsn, transaction, applied, lambda: self.learn_relations(transaction)
+            )
             return 0 if moved is None else self._moved(moved)
 
         done = self._trying(attempt)
         if done is not None:
             return done
-        with self._executor.naming_rows():
+        with self._executor.row_by_row():
             try:
                 return attempt()
             except PgsubError:
-                self._ending.rolled_back()
+                self._ledger_commit.rolled_back()
                 raise
 
     def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
@@ -298,29 +300,29 @@ class Committer:
         progress.read()
         if progress.remote_lsn != self.remote_lsn:
             raise StreamsMustRestart("the ledger is not where this worker left it")
-        if not self._role.admit(Batch([transaction])):
+        if not self._policy.admit(Batch([transaction])):
             return None
         self._session.connection.execute("BEGIN")
         skip = self._skips()
         if skip is None:
-            return self._session, self._executor.run([transaction], self._role.admits)
-        self._skipping.run(skip, Batch([transaction]), self._role.admits)
+            return self._session, self._executor.run([transaction], self._policy.admits)
+        self._skipping.run(skip, Batch([transaction]), self._policy.admits)
         return self._session, ()
 
     def _applied(
-        self, transaction: RemoteTransaction, applier: Applier | None
+        self, transaction: RemoteTransaction, parallel: ParallelWorker | None
     ) -> tuple[TargetSession, Sequence[Record]] | None:
-        if applier is None:
+        if parallel is None:
             return None
-        records, session = applier.complete(transaction, self._beat), applier.session
+        records, session = parallel.complete(transaction, self._beat), parallel.session
         if records is None or session is None:
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, applier.reason)
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
             return None
         self._session.progress.read()
-        if self._session.progress.states_version != applier.version or self._session.progress.skips:
+        if self._session.progress.states_version != parallel.version or self._session.progress.skips:
             LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
             return None
-        self._done_in_parallel(transaction, applier, recorded=False)
+        self._done_in_parallel(transaction, parallel, recorded=False)
         return session, records
 
 

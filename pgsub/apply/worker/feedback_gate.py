@@ -5,7 +5,7 @@ from __future__ import annotations
 from pgsub.target.ledger.progress import Progress
 
 
-class Unmirrored:
+class FeedbackGate:
     """Positions that feedback may name: everything recorded before them is in the launcher's log.
 
     Waiting until nothing at all is left would never end where something is recorded all the time, and the publisher

@@ -13,7 +13,7 @@ from itertools import groupby
 import psycopg
 
 from pgsub.apply.rows.relation_map import local_name
-from pgsub.apply.rows.session import Streams, TargetSession
+from pgsub.apply.rows.session import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.committer import Committer
@@ -35,10 +35,10 @@ STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
 PAUSE_SECONDS = 0.2
 
 
-class Releasing:
+class HeldRelease:
     """Of one apply worker."""
 
-    def __init__(self, streams: Streams, spec: WorkerSpec) -> None:
+    def __init__(self, streams: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams = streams
         self._spec = spec
         self._tables: set[int] = set()
@@ -71,8 +71,8 @@ class Releasing:
             return False
         if self._work is None:
             session = self._streams.open_session()
-            role = _KeptChanges(session, self._spec.subscription.subid)
-            self._work = session, role, self._committer(session, role)
+            policy = _KeptChanges(session, self._spec.subscription.subid)
+            self._work = session, policy, self._committer(session, policy)
         try:
             return self._drain(*self._work, remote_lsn)
         except ApplyError as error:
@@ -83,24 +83,24 @@ class Releasing:
             )
             raise
 
-    def _committer(self, session: TargetSession, role: _KeptChanges) -> Committer:
+    def _committer(self, session: TargetSession, policy: _KeptChanges) -> Committer:
         return Committer(
             session,
-            role,
+            policy,
             self._spec.subscription.subid,
-            give_way=lambda: False,
+            stop_streaming=lambda: False,
             beat=lambda: None,
             set_based=self._streams.set_based,
         )
 
-    def _drain(self, session: TargetSession, role: _KeptChanges, committer: Committer, remote_lsn: int) -> bool:
+    def _drain(self, session: TargetSession, policy: _KeptChanges, committer: Committer, remote_lsn: int) -> bool:
         deadline = time.monotonic() + STEP_SECONDS
         committer.remote_lsn = remote_lsn
         while time.monotonic() < deadline:
             stretches = held_tables.read(session.connection, self._spec.subscription.subid, self._tables, STEP_BYTES)
             if not stretches:
                 return self._finish(session)
-            batch = role.take(stretches, self._version)
+            batch = policy.take(stretches, self._version)
             while batch:
                 done = committer.apply(batch)
                 if not done:
@@ -123,7 +123,7 @@ class Releasing:
 class _KeptChanges:
     """What is applied through the session, and removed from the ledger in the same transaction.
 
-    A :class:`~pgsub.apply.worker.policy.Decider`.
+    A :class:`~pgsub.apply.worker.policy.ChangePolicy`.
     """
 
     def __init__(self, session: TargetSession, subid: int) -> None:

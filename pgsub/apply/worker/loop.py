@@ -1,8 +1,8 @@
 """The loop that both kinds of workers run: receive, assemble, apply in batches, report. Mirrors LogicalRepApplyLoop.
 
-What differs between the apply worker and a tablesync worker is asked of a :class:`~pgsub.apply.worker.policy.Role`; how
-transactions get into the target is :mod:`pgsub.apply.worker.committer`'s. Here is what was received and what is
-reported: record before report.
+What differs between the apply worker and a tablesync worker is a
+:class:`~pgsub.apply.worker.policy.WorkerPolicy`. :mod:`pgsub.apply.worker.committer` brings transactions into the
+target. This module decides what is reported: record before report.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 
 import psycopg
 
-from pgsub.apply.parallel.leader import ParallelApply
-from pgsub.apply.parallel.worker import Applier
-from pgsub.apply.rows.session import Streams
-from pgsub.apply.stream.batch import Batch, Run
+from pgsub.apply.parallel.leader import ParallelLeader
+from pgsub.apply.parallel.worker import ParallelWorker
+from pgsub.apply.rows.session import WorkerStreams
+from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker.committer import Committer
-from pgsub.apply.worker.feedback_gate import Unmirrored
-from pgsub.apply.worker.policy import Role
+from pgsub.apply.worker.feedback_gate import FeedbackGate
+from pgsub.apply.worker.policy import WorkerPolicy
 from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.envelope import Keepalive
@@ -50,7 +50,7 @@ class ApplyLoop:
     """One run of one worker.
 
     :param streams: target session with the claim taken, publisher stream started at the ledger's position.
-    :param role: see :class:`Role`.
+    :param policy: see :class:`WorkerPolicy`.
     :param heartbeat: filled in and sent as the loop goes.
     :param transactional: one target commit per remote transaction.
     :param until_lsn: end when everything before it is applied, nothing after; 0 for no end.
@@ -58,8 +58,8 @@ class ApplyLoop:
 
     def __init__(
         self,
-        streams: Streams,
-        role: Role,
+        streams: WorkerStreams,
+        policy: WorkerPolicy,
         heartbeat: Heartbeat,
         sender: HeartbeatSender,
         *,
@@ -67,25 +67,25 @@ class ApplyLoop:
         until_lsn: int = 0,
     ) -> None:
         self._streams = streams
-        self._role = role
+        self._policy = policy
         self._heartbeat = heartbeat
         self._sender = sender
         self._transactional = transactional
         self._until = until_lsn
         self._progress = streams.progress
-        self._parallel = streams.assembler.watch = ParallelApply(
-            streams.appliers,
+        self._leader = streams.assembler.watch = ParallelLeader(
+            streams.parallel_workers,
             streams.open_session,
             heartbeat.subid,
-            admits=role.admits_early,
+            admits=policy.filter_for_streaming,
             before_block=self._apply_batch,
             set_based=streams.set_based,
         )
         self._committer = Committer(
             streams.session,
-            role,
+            policy,
             heartbeat.subid,
-            give_way=self._parallel.give_way,
+            stop_streaming=self._leader.stop_streaming,
             beat=self._beat,
             set_based=streams.set_based,
         )
@@ -94,7 +94,7 @@ class ApplyLoop:
             self._progress.remote_lsn,
             self._progress.reported_lsn,
             streams.timing,
-            lambda: (self.position, self._committer.changes, [one.changes for one in self._parallel.busy]),
+            lambda: (self.position, self._committer.changes, [one.changes for one in self._leader.busy]),
         )
         self._batch = Batch()
         self._batch_since = 0.0
@@ -105,7 +105,7 @@ class ApplyLoop:
         self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
         self._committer.recorded = True  # an earlier worker may have left something
         streams.assembler.emitted = self._committer.emitted
-        self._unmirrored = Unmirrored(self._progress)
+        self._gate = FeedbackGate(self._progress)
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
 
@@ -115,14 +115,14 @@ class ApplyLoop:
         return self._committer.remote_lsn
 
     def run(self) -> str:
-        """Until asked to stop or the role is done.
+        """Until asked to stop or the policy is done.
 
         :return: ``stopped``, ``reached`` (until_lsn) or ``done``.
         :raises PgsubError: located where it can be.
         """
         self._receiver.start()
         try:
-            self._role.attach(self)  # may ask the target, and that may be gone
+            self._policy.attach(self)  # may ask the target, and that may be gone
             while (outcome := self._between()) is None:
                 frames = self._receiver.take(CLOSE_SECONDS if self._batch else 0.1)
                 self._burst(frames)
@@ -134,7 +134,7 @@ class ApplyLoop:
             raise translate(error, "apply changes to the target") from None
         finally:
             with contextlib.suppress(Exception):
-                self._parallel.close()
+                self._leader.close()
             with contextlib.suppress(Exception):
                 self._receiver.close()
 
@@ -144,7 +144,7 @@ class ApplyLoop:
         for received in self._streams.assembler.take(frames) if frames is not None else ():
             if isinstance(received, Keepalive):
                 self._keepalive(received)
-            elif isinstance(received, Run):
+            elif isinstance(received, TransactionRun):
                 self._take_run(received)
             else:
                 self._take(received)
@@ -152,7 +152,7 @@ class ApplyLoop:
                 break
         else:
             self._streams.assembler.pause()
-        self._committer.record_emitted()
+        self._committer.record_messages()
 
     def _keepalive(self, keepalive: Keepalive) -> None:
         """A position without a transaction: it counts once everything before it is applied."""
@@ -165,7 +165,7 @@ class ApplyLoop:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
         self._receiver.progress(applied=self._reportable)
 
-    def _take_run(self, run: Run) -> None:
+    def _take_run(self, run: TransactionRun) -> None:
         """Many at once, where none of them needs to be looked at."""
         lsns = run.finish_lsns
         if covered(int(lsns[0]), self.remote_lsn) or (self._until and not covered(int(lsns[-1]), self._until)):
@@ -176,26 +176,26 @@ class ApplyLoop:
         self._add(run)
 
     def _take(self, transaction: RemoteTransaction) -> None:
-        applier = self._parallel.take(transaction.xid) if transaction.in_stream else None
+        parallel = self._leader.take(transaction.xid) if transaction.in_stream else None
         if self._until and not covered(transaction.finish_lsn, self._until):
             self._done = True
         # guard: a PREPARE is covered by no position, without "transaction.kind is not Kind.PREPARE and "
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
             self._apply_batch()
-            self._committer.skim(transaction)
+            self._committer.learn_relations(transaction)
             transaction.release()
-        elif applier is not None or transaction.kind is not Kind.COMMIT:
+        elif parallel is not None or transaction.kind is not Kind.COMMIT:
             self._apply_batch()
             if not self._ending:
                 self._batch.add(transaction)
-                self._apply_batch(applier)
+                self._apply_batch(parallel)
         else:
             self._add(transaction)
-        if applier is not None:
-            applier.release()
+        if parallel is not None:
+            parallel.release()
 
-    def _add(self, item: RemoteTransaction | Run) -> None:
+    def _add(self, item: RemoteTransaction | TransactionRun) -> None:
         if not self._batch:
             self._batch_since = time.monotonic()
         self._batch.add(item)
@@ -223,18 +223,18 @@ class ApplyLoop:
 
     # applying
 
-    def _apply_batch(self, applier: Applier | None = None) -> None:
+    def _apply_batch(self, parallel: ParallelWorker | None = None) -> None:
         batch, self._batch = self._batch, Batch()
         if batch:
-            self._committer.record_emitted()  # the ledger will stand behind them
+            self._committer.record_messages()  # the ledger will stand behind them
         while batch:
             part = batch.cut(1)[0] if self._transactional else batch
-            done = self._committer.apply(part, applier)
-            applier = None  # what it holds counts once
+            done = self._committer.apply(part, parallel)
+            parallel = None  # what it holds counts once
             applied, batch = batch.cut(done)
             if done:
                 self._applied(applied)
-            elif self._role.refused() or self._look().stop:
+            elif self._policy.refused() or self._look().stop:
                 batch, self._ending = Batch(), True  # not begun here: whoever is next gets it sent again
             self._beat()
         if self._told is not None:
@@ -257,9 +257,9 @@ class ApplyLoop:
         if (clock >= self._next_control and self._receiver.idle()) or clock >= self._next_control + 1:
             control = self._look()
         self._report_if_due(clock)
-        if self._role.boundary(control):
+        if self._policy.boundary(control):
             return "done"
-        if (self._done or (self._until and self.position >= self._until)) and not self._role.unfinished():
+        if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
             return "reached"
         if clock >= self._next_ping and self._receiver.idle():
             self._next_ping = clock + PING_SECONDS
@@ -274,15 +274,15 @@ class ApplyLoop:
     @property
     def _reportable(self) -> int:
         """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
-        # guard: feedback follows the log, without "self._unmirrored.passed if self._committer.recorded else "
-        return self._unmirrored.passed if self._committer.recorded else self.position
+        # guard: feedback follows the log, without "self._gate.passed if self._committer.recorded else "
+        return self._gate.passed if self._committer.recorded else self.position
 
     def _report_if_due(self, clock: float) -> None:
         if clock < self._next_report:
             return
         if self._committer.recorded:
             self._next_report = clock + REPORT_SECONDS
-            self._committer.recorded = self._unmirrored.look(self.position)
+            self._committer.recorded = self._gate.look(self.position)
             self._receiver.progress(applied=self._reportable)
         reported, position = self._progress.reported_lsn, self._reportable
         behind = min(self.remote_lsn, position) > reported
@@ -311,7 +311,7 @@ class ApplyLoop:
     def _finish(self) -> None:
         deadline = time.monotonic() + MIRROR_SECONDS
         while self._committer.recorded:
-            self._committer.recorded = self._unmirrored.look(self.position)
+            self._committer.recorded = self._gate.look(self.position)
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05 if self._committer.recorded else 0.0)
@@ -325,7 +325,7 @@ class ApplyLoop:
         heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
         heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.told, self._position_ts
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
-        heartbeat.parallel = len(self._parallel.busy)
+        heartbeat.parallel = len(self._leader.busy)
         counters = self._committer.counters
         heartbeat.changes_in_sets, heartbeat.changes_folded = counters.in_sets, counters.folded
         heartbeat.serial_relations, heartbeat.set_fallbacks = counters.serial, counters.fallbacks

@@ -22,7 +22,7 @@ class Positions(Protocol):
         """Everything before it is applied or needs no applying, idle stretches included."""
 
 
-class Decider(Protocol):
+class ChangePolicy(Protocol):
     """What may be applied: all that a committer asks."""
 
     def admit(self, batch: Batch) -> int:
@@ -39,13 +39,13 @@ class Decider(Protocol):
         """Whether :meth:`admits` may have a change kept."""
 
 
-class Role(Decider, Protocol):
+class WorkerPolicy(ChangePolicy, Protocol):
     """What an apply worker and a tablesync worker do differently."""
 
     def attach(self, loop: Positions) -> None:
-        """Called once, before anything else: the loop whose positions the role looks at."""
+        """Called once, before anything else: the loop whose positions the policy looks at."""
 
-    def admits_early(self) -> tuple[int, Filter] | None:
+    def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.
 
         None while it takes one to decide. Whoever uses it checks the version when the transaction ends.

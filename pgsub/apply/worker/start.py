@@ -11,7 +11,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.rows.session import Streams, TargetSession, target_session
+from pgsub.apply.rows.session import TargetSession, WorkerStreams, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import Spool, limit
@@ -72,7 +72,7 @@ class WorkerSpec:
 
 
 @contextlib.contextmanager
-def streams(spec: WorkerSpec) -> Iterator[Streams]:
+def streams(spec: WorkerSpec) -> Iterator[WorkerStreams]:
     """Open both ends at the ledger's position, with the claim taken.
 
     :raises Fenced: a second attempt of the same task.
@@ -86,7 +86,7 @@ def streams(spec: WorkerSpec) -> Iterator[Streams]:
         yield opened
 
 
-def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
+def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
     sub, claim = spec.subscription, spec.claim
     spool = Spool(spec.spool_dir, f"{sub.subid}-{claim.worker}", spec.spool_limit)
     stack.callback(spool.close)
@@ -121,14 +121,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> Streams:
     sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
     if claim.worker == workers.APPLY and not own.progress.tagged and origins.allowed(own.connection):
         _say_untagged(own.connection, sub)
-    return Streams(
+    return WorkerStreams(
         own,
         sender,
         Assembler(spool, parallel_streaming=parallel),
         partial(_further_session, spec, tagged=own.progress.tagged),
         standby,
         timing,
-        appliers=sub.max_parallel_apply_workers if parallel and claim.worker == workers.APPLY else 0,
+        parallel_workers=sub.max_parallel_apply_workers if parallel and claim.worker == workers.APPLY else 0,
         pending=pending,
         set_based=spec.set_based,
     )

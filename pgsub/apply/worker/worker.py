@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.conflicts.report import explained
+from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.rows.change_filter import Filter, Kept
 from pgsub.apply.rows.relation_map import NEVER, local_name
-from pgsub.apply.rows.session import Streams
+from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import rolled_back
-from pgsub.apply.worker.held_release import Releasing
+from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
@@ -60,26 +60,26 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
 
 def _run(spec: WorkerSpec) -> WorkerResult:
-    with streams(spec) as opened, contextlib.closing(ApplyRole(opened, spec)) as role:
+    with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
         untagged = not opened.progress.tagged
         heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
         loop = ApplyLoop(
             opened,
-            role,
+            policy,
             heartbeat,
             HeartbeatSender(spec.heartbeat),
             transactional=spec.subscription.apply_mode == "transactional",
             until_lsn=spec.until_lsn,
         )
-        with explained(opened.connection, spec.subscription):
+        with complete_errors(opened.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
 
-class ApplyRole:
+class ApplyPolicy:
     """Which changes apply takes: should_apply_changes_for_rel with the states that hold under the lock."""
 
-    def __init__(self, opened: Streams, spec: WorkerSpec) -> None:
+    def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams = opened
         self._subid = spec.subscription.subid
         self._states: dict[int, RelationState] = {}
@@ -93,14 +93,14 @@ class ApplyRole:
         self._waiting_for: list[int] = []  #: claimed tables that the first transaction that waits would change
         self._held: dict[int, bool] = {}  #: and whether they are being released
         self._keeps: set[int] = set()  #: tables whose changes are kept, as long as the lock is held
-        self._releasing = Releasing(opened, spec)
+        self._release = HeldRelease(opened, spec)
 
     def close(self) -> None:
         """End what it has opened."""
-        self._releasing.close()
+        self._release.close()
 
     def attach(self, loop: Positions) -> None:
-        """See :class:`~pgsub.apply.worker.policy.Role`."""
+        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`."""
         self._loop = loop
         self._take(self._streams.progress.states_version)
 
@@ -139,7 +139,7 @@ class ApplyRole:
             progress.skip = None  # one of the kept transactions is meant
 
     def holds(self) -> bool:
-        """See :class:`~pgsub.apply.worker.policy.Role`."""
+        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`."""
         return bool(self._keeps)
 
     def unfinished(self) -> bool:
@@ -170,7 +170,7 @@ class ApplyRole:
             return None
         return Kept(state.srrelid) if state.srrelid in self._keeps else state.srrelid
 
-    def admits_early(self) -> tuple[int, Filter] | None:
+    def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """Only once every table is ready (pa_can_start): then it takes no LSN to decide. Nor is any held."""
         states, names = self._states, self._names
         if self._held or any(state.srsubstate != "r" for state in states.values()):
@@ -201,7 +201,7 @@ class ApplyRole:
             self._take(control.states_version)
         if self._flips:
             return True  # the next start asks for two_phase
-        if self._releasing.step(self._loop.remote_lsn):
+        if self._release.step(self._loop.remote_lsn):
             self._streams.progress.read()
             self._take(self._streams.progress.states_version)
         position = self._loop.position
@@ -222,7 +222,7 @@ class ApplyRole:
         self._states = table_states(self._streams.connection, self._subid)
         self._held = held_tables.held(self._streams.connection, self._subid)
         self._keeps = set(self._held)
-        self._releasing.tables({relid for relid, releasing in self._held.items() if releasing}, version)
+        self._release.tables({relid for relid, releasing in self._held.items() if releasing}, version)
         self._version = version
         self._streams.relations.look_again()
         rows = self._states.values()
@@ -237,4 +237,4 @@ class ApplyRole:
 def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
     """Whether a transaction lies behind where a claimed table changes hands."""
     assert state.handover_lsn is not None
-    return not covered(transaction.decided_by, state.handover_lsn)
+    return not covered(transaction.decision_lsn, state.handover_lsn)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reading
+from pgsub.apply.preview.slot_reader import Change, Ended, Header, SlotReader
 from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.conflicts import SKIPPED
@@ -165,7 +165,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRa
     return found
 
 
-def _read(reading: Reading, found: SkippedRange, prepared: dict[int, str]) -> None:
+def _read(reading: SlotReader, found: SkippedRange, prepared: dict[int, str]) -> None:
     names: dict[int, tuple[str, str]] = {}
     for step in reading.steps():
         match step:

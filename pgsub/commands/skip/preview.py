@@ -19,10 +19,10 @@ from pgsub.apply.preview.simulation import (
     OUTCOMES,
     WOULD_APPLY,
     Admits,
-    Comparison,
     Finding,
+    Simulation,
 )
-from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, Reading, reading
+from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, SlotReader, reading
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache
 from pgsub.apply.stream.transactions import Kind
@@ -126,7 +126,7 @@ class SearchResult:
 
 
 @contextlib.contextmanager
-def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Iterator[Reading]:
+def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Iterator[SlotReader]:
     """Read what the publisher will send from a position on.
 
     :raises StateForbids: the subscription has no slot, or never spoke to a publisher.
@@ -159,7 +159,7 @@ class TransactionSearch:
         self._begins: Header | None = None
 
     def find(
-        self, opened: Reading, comparison: Comparison | None = None, preview: Preview | None = None
+        self, opened: SlotReader, comparison: Simulation | None = None, preview: Preview | None = None
     ) -> SearchResult:
         """Read until it is found and, with a preview, to its end; or until it is clear that there is none."""
         found: Header | None = None
@@ -206,7 +206,7 @@ class TransactionSearch:
         self._behind += 1
         return self._behind >= _LOOKED_AT
 
-    def _compare(self, change: Change, comparison: Comparison, preview: Preview) -> None:
+    def _compare(self, change: Change, comparison: Simulation, preview: Preview) -> None:
         if preview.changes < COMPARED:
             for finding in comparison.take(change.message):
                 preview.add(finding)
@@ -216,7 +216,7 @@ class TransactionSearch:
 
 
 @contextlib.contextmanager
-def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Comparison]:
+def comparing(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Simulation]:
     """What a transaction that finishes there would do to the target."""
     tracked = origins.allowed(session) and target.tracks_commits(session)
     relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
@@ -244,7 +244,7 @@ def _admission(session: psycopg.Connection, sub: Subscription, finish_lsn: int) 
 @contextlib.contextmanager
 def looking(
     session: psycopg.Connection, sub: Subscription, relations: RelationCache, admits: Admits
-) -> Iterator[Comparison]:
+) -> Iterator[Simulation]:
     """What changes would do to the target, none of which is made.
 
     :param session: for everything but the rows, which another session reads.
@@ -255,7 +255,7 @@ def looking(
     with contextlib.closing(target.connect(sub.target, name)) as connection:
         try:
             with ReadOnlySession(connection) as looker:
-                yield Comparison(looker, relations, admits, RulesPreview(session, relations))
+                yield Simulation(looker, relations, admits, RulesPreview(session, relations))
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None
 

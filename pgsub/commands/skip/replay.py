@@ -13,12 +13,12 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import OtherOrigin
-from pgsub.apply.conflicts.text import KEPT
+from pgsub.apply.conflicts.conflict import OriginDiffers
+from pgsub.apply.conflicts.conflict_text import KEPT
 from pgsub.apply.preview.simulation import IDENTICAL, WOULD_APPLY, Finding
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.skip.replay import Order, Tables, replay
-from pgsub.apply.skip.skipped_reader import Revival
+from pgsub.apply.skip.replay import ReplayFilter, ReplayRequest, replay
+from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.catalog.conflicts import KEPT as KEPT_LOCAL
 from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
@@ -69,7 +69,7 @@ class Replay:
     """
 
     name: str
-    order: Order
+    order: ReplayRequest
     dry_run: bool
     preview: Preview = field(default_factory=Preview)
     refused: int = 0
@@ -111,10 +111,10 @@ def _order(
     sub: Subscription,
     options: ReplayOptions,
     conflict: ConflictRow | None,
-) -> Order:
+) -> ReplayRequest:
     if conflict is None:
         kept = skipped_changes.of_transaction(session, sub.subid, options.lsn, table=options.table)
-        order = Order(options.lsn, kept, {"table": options.table}) if kept is not None else None
+        order = ReplayRequest(options.lsn, kept, {"table": options.table}) if kept is not None else None
     else:
         order = _of_conflict(session, sub, conflict)
     if order is None:
@@ -149,7 +149,7 @@ def _nothing(options: ReplayOptions) -> StateForbids:
 _BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule that keeps what is on the target"}
 
 
-def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> Order | None:
+def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> ReplayRequest | None:
     """The letter of one conflict: named by the record, or found by its values where a whole transaction was skipped.
 
     :raises StateForbids: it was not skipped, or several letters have its values.
@@ -177,7 +177,7 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
             f"pgsub conflicts replay {word(sub.name)} --lsn {format_lsn(lsn)}",
         )
     kept = skipped_changes.of_transaction(session, sub.subid, lsn, ids=ids) if ids else None
-    return None if kept is None else Order(lsn, kept, {"conflict": conflict.id})
+    return None if kept is None else ReplayRequest(lsn, kept, {"conflict": conflict.id})
 
 
 def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: ConflictRow) -> list[int]:
@@ -190,7 +190,10 @@ def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: Con
 
 def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None:
     order, ids = found.order, found.kept.ids
-    tables, revival = Tables(session, sub.subid, order.finish_lsn), Revival(session, order.finish_lsn, order.kept)
+    tables, revival = (
+        ReplayFilter(session, sub.subid, order.finish_lsn),
+        SkippedReader(session, order.finish_lsn, order.kept),
+    )
     cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
     with preview.looking(session, sub, cache, tables.admits) as comparison:
         for letter, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
@@ -205,7 +208,7 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
                 found.refused += _stops(finding)
 
 
-def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OtherOrigin]:
+def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OriginDiffers]:
     """In the journal before it begins: a crash leaves a row that was begun."""
     order = found.order
     detail = {"finish_lsn": format_lsn(order.finish_lsn), "changes": len(order.kept.ids), **order.told}
@@ -224,7 +227,7 @@ def _replay(store: StateStore, sub: Subscription, found: Replay, options: Replay
     return others
 
 
-def _record(store: StateStore, sub: Subscription, order: Order) -> None:
+def _record(store: StateStore, sub: Subscription, order: ReplayRequest) -> None:
     told = order.told
     store.conflicts_replayed(sub.subid, order.finish_lsn, told.get("conflict"), told.get("table"))
 
@@ -241,7 +244,7 @@ def _hint(options: ReplayOptions, found: Replay) -> str:
     return text
 
 
-def _warn(reporter: Reporter, sub: Subscription, other: OtherOrigin) -> None:
+def _warn(reporter: Reporter, sub: Subscription, other: OriginDiffers) -> None:
     body = other.body(sub.subid)
     reporter.warning(str(body["message"]), detail=str(body["detail"]))
 

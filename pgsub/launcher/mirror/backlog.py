@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pgsub.apply.preview.slot_reader import Ended, Reading, reading
+from pgsub.apply.preview.slot_reader import Ended, SlotReader, reading
 from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError
@@ -79,7 +79,7 @@ class Backlog:
             return None  # the apply worker meets the same problem and reports it
 
 
-def count(opened: Reading, behind: int) -> Waiting:
+def count(opened: SlotReader, behind: int) -> Waiting:
     """Count transactions that finish behind an LSN, within the bounds."""
     found, size, end = 0, 0, time.monotonic() + SECONDS
     for step in opened.steps():

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.apply.conflicts import record as conflicts_record
-from pgsub.apply.conflicts.record import ConflictRecord
+from pgsub.apply.conflicts import conflict_record
+from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.common.subscription import Subscription
@@ -80,7 +80,7 @@ class _Look:
         keys = unique_indexes.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        told = conflicts_record.copied_over(self._rows_of.relation, diag)
+        told = conflict_record.copy_conflict(self._rows_of.relation, diag)
         try:
             for values in _readings(told.key, keys):
                 for row in self._publishers(snapshot, keys, values):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.conflicts.report import explained
+from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
 from pgsub.apply.rows.relation_map import RelationCache
@@ -72,8 +72,8 @@ class Writer:
     def __init__(self, session: psycopg.Connection, sub: Subscription, claim: Claim, *, tagged: bool) -> None:
         tracked = tagged and target.tracks_commits(session)
         self.relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
-        self.ending = LedgerCommit(session, Progress(session, claim, tagged=tagged), sub.subid)
-        self.executor = Executor(session, sub.subid, self.relations, self.ending.record, set_based=False)
+        self.ledger_commit = LedgerCommit(session, Progress(session, claim, tagged=tagged), sub.subid)
+        self.executor = Executor(session, sub.subid, self.relations, self.ledger_commit.record, set_based=False)
         self.session, self.sub = session, sub
 
 
@@ -102,12 +102,12 @@ def store(writer: Writer, rows_of: CopiedRelation, rows: Iterable[bytes]) -> Ite
     """
     executor = writer.executor
     writer.relations.learn(rows_of.relation)
-    with explained(writer.session, writer.sub), executor.naming_rows():
+    with complete_errors(writer.session, writer.sub), executor.row_by_row():
         executor.begin()
         for changes, size in _batches(rows, rows_of.relation):
             executor.copied(changes, lambda relation, oid, finish_lsn: rows_of.oid)
             yield len(changes), size
-        writer.ending.record(executor.finish())
+        writer.ledger_commit.record(executor.finish())
 
 
 def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:

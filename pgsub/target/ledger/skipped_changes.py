@@ -25,7 +25,7 @@ _OPERATION = "body->>'operation'"
 class SkippedChange:
     """One change.
 
-    :ivar body: as :class:`pgsub.apply.commit.skipped_changes.DeadLetters` wrote it.
+    :ivar body: as :class:`pgsub.apply.commit.skipped_changes.SkippedChanges` wrote it.
     """
 
     id: int

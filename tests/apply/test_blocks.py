@@ -1,4 +1,4 @@
-"""Large transactions are executed in pieces, and a piece that cannot be a set is undone alone."""
+"""Large transactions are executed in blocks, and a block that cannot be a set is undone alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Made = Callable[..., Pair]
 @pytest.fixture
 def undone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Pieces of a hundred rows; what is said of those that were undone."""
-    monkeypatch.setattr(executor, "PIECE_ROWS", 100)
+    monkeypatch.setattr(executor, "BLOCK_ROWS", 100)
     caplog.set_level(logging.DEBUG, "pgsub.apply")
-    return lambda: [one.getMessage() for one in caplog.records if "piece is replayed" in one.getMessage()]
+    return lambda: [one.getMessage() for one in caplog.records if "block is replayed" in one.getMessage()]
 
 
 def _missing(p: Pair) -> list[str]:

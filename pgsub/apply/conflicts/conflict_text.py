@@ -63,7 +63,7 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
     return f"Could not find the row to be {verb}.\n{_sentence(parts)}"
 
 
-def other_origin(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
+def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
     """DETAIL of update_origin_differs and delete_origin_differs.
 
     :param hit: the row as it was, and who wrote it.

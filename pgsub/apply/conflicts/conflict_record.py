@@ -51,7 +51,7 @@ class ConflictRecord:
 _FIELDS = tuple(one.name for one in fields(ConflictRecord))
 
 
-def begun(kind: str, transaction: RemoteTransaction, schema: str, name: str) -> ConflictRecord:
+def new_record(kind: str, transaction: RemoteTransaction, schema: str, name: str) -> ConflictRecord:
     """The beginning of a record.
 
     :param schema: with ``name`` the table, of a partitioned one the partition.
@@ -77,13 +77,13 @@ def first_detail(diag: psycopg.errors.Diagnostic) -> str:
     return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
 
 
-def told_key(diag: psycopg.errors.Diagnostic) -> str | None:
+def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:
     """The key that a unique violation names."""
     told = _KEY.match(diag.message_detail or "")
     return told[1] if told else None
 
 
-def copying(name: str) -> str:
+def copy_context(name: str) -> str:
     """The context of a copied row.
 
     :param name: schema.table of the target.
@@ -91,12 +91,12 @@ def copying(name: str) -> str:
     return f'processing a copied row for replication target relation "{name}"'
 
 
-def copied_over(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
+def copy_conflict(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
     """A row that a plain copy has met, as far as its error tells.
 
     :param relation: that is copied, by its name on the target.
     """
-    record = begun("insert_exists", RemoteTransaction(0, 0), diag.schema_name or "", diag.table_name or "")
-    record.detail, record.context = first_detail(diag), copying(f"{relation.namespace}.{relation.name}")
-    record.key, record.index_name = told_key(diag) or "", diag.constraint_name
+    record = new_record("insert_exists", RemoteTransaction(0, 0), diag.schema_name or "", diag.table_name or "")
+    record.detail, record.context = first_detail(diag), copy_context(f"{relation.namespace}.{relation.name}")
+    record.key, record.index_name = violated_key(diag) or "", diag.constraint_name
     return record
