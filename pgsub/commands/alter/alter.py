@@ -86,11 +86,7 @@ def _check_tables(
     """Tables that rules name for the first time should be there; without a refresh so far nobody knows any."""
     known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
     rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
-    warnings = preflight.tables_of_rules(rules, known)
-    if options.strict:
-        preflight.enforce(warnings)
-    for warned in warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
+    preflight.report(preflight.tables_of_rules(rules, known), reporter, strict=options.strict)
 
 
 def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:
@@ -139,7 +135,7 @@ def _alter_with_servers(
                 copies, named = options.copy_data is not False, options.named
                 wanted = diff.plan(session, source, new, copy_data=copies, named=named)
                 unconfirmed = _unconfirmed(source, sub, new)
-            table_changes.announce(wanted, reporter, strict=options.strict)
+            preflight.report(wanted.found.warnings, reporter, strict=options.strict)
             if unconfirmed:
                 _pass_creation(service, sub, options, unconfirmed, reporter)
         served = store.server(sub.subid)

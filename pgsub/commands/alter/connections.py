@@ -125,8 +125,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
             hint="A subscription stays with its database. Create another one for another target.",
         )
     _check_prepared(session, sub)
-    for warned in warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
+    preflight.report(warnings, reporter)
     return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
 
 

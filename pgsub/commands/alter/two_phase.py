@@ -80,10 +80,7 @@ def _enable(
 ) -> None:
     with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
         warnings = preflight.check_two_phase(session, source)
-    if strict:
-        preflight.enforce(warnings)
-    for warned in warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
+    preflight.report(warnings, reporter, strict=strict)
     two_phase.ask_for(session, sub.subid)
 
 

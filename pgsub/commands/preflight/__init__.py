@@ -4,7 +4,7 @@ What the server refuses is refused here; what it only meets later (a missing col
 ``--strict``. Everything is read in bulk: a thousand tables cost a handful of round trips.
 """
 
-from pgsub.commands.preflight.findings import Caution, Preflight, Table, enforce
+from pgsub.commands.preflight.findings import Caution, Preflight, Table, report
 from pgsub.commands.preflight.servers import (
     check_conflict_rules,
     check_given_slot,
@@ -25,6 +25,6 @@ __all__ = [
     "check_tables",
     "check_target",
     "check_two_phase",
-    "enforce",
+    "report",
     "tables_of_rules",
 ]

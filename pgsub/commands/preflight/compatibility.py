@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pgsub.commands.preflight import type_conversion
 from pgsub.commands.preflight.catalog_facts import Facts, Type, Unique
-from pgsub.commands.preflight.findings import Caution, Table, counted, listing, some
+from pgsub.commands.preflight.findings import Caution, Table, concerning, some
 from pgsub.common import quoting
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Column, Relation
@@ -166,16 +166,15 @@ def _constraints(pair: Pair) -> Iterator[Caution]:
 def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
     """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements on these tables."""
     for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
-        found = [pair for pair in pairs if pair.actions.words == what and _anonymous(pair)]
-        if found:
-            names = [pair.table.name for pair in found]
-            commands = [f"ALTER TABLE {_quoted(pair)} REPLICA IDENTITY FULL;" for pair in found]
-            yield Caution(
-                f"{counted(names)} publish{'es' if len(names) == 1 else ''} {what} without a replica identity",
-                f"The publisher refuses {what} of their rows.{listing(names)}",
-                "Give them primary keys, or run this on the publisher:\n" + "\n".join(commands),
-                tables=tuple(names),
-            )
+        found = [pair.table for pair in pairs if pair.actions.words == what and _anonymous(pair)]
+        names = [quoting.name(table.remote.schema, table.remote.name) for table in found]
+        yield from concerning(
+            [table.name for table in found],
+            f"{{}} [publishes|publish] {what} without a replica identity",
+            f"The publisher refuses {what} of their rows.",
+            "Give them primary keys, or run this on the publisher:"
+            + "".join(f"\nALTER TABLE {name} REPLICA IDENTITY FULL;" for name in names),
+        )
 
 
 def _anonymous(pair: Pair) -> bool:
@@ -193,20 +192,13 @@ def _uncovered_identity(pair: Pair) -> Iterator[Caution]:
         )
 
 
-def _quoted(pair: Pair) -> str:
-    return quoting.name(pair.table.remote.schema, pair.table.remote.name)
-
-
 def _lookup(pair: Pair) -> Iterator[Caution]:
     """check_relation_updatable and FindReplTupleInLocalRel of the server, on what will be sent."""
     if not pair.actions.words or _anonymous(pair):
         return
     remote = pair.table.remote
     full = remote.replica_identity == "f"
-    columns = tuple(
-        Column(1 if full or column.is_key else 0, column.name, column.type_oid, column.typmod)
-        for column in remote.columns
-    )
+    columns = tuple(Column(full or one.is_key, one.name, one.type_oid, one.typmod) for one in remote.columns)
     relation = Relation(remote.oid, remote.schema, remote.name, remote.replica_identity, columns)
     try:
         mapped = map_relation(relation, pair.table.target)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgsub.commands.reporter import Reporter
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.publisher.tables import Name, RemoteTable
@@ -68,41 +70,48 @@ class Preflight:
         warnings = [
             {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
         ]
-        return {
-            "two_phase": self.two_phase,
-            "tables": [table.document() for table in self.tables],
-            "warnings": warnings,
-        }
+        tables = [table.document() for table in self.tables]
+        return {"two_phase": self.two_phase, "tables": tables, "warnings": warnings}
 
 
-def enforce(warnings: Sequence[Caution]) -> None:
-    """``--strict``: what would be warned about is refused.
+def report(warnings: Sequence[Caution], reporter: Reporter, *, strict: bool = False) -> None:
+    """Report the warnings, or with ``--strict`` refuse them.
 
-    :raises PgsubError: the first warning, with all of them in the detail.
+    :raises TargetSchemaError: the first warning, with all of them in the detail.
     """
-    if warnings:
+    if strict and warnings:
         first, *more = warnings
         raise TargetSchemaError(
             first.message,
             detail="\n".join([first.detail or "", *(f"Also: {w.message}." for w in more)]).strip() or None,
             hint=first.hint or "Without --strict this is a warning.",
         )
+    for warning in warnings:
+        reporter.warning(warning.message, warning.detail, warning.hint)
+
+
+def concerning(
+    tables: Sequence[str], message: str, detail: str, hint: str | None, *, schemas: Sequence[str] = (), most: int = 20
+) -> Iterator[Caution]:
+    """Yield one warning for all of these tables, none without any.
+
+    :param tables: qualified names.
+    :param message: ``{}`` stands for the one table, or for how many; ``[is|are]`` for the verb.
+    :param schemas: the message and the detail name these, not the tables.
+    :param most: names that the detail lists.
+    """
+    if tables:
+        named, noun = (schemas, "schema") if schemas else (tables, "table")
+        text = re.sub(r"\[(\w*)\|(\w*)\]", lambda verb: verb[1 + (len(named) > 1)], message)
+        subject = f'{noun} "{named[0]}"' if len(named) == 1 else f"{len(named)} {noun}s"
+        listing = f" {noun.capitalize()}s: {some(named, most)}." if len(named) > 1 else ""
+        yield Caution(text.replace("{}", subject), f"{detail}{listing}", hint, tables=tuple(tables))
 
 
 def some(names: Sequence[str], most: int = 20) -> str:
     """Names for a sentence, quoted, the first ones where they are many."""
     listed = ", ".join(f'"{name}"' for name in names[:most])
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
-
-
-def listing(names: Sequence[str], noun: str = "Tables", most: int = 20) -> str:
-    """A sentence that names those that ``counted`` only counts, after a space; nothing where it named the one."""
-    return f" {noun}: {some(names, most)}." if len(names) > 1 else ""
-
-
-def counted(names: Sequence[str], noun: str = "table") -> str:
-    """``table "public.t"`` or ``3 tables``."""
-    return f'{noun} "{names[0]}"' if len(names) == 1 else f"{len(names)} {noun}s"
 
 
 def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:

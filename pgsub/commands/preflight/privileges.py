@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pgsub.commands.preflight.compatibility import Pair
-from pgsub.commands.preflight.findings import Caution, Table, counted, grant, listing, some
+from pgsub.commands.preflight.findings import Caution, Table, concerning, grant, some
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
@@ -19,25 +19,21 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
     """
     copied = [pair for pair in pairs if pair.table.mode != "none"]
     yield from _schemas([p for p in copied if not p.source.usage], "publisher", role, "Their rows cannot be copied.")
-    closed = [pair for pair in copied if not _readable(pair)]
-    if closed:
-        names = [pair.table.name for pair in closed]
-        yield Caution(
-            f"permission denied for {counted(names)} on the publisher",
-            f"Their rows cannot be copied.{listing(names)}",
-            "Run this on the publisher:\n"
-            + grant("SELECT", "TABLE", [(p.table.remote.schema, p.table.remote.name) for p in closed], role),
-            tables=tuple(names),
-        )
-    filtered = [p.table.name for p in copied if p.source.row_security]
-    if filtered:
-        yield Caution(
-            f"a row security policy applies to {counted(filtered)} on the publisher",
-            f"It would filter the copy, which therefore fails.{listing(filtered)}",
-            "Run this on the publisher, or take the tables out of the publication:\n"
-            f"ALTER ROLE {quoting.name(role)} BYPASSRLS;",
-            tables=tuple(filtered),
-        )
+    closed = [pair.table for pair in copied if not _readable(pair)]
+    yield from concerning(
+        [table.name for table in closed],
+        "permission denied for {} on the publisher",
+        "Their rows cannot be copied.",
+        "Run this on the publisher:\n"
+        + grant("SELECT", "TABLE", [(one.remote.schema, one.remote.name) for one in closed], role),
+    )
+    yield from concerning(
+        [pair.table.name for pair in copied if pair.source.row_security],
+        "a row security policy applies to {} on the publisher",
+        "It would filter the copy, which therefore fails.",
+        "Run this on the publisher, or take the tables out of the publication:\n"
+        f"ALTER ROLE {quoting.name(role)} BYPASSRLS;",
+    )
 
 
 def _readable(pair: Pair) -> bool:
@@ -66,14 +62,13 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
     for acting, concerned in unusable.items():
         yield from _schemas(concerned, "target", acting, "Nothing can be written to them.")
     for (grantee, privileges), concerned in lacking.items():
-        names = [pair.table.name for pair in concerned]
         listed = ", ".join(privileges)
-        yield Caution(
-            f"permission denied for {counted(names)} on the target",
-            f"What the publications publish needs {listed}.{listing(names)}",
+        yield from concerning(
+            [pair.table.name for pair in concerned],
+            "permission denied for {} on the target",
+            f"What the publications publish needs {listed}.",
             "Run this on the target:\n"
             + grant(listed, "TABLE", [(p.table.target.schema, p.table.target.name) for p in concerned], grantee),
-            tables=tuple(names),
         )
 
 
@@ -96,26 +91,21 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
         if table.target.access == "none" and not sub.run_as_owner:
             strange.append(table)
     for text, (first, names) in refused.items():
-        detail = f"Copy and apply stop at {'this table' if len(names) == 1 else 'these tables'}.{listing(names)}"
+        detail = f"Copy and apply stop at {'this table' if len(names) == 1 else 'these tables'}."
         if first.sqlstate == roles.FILTERED:
-            detail = f"A role cannot replicate into relations with row-level security enabled.{listing(names)}"
-        yield Caution(text.replace("{}", counted(names)), detail, first.hint, tables=tuple(names))
+            detail = "A role cannot replicate into relations with row-level security enabled."
+        yield from concerning(names, text, detail, first.hint)
     if strange:
-        yield _strange(strange)
-
-
-def _strange(tables: Sequence[Table]) -> Caution:
-    names = [table.name for table in tables]
-    user = tables[0].target.user
-    listed = sorted({table.target.owner for table in tables})
-    quoted = ", ".join(quoting.name(owner) for owner in listed)
-    return Caution(
-        f'changes of {counted(names)} on the target are made as role "{user}", not as the owner',
-        f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
-        f" rights.{listing(names)}",
-        f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO {quoting.name(user)};",
-        tables=tuple(names),
-    )
+        user = strange[0].target.user
+        listed = sorted({table.target.owner for table in strange})
+        quoted = ", ".join(quoting.name(owner) for owner in listed)
+        yield from concerning(
+            [table.name for table in strange],
+            f'changes of {{}} on the target are made as role "{user}", not as the owner',
+            f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
+            " rights.",
+            f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO {quoting.name(user)};",
+        )
 
 
 def _needed(pair: Pair) -> list[str]:
@@ -134,10 +124,10 @@ def _needed(pair: Pair) -> list[str]:
 
 def _schemas(pairs: Sequence[Pair], server: str, role: str, consequence: str) -> Iterator[Caution]:
     schemas = sorted({pair.table.remote.schema for pair in pairs})
-    if schemas:
-        yield Caution(
-            f"permission denied for {counted(schemas, 'schema')} on the {server}",
-            f"Published tables are in it. {consequence}{listing(schemas, 'Schemas')}",
-            f"Run this on the {server}:\n{grant('USAGE', 'SCHEMA', schemas, role)}",
-            tables=tuple(pair.table.name for pair in pairs),
-        )
+    yield from concerning(
+        [pair.table.name for pair in pairs],
+        f"permission denied for {{}} on the {server}",
+        f"Published tables are in it. {consequence}",
+        f"Run this on the {server}:\n{grant('USAGE', 'SCHEMA', schemas, role)}",
+        schemas=schemas,
+    )

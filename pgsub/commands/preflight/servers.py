@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import psycopg
 
@@ -35,34 +35,31 @@ def check_target(session: psycopg.Connection) -> list[Caution]:
 
     :raises PermissionMissing: no ledger, and none may be made.
     """
-    warned = [*_privileges(session), *_settings(session), *check_line(session, "target")]
-    for (name,) in session.execute(_PUBLISHING).fetchall():
-        warned.append(
-            Caution(
-                f'publication "{name}" on the target publishes all tables, schema pgsub included',
-                "A subscriber of it would receive the rows of pgsub's ledger.",
-                "Publish schemas by name instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA …",
-            )
+    warned = [*_privileges(session), *_settings(session), *check_encryption(session, "target")]
+    warned += [
+        Caution(
+            f'publication "{name}" on the target publishes all tables, schema pgsub included',
+            "A subscriber of it would receive the rows of pgsub's ledger.",
+            "Publish schemas by name instead: CREATE PUBLICATION … FOR TABLES IN SCHEMA …",
         )
+        for (name,) in session.execute(_PUBLISHING).fetchall()
+    ]
     schema.check(session)
     return warned
 
 
-def check_line(connection: psycopg.Connection, server: str) -> list[Caution]:
-    """Whether whoever stands between could read and write what is sent.
+def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Caution]:
+    """Warn of a connection that others could read and change.
 
     :param server: publisher or target.
     """
     info = connection.info
-    if not channel.plain(connection) or is_local(info.hostaddr or info.host):
-        return []
-    return [
-        Caution(
+    if channel.plain(connection) and not is_local(info.hostaddr or info.host):
+        yield Caution(
             f"the connection to the {server} is not encrypted",
             f"Whoever can write on the line to {info.host} decides what is applied on the target.",
             f'Add "sslmode=verify-full sslrootcert=…" to the connection string of the {server}.',
         )
-    ]
 
 
 def is_local(host: str) -> bool:
@@ -75,43 +72,37 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _privileges(session: psycopg.Connection) -> list[Caution]:
-    row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
-    role = row[0] if row else ""
-    warned = []
+def _privileges(session: psycopg.Connection) -> Iterator[Caution]:
+    role = _role(session)
     if not target.is_replica(session):
-        warned.append(
-            Caution(
-                "cannot set session_replication_role on the target",
-                "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
-                f"GRANT SET ON PARAMETER session_replication_role TO {role};",
-                "session_replication_role",
-            )
+        yield Caution(
+            "cannot set session_replication_role on the target",
+            "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
+            f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+            "session_replication_role",
         )
     if not origins.allowed(session):
-        warned.append(
-            Caution(
-                "cannot use replication origins on the target",
-                "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
-                origins.grant_hint(session, role),
-                origins.FEATURE,
-            )
+        yield Caution(
+            "cannot use replication origins on the target",
+            "Subscribers of the target with origin = none receive what pgsub writes as if it were local.",
+            origins.grant_hint(session, role),
+            origins.FEATURE,
         )
-    return warned
 
 
-def _settings(session: psycopg.Connection) -> list[Caution]:
+def _role(session: psycopg.Connection) -> str:
+    return str(publisher.scalar(session, "SELECT pg_catalog.quote_ident(current_user)"))
+
+
+def _settings(session: psycopg.Connection) -> Iterator[Caution]:
     """Settings of the target by which the server's subscriber would read text otherwise; see docs/differences.md."""
-    row = session.execute("SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'").fetchone()
-    if row is None or row[0] != "off":
-        return []
-    return [
-        Caution(
+    setting = publisher.scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
+    if setting == "off":
+        yield Caution(
             "array_nulls is off on the target",
             "pgsub reads arrays with it on, so that NULL elements of the publisher's arrays stay NULL. NULL in a text"
             " column that goes to an array column is read as NULL, too; the server's subscriber would read it as text.",
         )
-    ]
 
 
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
@@ -131,11 +122,10 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
             sqlstate="55000",
         )
     if not origins.allowed(session):
-        row = session.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
         raise StateForbids(
             f'conflict rule "{asking[0]}" needs replication origins on the target',
             detail="Without them what pgsub wrote cannot be told from what others wrote.",
-            hint=f"Run this on the target:\n{origins.grant_hint(session, row[0] if row else '')}",
+            hint=f"Run this on the target:\n{origins.grant_hint(session, _role(session))}",
             sqlstate="42501",
         )
 
@@ -163,30 +153,20 @@ def check_two_phase(session: psycopg.Connection, source: publisher.Connection | 
     """
     if source is not None:
         slots.check_two_phase(source)
-    here, there = _max_prepared(session), 0 if source is None else _max_prepared(source)
-    setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(there, 20)};"
+    name = "max_prepared_transactions"
+    here, there = _setting(session, name), 0 if source is None else _setting(source, name)
+    hint = f"Set it on the target, and restart the target:\nALTER SYSTEM SET {name} = {max(there, 20)};"
     if here == 0:
-        return [
-            Caution(
-                "prepared transactions are disabled on the target",
-                "Its max_prepared_transactions is 0. Apply stops at the first transaction that is prepared on the"
-                " publisher.",
-                f"Set it there, and restart the target:\n{setting}",
-            )
-        ]
-    if here >= there:
-        return []
-    return [
-        Caution(
-            "max_prepared_transactions of the target is smaller than the publisher's",
-            f"It is {here}, the publisher's is {there}. While as many are prepared on the target, apply waits.",
-            f"Set it on the target, and restart that:\n{setting}",
-        )
-    ]
+        detail = f"Its {name} is 0. Apply stops at the first transaction that is prepared on the publisher."
+        return [Caution("prepared transactions are disabled on the target", detail, hint)]
+    if here < there:
+        detail = f"It is {here}, the publisher's is {there}. While as many are prepared on the target, apply waits."
+        return [Caution(f"{name} of the target is smaller than the publisher's", detail, hint)]
+    return []
 
 
-def _max_prepared(connection: psycopg.Connection) -> int:
-    return int(str(publisher.scalar(connection, "SHOW max_prepared_transactions")))
+def _setting(connection: psycopg.Connection, name: str) -> int:
+    return int(str(publisher.scalar(connection, f"SHOW {name}")))
 
 
 def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -> None:
@@ -197,18 +177,14 @@ def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -
     """
     if not slot.two_phase or (ready and sub.two_phase != "d"):
         return
-    with_option = sub.two_phase != "d"
-    raise StateForbids(
-        f'replication slot "{slot.name}" is two-phase, but the subscription '
-        + ("will not be before every table is synchronized" if with_option else "is not"),
-        detail="Tables that are still copied would lose transactions that are prepared before and committed after."
-        if with_option
-        else "The slot sends prepared transactions as such.",
-        hint="Use another slot, or no slot of your own."
-        if with_option
-        else "Use another slot, or --two-phase with --no-copy-data.",
-        sqlstate="55000",
-    )
+    lacking, detail = "is not", "The slot sends prepared transactions as such."
+    hint = "Use another slot, or --two-phase with --no-copy-data."
+    if sub.two_phase != "d":
+        lacking = "will not be before every table is synchronized"
+        detail = "Tables that are still copied would lose transactions that are prepared before and committed after."
+        hint = "Use another slot, or no slot of your own."
+    message = f'replication slot "{slot.name}" is two-phase, but the subscription {lacking}'
+    raise StateForbids(message, detail=detail, hint=hint, sqlstate="55000")
 
 
 def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
@@ -248,7 +224,7 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
 
 def check_room(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
-) -> list[Caution]:
+) -> Iterator[Caution]:
     """Whether there is room on both servers for what synchronizes at once; whether new slots will have to wait.
 
     :param tables: those that will be copied.
@@ -257,68 +233,53 @@ def check_room(
     syncing = min(sub.max_sync_workers, len(tables))
     needed = syncing + (0 if with_slot else 1)
     if needed == 0:
-        return []
+        return
     # small tables share a slot, and get a copy of it each in turn where apply went past it
     shared = syncing if len(tables) > syncing else 0
-    warned = [*_walsenders(connection, needed, needed + shared), *_delays(connection)]
+    yield from _walsenders(connection, needed, needed + shared)
+    yield from _delays(connection)
     copying = sub.copy_workers if any(table.chunks > 1 for table in tables) else 1
-    sessions = 2 + syncing * (1 + copying)
     for server, asked in (("publisher", connection), ("target", session)):
-        warned += _sessions(asked, server, sessions)
-    return warned + _origins(session, 1 + syncing)
+        yield from _sessions(asked, server, 2 + syncing * (1 + copying))
+    yield from _origins(session, 1 + syncing)
 
 
-def _origins(session: psycopg.Connection, needed: int) -> list[Caution]:
+def _origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
     """Apply and each table that synchronizes write with an origin of their own, which stays the subscription's."""
     left = origins.free(session) if origins.allowed(session) else None
-    if left is None or left >= needed:
-        return []
-    return [
-        Caution(
+    if left is not None and left < needed:
+        yield Caution(
             f"only {left} replication origins are free on the target",
             f"The subscription may take {needed}. A worker that gets none is tried again and again where origin = none"
             " or a publication of its tables depends on origins, and otherwise writes as if it were local.",
             origins.SHORT_HINT,
         )
-    ]
 
 
-def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> list[Caution]:
+def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> Iterator[Caution]:
     """Each table that synchronizes holds a slot and a walsender, apply another."""
     free = slots.free_slots(connection)
-    warned = []
     for kind, left, needed, setting in (
         ("replication slots", free.max - free.used, most_slots, "max_replication_slots"),
         ("walsenders", free.free_walsenders, walsenders, "max_wal_senders"),
     ):
         if left < needed:
-            present = int(str(publisher.scalar(connection, f"SHOW {setting}")))
-            warned.append(
-                Caution(
-                    f"only {max(left, 0)} {kind} are free on the publisher",
-                    f"The subscription and the tables that synchronize at once may take {needed}; those that get none"
-                    " are tried again and again.",
-                    "Use a smaller --max-sync-workers, or raise the setting and restart the publisher:\n"
-                    f"ALTER SYSTEM SET {setting} = {present + needed - left};",
-                )
+            yield Caution(
+                f"only {max(left, 0)} {kind} are free on the publisher",
+                f"The subscription and the tables that synchronize at once may take {needed}; those that get none"
+                " are tried again and again.",
+                "Use a smaller --max-sync-workers, or raise the setting and restart the publisher:\n"
+                f"ALTER SYSTEM SET {setting} = {_setting(connection, setting) + needed - left};",
             )
-    return warned
 
 
-def _delays(connection: publisher.Connection) -> list[Caution]:
+def _delays(connection: publisher.Connection) -> Iterator[Caution]:
+    waits = "the creation of replication slots will wait for"
     found = long_transactions(connection, LONG_SECONDS)
-    warned = [
-        Caution(
-            f"the creation of replication slots will wait for {one.name} on the publisher", one.detail(), one.hint()
-        )
-        for one in found[:_AT_MOST]
-    ]
-    if len(found) > _AT_MOST:
-        rest = ", ".join(one.name for one in found[_AT_MOST:])
-        warned.append(
-            Caution(f"the creation of replication slots will wait for {len(found) - _AT_MOST} more transactions", rest)
-        )
-    return warned
+    for one in found[:_AT_MOST]:
+        yield Caution(f"{waits} {one.name} on the publisher", one.detail(), one.hint())
+    if more := found[_AT_MOST:]:
+        yield Caution(f"{waits} {len(more)} more transactions", ", ".join(one.name for one in more))
 
 
 # Reserved connections are not for everybody, and a role and a database have limits of their own. What the role may not
@@ -341,40 +302,33 @@ SELECT least(
 """
 
 
-def _sessions(connection: psycopg.Connection, server: str, needed: int) -> list[Caution]:
+def _sessions(connection: psycopg.Connection, server: str, needed: int) -> Iterator[Caution]:
     row = connection.execute(_SESSIONS.encode()).fetchone()
-    if row is None or row[0] >= needed:
-        return []
-    return [
-        Caution(
+    if row is not None and row[0] < needed:
+        yield Caution(
             f"only {max(row[0], 0)} sessions are free for this role on the {server}",
             f"Tables and chunks that are copied at once may take {needed}; what finds none is tried again and again.",
             f"Use a smaller --max-sync-workers or --copy-workers, or raise the limit (max_connections is {row[1]}, or"
             " CONNECTION LIMIT of role or database).",
         )
-    ]
 
 
-def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> list[Caution]:
+def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> Iterator[Caution]:
     """Whether every character of the publisher exists on the target."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
+    message = f'the publisher\'s database has encoding "{there}", the target\'s "{here}"'
     if "SQL_ASCII" in (there, here):  # nobody knows what its bytes mean, so nothing can be converted
-        return [
-            Caution(
-                f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
-                "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and"
-                " text from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as"
-                " they are.",
-                "Replicate between databases that say what encoding they have.",
-            )
-        ]
-    if there == here or here == "UTF8":
-        return []
-    return [
-        Caution(
-            f'the publisher\'s database has encoding "{there}", the target\'s "{here}"',
+        yield Caution(
+            message,
+            "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and text"
+            " from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as they"
+            " are.",
+            "Replicate between databases that say what encoding they have.",
+        )
+    elif here not in (there, "UTF8"):
+        yield Caution(
+            message,
             "Text with characters that the target's encoding does not know fails.",
             "Replicate into a database of the same encoding, or of UTF8.",
         )
-    ]

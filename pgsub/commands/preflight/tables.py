@@ -9,7 +9,7 @@ from psycopg import sql
 
 from pgsub.commands.preflight import catalog_facts, privileges, servers
 from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unidentified
-from pgsub.commands.preflight.findings import Caution, Preflight, Table, counted, listing, some
+from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning, some
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.common.subscription import Subscription
@@ -73,7 +73,7 @@ def check_tables(
     if copy_data and sub.origin == "none":
         found.warnings += _foreign_rows(connection, sub, known)
     copied = [table for table in found.tables if table.mode != "none"]
-    found.warnings += servers.check_line(connection, "publisher")
+    found.warnings += servers.check_encryption(connection, "publisher")
     found.warnings += servers.check_room(connection, session, sub, copied)
     return found
 
@@ -226,53 +226,42 @@ SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersi
 def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
     """Where the rows really go: tables that a crash empties, partitioned ones without a partition."""
     rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
-    unlogged = {oid for oid, found, _ in rows if found}
-    bare = {oid for oid, _, found in rows if found}
-    names = [table.name for table in tables if table.target.oid in unlogged]
-    if names:
-        first = next(table.target for table in tables if table.target.oid in unlogged)
-        yield Caution(
-            f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} unlogged",
-            f"A crash of the target empties unlogged tables, and their rows do not come again.{listing(names)}",
-            f"Run this on the target:\nALTER TABLE {quoting.statement(statements.table_name(first))} SET LOGGED;",
-            tables=tuple(names),
-        )
-    names = [table.name for table in tables if table.target.oid in bare]
-    if names:
-        yield Caution(
-            f"{counted(names)} on the target {'has' if len(names) == 1 else 'have'} no partition",
-            f"Every row fails.{listing(names)}",
-            "Create the partitions on the target.",
-            tables=tuple(names),
-        )
+    found = {oid: answers for oid, *answers in rows}
+    unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
+    logged = [f"ALTER TABLE {quoting.statement(statements.table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]
+    yield from concerning(
+        [table.name for table in unlogged],
+        "{} on the target [is|are] unlogged",
+        "A crash of the target empties unlogged tables, and their rows do not come again.",
+        "\n".join(["Run this on the target:", *logged]),
+    )
+    yield from concerning(
+        [table.name for table in tables if found.get(table.target.oid, (False, False))[1]],
+        "{} on the target [has|have] no partition",
+        "Every row fails.",
+        "Create the partitions on the target.",
+    )
 
 
-def _not_empty(tables: Sequence[Table]) -> list[Caution]:
-    names = [table.name for table in tables if table.empty is False]
-    if not names:
-        return []
-    return [
-        Caution(
-            f"{counted(names)} on the target {'is' if len(names) == 1 else 'are'} not empty",
-            "The publisher's rows are added to those that are there; a key that is there already is an error of the"
-            f" table's synchronization.{listing(names, most=len(names))}",
-            "Empty the tables, or subscribe with --no-copy-data where they have the publisher's rows already.",
-            tables=tuple(names),
-        )
-    ]
+def _not_empty(tables: Sequence[Table]) -> Iterator[Caution]:
+    return concerning(
+        [table.name for table in tables if table.empty is False],
+        "{} on the target [is|are] not empty",
+        "The publisher's rows are added to those that are there; a key that is there already is an error of the"
+        " table's synchronization.",
+        "Empty the tables, or subscribe with --no-copy-data where they have the publisher's rows already.",
+        most=len(tables),
+    )
 
 
-def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> list[Caution]:
+def _foreign_rows(connection: publisher.Connection, sub: Subscription, known: Collection[Name]) -> Iterator[Caution]:
     others = publication.tables_with_other_origins(connection, sub.publications, known)
-    if not others:
-        return []
-    names = sorted({f"{o.schema}.{o.name}" for o in others})
-    return [
-        Caution(
+    names = sorted({f"{one.schema}.{one.name}" for one in others})
+    if names:
+        yield Caution(
             f'subscription "{sub.name}" requested copy_data with origin = NONE but might copy data that had a different'
             " origin",
             f"The publisher subscribes to other publishers for: {some(names, len(names))}.",
             "Verify that initial data copied from the publisher tables did not come from other origins.",
             tables=tuple(names),
         )
-    ]

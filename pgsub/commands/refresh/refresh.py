@@ -13,6 +13,7 @@ import psycopg
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
+from pgsub.commands import preflight
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
@@ -66,14 +67,14 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
         if options.dry_run:
             with opened(sub) as session, asked(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
-                table_changes.announce(wanted, reporter, strict=options.strict)
+                preflight.report(wanted.found.warnings, reporter, strict=options.strict)
                 table_changes.show(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             with opened(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
                 with asked(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
-                table_changes.announce(wanted, reporter, strict=options.strict)
+                preflight.report(wanted.found.warnings, reporter, strict=options.strict)
                 if wanted.emptied:
                     confirm(wanted.emptied)
                 if wanted.changes:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsub.commands import preflight
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription import password_required
@@ -175,17 +174,6 @@ class _Attempt:
             detail="Apply is in a long transaction; nothing was changed.",
             hint=f"See what it does, and try again later:\npgsub status {self._wanted.sub.name}",
         )
-
-
-def announce(wanted: Plan, reporter: Reporter, *, strict: bool) -> None:
-    """Warn of what was found, or refuse it.
-
-    :raises PgsubError: with ``strict``, the first warning.
-    """
-    if strict:
-        preflight.enforce(wanted.found.warnings)
-    for warned in wanted.found.warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
 
 
 def tell(wanted: Plan, reporter: Reporter) -> None:

@@ -159,10 +159,7 @@ def _check(
     found.warnings[:0] = warnings
     if made.connect:
         found.warnings += preflight.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
-    if options.strict:
-        preflight.enforce(found.warnings)
-    for warned in found.warnings:
-        reporter.warning(warned.message, warned.detail, warned.hint)
+    preflight.report(found.warnings, reporter, strict=options.strict)
     if not made.connect:
         reporter.warning(
             "subscription was created, but is not connected",
