@@ -41,18 +41,23 @@ class Database:
     """A connection that the threads of one process share; every call holds the lock for its time.
 
     :param path: the file, in a folder that passed :func:`~pgsub.catalog.state_folder.prepare_folder`.
+    :param create: create the file where it is missing; without it an empty store in memory takes its place.
     :param readable: be content with a copy in memory, to which nothing can be written, where there is no room, or no
         right, for the files that those who share a write-ahead log need.
     :ivar copied: why it is such a copy, None where it is the file.
     :raises StateStoreError: not private, damaged, not a state store, or written by a newer pgsub.
     """
 
-    def __init__(self, path: Path, *, readable: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = True, readable: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
         self.copied: PgsubError | None = None
         self._file = (0, 0)
+        if not create and not os.path.lexists(path):
+            self._connection = _in_memory()
+            migrate(self._connection, path)
+            return
         try:
             self._connection = self._opened()
         except PgsubError as error:
@@ -237,6 +242,10 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def _in_memory() -> sqlite3.Connection:
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
 def _copy(path: Path) -> sqlite3.Connection | None:
     """What a state store holds, in memory; None where it cannot be read at all.
 
@@ -247,7 +256,7 @@ def _copy(path: Path) -> sqlite3.Connection | None:
     if not log.exists() or not log.stat().st_size:
         ways.append(("ro&immutable=1", "PRAGMA query_only = ON"))
     for mode, pragma in ways:
-        copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        copy = _in_memory()
         try:
             with contextlib.closing(sqlite3.connect(f"file:{quoted}?mode={mode}", uri=True, timeout=1)) as file:
                 file.execute(pragma)

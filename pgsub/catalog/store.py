@@ -6,6 +6,7 @@ in the target database. Any SQLite tool may read the file while workers run.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -50,15 +51,18 @@ class StateStore(HistoryCatalog):
         self._version = database.changed()
 
     @classmethod
-    def open(cls, folder: Path, *, readable: bool = False) -> StateStore:
-        """Open the store of a state folder; folder, file and all tables are created if they are missing.
+    def open(cls, folder: Path, *, create: bool = True, readable: bool = False) -> StateStore:
+        """Open the store of a state folder.
 
         :param folder: see :func:`~pgsub.catalog.state_folder.state_dir`.
+        :param create: create folder, file and tables where they are missing. Without it a store that is missing is
+            an empty one in memory, and nothing is created: a mistyped folder leaves no trace.
         :param readable: where it cannot be written, be content with what can be read of it; see :attr:`copied`.
         :raises StateStoreError: not private, damaged, written by a newer pgsub, or not writable.
         """
-        prepare_folder(folder)
-        return cls(Database(folder / FILE_NAME, readable=readable))
+        if create or os.path.lexists(folder):
+            prepare_folder(folder)
+        return cls(Database(folder / FILE_NAME, create=create, readable=readable))
 
     @property
     def copied(self) -> PgsubError | None:

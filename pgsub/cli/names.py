@@ -24,7 +24,7 @@ def complete(args: Sequence[str]) -> int:
         # a press of the tabulator creates nothing
         if not Path(folder, FILE_NAME).exists():
             return 0
-        with StateStore.open(folder) as store:
+        with StateStore.open(folder, create=False) as store:
             names = [subscription.name for subscription in store.subscriptions()]
     except PgsubError:
         return 0

@@ -161,6 +161,13 @@ def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid
     assert empty[2] == ['TRUNCATE "public"."a", "public"."b";'] and again[0].startswith("Create it again")
 
 
+def test_the_runbook_of_a_subscription_without_tables_names_its_publications(store, pgsub):
+    store.set_enabled(7, True)
+    shown = pgsub("status", "bills", "--runbook").stdout
+    assert 'check on the publisher that "pub" exists and publishes a table' in shown
+    assert "pgsub refresh bills" in shown
+
+
 def test_without_trouble_there_is_nothing_to_do_and_the_runbook_is_of_one_subscription(served, pgsub, valid):
     assert _steps(pgsub, valid) == []
     assert pgsub("status", "orders", "--runbook").stdout == 'Nothing is to be done: subscription "orders" is running.\n'

@@ -234,3 +234,10 @@ def test_a_publication_of_all_tables_on_the_target_is_a_warning(cli, tables):
     assert (
         'pgsub: warning: publication "everything" on the target publishes all tables, schema pgsub included\n' in said
     )
+
+
+def test_a_database_is_not_replicated_into_itself(make_cli, tables):
+    pubdb, _ = tables
+    cli = make_cli(pubdb.conninfo, pubdb.conninfo)
+    one_error(cli.create("s", "--no-wait"), 3, f'publisher and target are the same database "{pubdb.name}"')
+    nothing_created(cli, pubdb, pubdb)

@@ -128,6 +128,8 @@ def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, 
         subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'b'::regclass")
     else:
         subdb.wait("SELECT count(*) FROM b", value=10)
+    running.send_signal(signal.SIGHUP)  # logrotate's and systemctl reload's
+    until(lambda: "NOTICE:  received SIGHUP" in running.log.read_text())
     running.send_signal(numbers[0])
     until(lambda: "NOTICE:  stopping; a second signal ends at once\n" in running.log.read_text())
     for number in numbers[1:]:

@@ -35,7 +35,9 @@ A publisher that is silent for wal_receiver_timeout counts as lost, and a worker
 after wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's, as for a
 subscription of its own.
 
-The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once.
+The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once. A log file that
+was moved away is opened anew at the next record, with or without SIGHUP; SIGHUP ends only a run whose standard error is
+a terminal.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),

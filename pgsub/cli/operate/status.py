@@ -46,8 +46,8 @@ Conflicts are counted in pg_stat_subscription_stats as by the server. confl_upda
 rows can only be seen from inside the server; confl_update_origin_differs and confl_delete_origin_differs are 0 where
 the target has track_commit_timestamp off or its role may not use replication origins.
 
-With --check the exit code tells the health: 0 healthy, 3 disabled or served by nobody, 6 stopped by an error, 7 slot
-lost, 8 over the threshold of --max-lag, 10 what happens cannot be recorded.
+With --check the exit code tells the health: 0 healthy, 3 disabled, served by nobody, or no subscription in the state
+folder, 6 stopped by an error, 7 slot lost, 8 over the threshold of --max-lag, 10 what happens cannot be recorded.
 
 A launcher that cannot write to the state store or to its log goes on with its work. A warning says so, and what is
 shown may be old; in the documents it stands in not_written.
@@ -174,6 +174,12 @@ def _print(look: Look, found: list[Any]) -> list[str]:
 
 
 def _print_tables(look: Look, found: list[Any]) -> None:
+    if not found:
+        folder = console.printable(str(current.state_dir))
+        console.notice(
+            f'no subscription exists in state folder "{folder}"',
+            hint="Is it the right one?\npgsub --state-dir FOLDER status",
+        )
     emit(render.summary(found, expanded=look.expanded))
     if look.name is not None and not look.expanded:
         emit("\n" + render.relations(found[0]))

@@ -61,7 +61,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     :raises WrongSystem: the new connection leads to another publisher.
     """
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         fields = alter_options.resolve(options, sub)
         if options.holds:

@@ -149,6 +149,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     if sub.slot_name is None:
         return
     with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+        preflight.check_other_database(source, session)
         state = slots.slot_state(source, sub.slot_name)
     if state is None or state.wal_status == "lost":
         reporter.warning(

@@ -8,6 +8,7 @@ from pgsub.commands.preflight.findings import Caution, Preflight, Table, report
 from pgsub.commands.preflight.servers import (
     check_conflict_rules,
     check_given_slot,
+    check_other_database,
     check_publisher,
     check_target,
     check_two_phase,
@@ -21,6 +22,7 @@ __all__ = [
     "Table",
     "check_conflict_rules",
     "check_given_slot",
+    "check_other_database",
     "check_publisher",
     "check_tables",
     "check_target",

@@ -25,6 +25,11 @@ SELECT p.pubname FROM pg_catalog.pg_publication p
        SELECT FROM pg_catalog.pg_get_publication_tables(p.pubname::text) g JOIN pg_catalog.pg_class c ON c.oid = g.relid
         WHERE c.relnamespace = pg_catalog.to_regnamespace('pgsub')))
 """
+# A copy of a cluster has its system identifier and its databases' OIDs, but was not started in the same microsecond.
+_DATABASE = """
+SELECT d.oid, pg_catalog.pg_postmaster_start_time(), d.datname::text
+  FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+"""
 #: Seconds that a transaction has been open when it is named as one that delays slots.
 LONG_SECONDS = 5.0
 _AT_MOST = 5  #: transactions that are named one by one
@@ -46,6 +51,22 @@ def check_target(session: psycopg.Connection) -> list[Caution]:
     ]
     schema.check(session)
     return warned
+
+
+def check_other_database(source: psycopg.Connection, session: psycopg.Connection) -> None:
+    """Refuse to replicate a database into itself, where each change applied would be published again.
+
+    :param source: a session of the publisher.
+    :param session: of the target.
+    :raises StateForbids: both are sessions of one database.
+    """
+    published, applied = source.execute(_DATABASE).fetchone(), session.execute(_DATABASE).fetchone()
+    if published == applied and applied is not None:
+        raise StateForbids(
+            f'publisher and target are the same database "{applied[2]}"',
+            detail="Every change that is applied would be published and applied again.",
+            hint="Name another database with --target or --connection.",
+        )
 
 
 def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Caution]:

@@ -56,7 +56,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
     :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.table_changes`.
     """
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         if not sub.enabled:
             raise StateForbids(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import PgsubError, StateForbids, said
 from pgsub.common.quoting import word
 from pgsub.common.threads import SupervisedThread
 
@@ -61,12 +62,15 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, readable=True))
         store.check()
+        bounded = options.until_caught_up or bool(options.until_lsn)
         for name in options.names:
             sub = store.subscription(name)
-            if not sub.enabled and (options.until_caught_up or options.until_lsn):
+            if not sub.enabled and bounded:
                 hint = f"Enable it first:\npgsub enable {word(name)}"
                 raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
-        if not options.names and not (options.until_caught_up or options.until_lsn):
+        if not options.names:
+            _look_for_subscriptions(store, bounded, reporter)
+        if not options.names and not bounded:
             lock = launcher_lock(options.state_dir)
             if not lock.acquire():
                 raise lock_held(lock, "this state folder")
@@ -86,6 +90,19 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
     return RunResult(tuple(ended))
 
 
+def _look_for_subscriptions(store: StateStore, bounded: bool, reporter: Reporter) -> None:
+    """A mistyped state folder is empty: a bounded run there reaches nothing, another one waits and says so.
+
+    :raises StateForbids: there is no subscription for a bounded run.
+    """
+    if store.subscriptions():
+        return
+    message = f'no subscription exists in state folder "{store.path.parent}"'
+    if bounded:
+        raise StateForbids(message, hint="Name another folder, or create a subscription.\npgsub create --help")
+    reporter.log("LOG", said(f"{message}; waiting for one to be created"))
+
+
 def raise_first(ended: list[Ended]) -> None:
     """End with the first error that stopped a subscription."""
     for one in ended:
@@ -99,7 +116,9 @@ def raise_first(ended: list[Ended]) -> None:
 def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; the second ends the process at once.
 
-    Ending at once is safe: what is not committed on the target is rolled back there and sent again.
+    Ending at once is safe: what is not committed on the target is rolled back there and sent again. SIGHUP says that
+    the terminal is gone, which ends the process as SIGTERM does; without a terminal it is only logged, as the log file
+    is opened anew at every record where it was moved away.
     """
     event = threading.Event()
 
@@ -110,7 +129,21 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
         # a handler may interrupt a write of the same stream: leave it to another thread
         SupervisedThread("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
 
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    def hangup(number: int, frame: FrameType | None) -> None:
+        if terminal:  # shells and the terminal may both send it
+            event.set()
+        else:
+            SupervisedThread(
+                "notice",
+                "notice",
+                partial(reporter.notice, "received SIGHUP: the log is written to the file of its name"),
+            ).start()
+
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        handlers[signal.SIGHUP] = hangup
+    previous = {number: signal.signal(number, chosen) for number, chosen in handlers.items()}
     try:
         yield event
     finally:

@@ -91,7 +91,7 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
 
     :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
     """
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         if sub.enabled and not options.preview:
             raise StateForbids(

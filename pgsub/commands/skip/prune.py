@@ -40,7 +40,7 @@ def prune(options: PruneOptions, *, confirm: Confirm) -> Usage:
     :return: what was removed, or with ``dry_run`` would be.
     :raises SubscriptionNotFound: there is none of that name.
     """
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         with opened(sub) as session:
             seconds = options.older_than

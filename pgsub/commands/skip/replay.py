@@ -90,7 +90,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
     :raises StateForbids: nothing is kept, it was replayed before, or its table is not what it was.
     :raises ApplyError: a conflict: nothing was changed.
     """
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         conflict = None if options.number is None else require_conflict(store, options.name, options.number)
         with opened(sub) as session:

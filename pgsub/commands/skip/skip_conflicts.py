@@ -49,7 +49,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
         raise UsageError(
             f'"{rule.conflict}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
         )
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         with opened(sub) as session:
             _check(session, sub, rule)

@@ -59,7 +59,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
 
     :raises StateForbids: no such transaction is to come, or none is recorded.
     """
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         with opened(sub) as session:
             wanted = None
@@ -85,7 +85,7 @@ def show(options: SkipOptions) -> Preview:
     :raises StateForbids: as of :func:`skip_lsn`.
     """
     assert options.lsns is not None
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         recorded = _recorded(store, sub)
     with opened(sub) as session:

@@ -76,7 +76,7 @@ def conflicts(
         raise UsageError(
             f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
         )
-    with StateStore.open(folder) as store, store.snapshot():
+    with StateStore.open(folder, create=False) as store, store.snapshot():
         subid = _subid(store, name)
         wanted = ConflictFilter(subid, conflict_type, table, None if since is None else ago(since))
         rows = store.find_conflicts(wanted, limit + 1)
@@ -89,7 +89,7 @@ def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bo
     :raises SubscriptionNotFound: as of :func:`conflicts`.
     :raises StateForbids: it has no such conflict, or no longer.
     """
-    with StateStore.open(folder) as store, store.snapshot():
+    with StateStore.open(folder, create=False) as store, store.snapshot():
         row = require_conflict(store, name, conflict_id)
         return row, _kept(store, row)
 

@@ -53,6 +53,10 @@ def _steps(one: SubscriptionStatus) -> Iterator[Step]:
         said = " once the cause is gone" if one.errors else ""
         yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
     yield from later
+    if not one.relations and one.state != "disabled":
+        published = ", ".join(f'"{publication}"' for publication in one.definition.publications)
+        yield Step(f"No table is subscribed: check on the publisher that {published} exists and publishes a table.")
+        yield Step("Then subscribe to its tables.", (f"pgsub refresh {name}",))
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:

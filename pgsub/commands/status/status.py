@@ -124,7 +124,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     :param name: None for all, by name.
     :raises SubscriptionNotFound: if there is none of that name.
     """
-    with StateStore.open(folder, readable=True) as store, store.snapshot():
+    with StateStore.open(folder, readable=True, create=False) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
         views = {view: _rows(store, view) for view in (*_PARTS, "pg_stat_progress_copy")}
         return [_status(store, folder, subscription, views) for subscription in wanted]
@@ -138,7 +138,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
     :return: column names and rows.
     :raises UsageError: if there is no such view.
     """
-    with StateStore.open(folder) as store, store.snapshot():
+    with StateStore.open(folder, create=False) as store, store.snapshot():
         columns, _ = store.view(name)
         rows = _rows(store, name)
         if subscription is not None:
@@ -151,7 +151,7 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
 
     :param name: None for all subscriptions.
     """
-    with StateStore.open(folder) as store, store.batch():
+    with StateStore.open(folder, create=False) as store, store.batch():
         subid = None if name is None else store.subscription(name).subid
         store.reset_stats(subid)
         store.journal("reset-stats", subid, name, {})
@@ -166,8 +166,11 @@ def check(
     :param max_lag: seconds.
     :param unwritten: from :func:`troubles`: what is shown may be old.
     """
+    found = list(found)
     findings = [finding for one in found if (finding := _finding(one, max_lag))]
     findings += [Finding(10, text) for text in unwritten]
+    if not found:  # a mistyped folder, another user's: never healthy
+        findings.append(Finding(3, "no subscription exists"))
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
 
 

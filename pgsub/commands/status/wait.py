@@ -52,7 +52,7 @@ def wait(options: WaitOptions) -> None:
     :raises TimeoutExpired: naming what is missing.
     """
     started, begin = utc_now(), time.monotonic()
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         condition = _condition(options, store)
         while True:
             with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited

@@ -177,6 +177,7 @@ def _check_publisher(
     source = stack.enter_context(
         contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, must_use_password=must))
     )
+    preflight.check_other_database(source, session)
     preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
     found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)

@@ -15,7 +15,7 @@ def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
     :param name: the subscription.
     :raises SubscriptionNotFound: if there is none of that name.
     """
-    with StateStore.open(folder) as store, store.batch():
+    with StateStore.open(folder, create=False) as store, store.batch():
         subscription = store.subscription(name)
         if not subscription.enabled:
             reporter.notice(f'subscription "{name}" is already disabled')

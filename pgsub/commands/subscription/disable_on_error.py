@@ -15,7 +15,7 @@ def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -
     :param name: the subscription.
     :raises SubscriptionNotFound: if there is none of that name.
     """
-    with StateStore.open(folder) as store, store.batch():
+    with StateStore.open(folder, create=False) as store, store.batch():
         subscription = store.subscription(name)
         if subscription.disable_on_error == on:
             reporter.notice(f'disable_on_error of subscription "{name}" is {"on" if on else "off"} already')

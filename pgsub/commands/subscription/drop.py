@@ -65,7 +65,7 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
     :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
     :raises LockHeld: a launcher does not let the subscription go.
     """
-    with StateStore.open(options.state_dir) as store:
+    with StateStore.open(options.state_dir, create=False) as store:
         try:
             sub = store.subscription(options.name)
         except SubscriptionNotFound as error:

@@ -19,7 +19,7 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
     :raises SubscriptionNotFound: if there is none of that name.
     :raises StateForbids: if it has no slot name.
     """
-    with StateStore.open(folder) as store, store.batch():
+    with StateStore.open(folder, create=False) as store, store.batch():
         subscription = store.subscription(name)
         if subscription.slot_name is None:
             raise StateForbids("cannot enable subscription that does not have a slot name")
