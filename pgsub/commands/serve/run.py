@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pgsub.catalog.locks import launcher_lock, lock_held
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.common.errors import PgsubError, StateForbids, said
+from pgsub.common.errors import PgsubError, StateForbids, log_text
 from pgsub.common.quoting import word
 from pgsub.common.threads import SupervisedThread
 
@@ -100,7 +100,7 @@ def _look_for_subscriptions(store: StateStore, bounded: bool, reporter: Reporter
     message = f'no subscription exists in state folder "{store.path.parent}"'
     if bounded:
         raise StateForbids(message, hint="Name another folder, or create a subscription.\npgsub create --help")
-    reporter.log("LOG", said(f"{message}; waiting for one to be created"))
+    reporter.log("LOG", log_text(f"{message}; waiting for one to be created"))
 
 
 def raise_first(ended: list[Ended]) -> None:
