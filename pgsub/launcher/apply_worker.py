@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 
 import psycopg
@@ -12,6 +13,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import LogText, PgsubError, log_text
 from pgsub.common.subscription import Subscription
+from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
@@ -19,6 +21,7 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
 from pgsub.tablesync.context import Job
 from pgsub.target.ledger import subscriptions, workers
+from pgsub.target.ledger.workers import Claim
 
 Log = Callable[[str, LogText], None]
 
@@ -28,6 +31,7 @@ class ApplyWorkerHandle:
 
     :param until_lsn: apply nothing beyond; 0 for no end.
     :param interval: see :func:`pgsub.launcher.retry.interval`.
+    :param stopping: set when the launcher stops.
     :ivar reached: the worker ended at ``until_lsn``.
     :ivar failed: the error it ended with last, None once it is past that.
     """
@@ -43,6 +47,7 @@ class ApplyWorkerHandle:
         spool_dir: str,
         until_lsn: int,
         interval: float,
+        stopping: threading.Event,
     ) -> None:
         self._sub = sub
         self._engine = engine
@@ -51,6 +56,9 @@ class ApplyWorkerHandle:
         self._log = log
         self._spool_dir = spool_dir
         self._until = until_lsn
+        self._stopping = stopping
+        self._opening: SupervisedThread | None = None  #: opens Spark, which is waited for
+        self._claim: Claim | None = None
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
         self.reached = False
@@ -75,11 +83,18 @@ class ApplyWorkerHandle:
             self._start(session)
 
     def _start(self, session: psycopg.Connection) -> None:
+        """Start a worker, unless Spark still starts: that is looked at again, so that a stop is seen meanwhile."""
+        opening, self._opening = self._opening or self._engine.start(), None
+        if opening.is_alive():
+            self._opening = opening
+            return
+        if opening.fatal_error is not None:
+            raise opening.fatal_error
         sub = self._sub
         assert sub.slot_name is not None
-        claim = workers.take_over(session, sub.subid, workers.APPLY)
+        claim = self._claim = workers.take_over(session, sub.subid, workers.APPLY)
         spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._heartbeats.address, self._until, self._spool_dir)
-        self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec])
+        self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec], stopping=self._stopping)
         if self._retry.failures == 0:
             self._log("LOG", log_text(f'logical replication apply worker for subscription "{sub.name}" has started'))
 
@@ -109,6 +124,11 @@ class ApplyWorkerHandle:
             if self._retry.error is not None:
                 self._retry.succeeded()
             self._errors.clear(APPLY, heartbeat.position)
+
+    def withdraw(self, session: psycopg.Connection) -> None:
+        """Cancel a worker whose task has not begun: it would read that it is to stop only once its process is up."""
+        if self.alive and self._claim is not None and workers.withdraw(session, self._claim):
+            self.cancel()
 
     def cancel(self) -> None:
         """Give it up: what it has not committed is rolled back and sent again."""

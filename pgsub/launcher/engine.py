@@ -1,4 +1,4 @@
-"""The Spark driver of a launcher: opened once, when the first job is submitted, and again after its JVM died."""
+"""The Spark driver of a launcher: opened once, in the background, and again after its JVM died."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
+_POLL = 0.05  #: seconds between looks at the stop of whoever waits for Spark
 
 
 class Engine:
@@ -41,6 +42,8 @@ class Engine:
         self._slots = sum(slots_of(sub) for sub in subscriptions)
         self._total: int | None = None  #: slots of the open context
         self._lock = threading.Lock()
+        self._opening: SupervisedThread | None = None
+        self._closed = False
         self._context: Any = None
         self._submitter: jobs.Submitter | None = None
 
@@ -55,46 +58,69 @@ class Engine:
         submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
         return settings.user_settings(submitted, gateway.spark_home())
 
-    def warm_up(self) -> None:
-        """Open the context in the background: a JVM takes seconds, the first look at the servers less."""
-        SupervisedThread(
-            "spark_start", "spark start", self._open
-        ).start()  # whatever ends it, the first job meets it again
+    def start(self) -> SupervisedThread:
+        """Open the context in the background, unless it is open or being opened.
 
-    def _open(self) -> jobs.Submitter:
+        :return: the thread that opens it; once it has ended, ``fatal_error`` is why Spark did not start.
+        """
         with self._lock:
-            if self._submitter is not None and not session.alive(self._context):
-                session.close_context(self._context)
-                self._submitter = None
-            if self._submitter is None:
-                # a master that the user sized is only asked for what is needed now
-                slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
-                self._context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES)
-                self._total = slots
-                self._submitter = jobs.Submitter(self._context)
-            return self._submitter
+            opening = self._opening
+            if opening is None or not (opening.is_alive() or self._is_open()):
+                opening = self._opening = SupervisedThread("spark_start", "spark start", self._open)
+                opening.start()
+            return opening
+
+    def _is_open(self) -> bool:
+        return self._submitter is not None and session.alive(self._context)
+
+    def _open(self) -> None:
+        """Thread body: start Spark, which takes seconds, without the lock that :meth:`close` takes."""
+        if self._submitter is not None:
+            session.close_context(self._context)  # its JVM died
+            self._submitter = None
+        # a master that the user sized is only asked for what is needed now
+        slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
+        context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES)
+        with self._lock:
+            if not self._closed:
+                self._context, self._total, self._submitter = context, slots, jobs.Submitter(context)
+                return
+        session.close_context(context)
 
     def missing(self, served: Sequence[Subscription]) -> int:
         """How many task slots these subscriptions may want beyond those that Spark was opened with."""
         return 0 if self._total is None else max(0, sum(map(slots_of, served)) - self._total)
 
-    def submit(self, name: str, function: Callable[[Any], Any], items: Sequence[Any]) -> jobs.Job[Any, Any]:
-        """Run ``function`` on each item as a task of one job.
+    def submit(
+        self, name: str, function: Callable[[Any], Any], items: Sequence[Any], *, stopping: threading.Event
+    ) -> jobs.Job[Any, Any]:
+        """Run ``function`` on each item as a task of one job, as soon as Spark has started.
 
+        :param stopping: ends the wait for Spark.
+        :raises JobCancelled: ``stopping`` was set first.
         :raises PgsubError: Spark could not be started.
         """
-        return self._open().submit(name, function, items, len(items))
+        opening = self.start()
+        while opening.is_alive() and not stopping.is_set():
+            opening.join(_POLL)
+        if not opening.is_alive() and opening.fatal_error is not None:
+            raise opening.fatal_error
+        submitter = self._submitter
+        if opening.is_alive() or submitter is None:
+            raise jobs.JobCancelled(f'job "{name}" was cancelled')
+        return submitter.submit(name, function, items, len(items))
 
     def rotate_log(self) -> None:
         """Keep Spark's log below its limit."""
         gateway.rotate(self._state_dir)
 
     def close(self) -> None:
-        """Stop Spark."""
+        """Stop Spark. A start under way is not waited for: the JVM ends with this process, or as soon as it is up."""
         with self._lock:
-            if self._submitter is not None:
-                session.close_context(self._context)
-                self._submitter = None
+            self._closed = True
+            submitter, self._submitter = self._submitter, None
+        if submitter is not None:
+            session.close_context(self._context)
 
 
 def slots_of(sub: Subscription) -> int:

@@ -97,7 +97,7 @@ class Launcher:
         try:
             self._listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
-            self._engine.warm_up()  # not before: whoever is refused a lock needs no JVM
+            self._engine.start()  # not before: whoever is refused a lock needs no JVM
             while not stop.is_set():
                 if self._bounded and not self._served:
                     break
@@ -219,10 +219,10 @@ class Launcher:
             served.runner.stop()
         deadline = time.monotonic() + JOIN_SECONDS
         for served in self._served.values():
-            while served.runner.is_alive() and time.monotonic() < deadline:
+            while served.runner.at_work and time.monotonic() < deadline:
                 served.runner.stop()
                 served.runner.join(TICK)
-            if served.runner.is_alive():
+            if served.runner.at_work:
                 self._log(
                     "WARNING",
                     log_text(

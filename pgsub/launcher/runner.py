@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -48,6 +50,7 @@ STOP_SECONDS = 30.0
 ASK_SECONDS = 0.5
 #: How long the target may owe an answer to a launcher that wants to stop.
 SILENCE_SECONDS = 5.0
+NEVER = -math.inf
 
 
 @dataclass(slots=True)
@@ -112,7 +115,8 @@ class Runner(SupervisedThread):
         self._news = heartbeats.news(sub.subid)
         self._next_mirror = self._next_early = 0.0
         self._line: socket.socket | None = None  #: the session's, to hang up
-        self._answered = time.monotonic()  #: when the target was known to answer
+        self._answered = NEVER  #: when the target was known to answer, as long as there is something to wind down
+        self._connecting = self._hung_up = False
         self.outcome: str | None = None
         self.error: PgsubError | None = None
 
@@ -125,8 +129,14 @@ class Runner(SupervisedThread):
         self._news.set()
         line = self._line
         if line is not None and time.monotonic() - self._answered > SILENCE_SECONDS:
+            self._hung_up = True
             with contextlib.suppress(OSError):  # it is down already
                 line.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it has something to stop: while it only connects to the target there is nothing to wait for."""
+        return self.is_alive() and not self._connecting
 
     def work(self) -> None:
         """Serve until stopped or done."""
@@ -134,7 +144,8 @@ class Runner(SupervisedThread):
             try:
                 self._connected()
             except PgsubError as error:
-                self._failed(error)
+                if not self._hung_up:
+                    self._failed(error)
             except Exception as error:
                 self._failed(faults.internal_error(error))
         self.outcome = self.outcome or "stopped"
@@ -151,14 +162,19 @@ class Runner(SupervisedThread):
         self.outcome, self.error = outcome, error
 
     def _connected(self) -> None:
-        name = SessionName(self.sub.subid, "launcher", 0)
+        self._connecting = True
+        try:
+            session = target.connect(self.sub.target, SessionName(self.sub.subid, "launcher", 0), replica=False)
+        finally:
+            self._connecting = False
         with (
-            contextlib.closing(target.connect(self.sub.target, name, replica=False)) as session,
+            contextlib.closing(session),
             socket.socket(fileno=os.dup(session.fileno())) as line,  # which nobody else closes
         ):
-            self._answered, self._line = time.monotonic(), line
+            self._answered, self._line = NEVER, line
             try:
-                self._lock(session)
+                if not self._lock(session):
+                    return
                 owner.check(session)
                 # nobody serves it now: a worker that is left keeps the locks that it has for as long as it is left
                 schema.install(session, lambda: workers.evict_all(session, self.sub.subid))
@@ -171,8 +187,11 @@ class Runner(SupervisedThread):
             finally:
                 self._line = None
 
-    def _lock(self, session: psycopg.Connection) -> None:
-        """One launcher a subscription, whatever host and state store it runs on."""
+    def _lock(self, session: psycopg.Connection) -> bool:
+        """Take the lock that makes it one launcher a subscription, whatever host and state store it runs on.
+
+        :return: False if it is to stop.
+        """
         deadline = time.monotonic() + _LOCK_SECONDS
         query = "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)"
         while session.execute(query, (_LOCK_CLASS, self.sub.subid)).fetchone() != (True,):
@@ -181,7 +200,9 @@ class Runner(SupervisedThread):
                     f'subscription "{self.sub.name}" is served by another launcher',
                     detail="It holds the subscription's advisory lock on the target database.",
                 )
-            self._stop_event.wait(TICK)
+            if self._stop_event.wait(TICK):
+                return False
+        return not self._stop_event.is_set()
 
     def _serving(self, session: psycopg.Connection) -> _Serving:
         sub, heartbeats = self.sub, self._heartbeats
@@ -189,9 +210,8 @@ class Runner(SupervisedThread):
         spool_dir = str(Path(self._store.path).parent / "spool")
         stopping = threading.Event()
         interval = self._lost.interval = retry.interval(session)
-        context = SyncContext(
-            sub, row[0] if row else "0", self._engine.submit, stopping, heartbeats.address, spool_dir, self._log
-        )
+        submit = partial(self._engine.submit, stopping=stopping)
+        context = SyncContext(sub, row[0] if row else "0", submit, stopping, heartbeats.address, spool_dir, self._log)
         apply = ApplyWorkerHandle(
             sub,
             self._engine,
@@ -201,12 +221,14 @@ class Runner(SupervisedThread):
             spool_dir=spool_dir,
             until_lsn=self._goal.until_lsn,
             interval=interval,
+            stopping=stopping,
         )
         mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
         return _Serving(session, mirror, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)
+        self._answered = time.monotonic()
         try:
             while not self._stop_event.is_set() and self.outcome is None:
                 self._tick(serving)
@@ -287,6 +309,9 @@ class Runner(SupervisedThread):
     def _wind_down(self, serving: _Serving) -> None:
         """Ask every worker to stop at a boundary, wait, mirror the last state."""
         serving.stopping.set()
+        self._answered = time.monotonic()
+        with contextlib.suppress(psycopg.Error):
+            serving.apply.withdraw(serving.session)
         deadline = time.monotonic() + STOP_SECONDS
         ask_at = 0.0
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:

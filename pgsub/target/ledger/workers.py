@@ -132,3 +132,16 @@ def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
         " WHERE subid = %s AND NOT stop FOR UPDATE SKIP LOCKED)",
         (subid,),
     )
+
+
+def withdraw(connection: psycopg.Connection, claim: Claim) -> bool:
+    """Raise the epoch of a worker that has not taken its claim yet: it ends as soon as it begins.
+
+    :return: whether it had not; one that has is to be asked, see :func:`ask_to_stop`.
+    """
+    row = connection.execute(
+        "UPDATE pgsub.control SET epoch = epoch + 1"
+        " WHERE subid = %s AND worker = %s AND epoch = %s AND claimed_by IS NULL RETURNING true",
+        (claim.subid, claim.worker, claim.epoch),
+    ).fetchone()
+    return row is not None
