@@ -171,7 +171,7 @@ class _Show:
             target=self._stage.conninfo("target"),
             publications=(schema.PUBLICATION,),
             state_dir=self._stage.state_dir,
-            max_sync_workers=SYNC_WORKERS,
+            settings={"max_sync_workers": SYNC_WORKERS},
         )
 
     def live(self, writers: Workload) -> None:

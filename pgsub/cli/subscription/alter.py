@@ -54,23 +54,7 @@ looked at here.
 )
 
 #: Options of SET (…) that take effect with the definition alone, by field of Subscription.
-_SETTINGS = (
-    "binary",
-    "streaming",
-    "synchronous_commit",
-    "wal_receiver_timeout",
-    "disable_on_error",
-    "password_required",
-    "run_as_owner",
-    "origin",
-    "failover",
-    "messages",
-    "apply_mode",
-    "copy_atomic",
-    "max_sync_workers",
-    "copy_workers",
-    "max_parallel_apply_workers",
-)
+_SETTINGS = (*given.SETTINGS, "password_required")
 
 
 def register(app: typer.Typer) -> None:

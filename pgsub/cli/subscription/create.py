@@ -131,6 +131,7 @@ def create(
         "target": conninfo(target, "--target"),
         "publications": tuple(publication),
         "state_dir": current.state_dir,
+        "settings": {option: told[option] for option in given.SETTINGS},
         "on_conflict": tuple(on_conflict or ()),
         "conf": parse_settings(conf),
     }

@@ -15,6 +15,24 @@ SynchronousCommitValue = Literal["off", "on", "local", "remote_write", "remote_a
 OriginValue = Literal["any", "none"]
 ApplyModeValue = Literal["batched", "transactional"]
 
+#: Options that are stored as they are given: fields of Subscription.
+SETTINGS = (
+    "binary",
+    "streaming",
+    "synchronous_commit",
+    "wal_receiver_timeout",
+    "disable_on_error",
+    "run_as_owner",
+    "origin",
+    "failover",
+    "messages",
+    "apply_mode",
+    "copy_atomic",
+    "max_sync_workers",
+    "copy_workers",
+    "max_parallel_apply_workers",
+)
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 Publications = Annotated[
     list[str], typer.Option("--publication", metavar="PUB", help="Publication to subscribe to; may be repeated.")

@@ -28,9 +28,10 @@ from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
-from pgsub.commands.refresh.refresh import asked, conclude, opened, record
+from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.sessions import ledger_session, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition
 from pgsub.common import conflict_rules, failpoints
@@ -60,7 +61,6 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
     :raises StateForbids: the server would refuse it too, or the new target does not know the subscription.
     :raises WrongSystem: the new connection leads to another publisher.
     """
-    deadline = None if options.timeout is None else time.monotonic() + options.timeout
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         fields = alter_options.resolve(options, sub)
@@ -77,7 +77,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
         if not asks and not fields.keys() & {"name", "slot_name", "failover", "password_enforced", "password_required"}:
             _store(store, sub, fields)
             return
-        _alter_with_servers(options, store, sub, fields, reporter, deadline)
+        _alter_with_servers(options, store, sub, fields, reporter)
 
 
 def _check_tables(
@@ -105,7 +105,6 @@ def _alter_with_servers(
     sub: Subscription,
     fields: dict[str, Any],
     reporter: Reporter,
-    deadline: float | None,
 ) -> None:
 
     conns = connections.new_connections(options, sub)
@@ -114,7 +113,7 @@ def _alter_with_servers(
         connection = conns.secret("publisher", sub.connection)
         if options.target is not None:
             connections.share_ledger(sub, reached.target)
-        session = stack.enter_context(opened(reached))
+        session = stack.enter_context(ledger_session(reached))
         stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
@@ -131,7 +130,7 @@ def _alter_with_servers(
             new = replace(sub, **fields)
             if options.copy_data is not False:
                 two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
-            with asked(session, new, connection) as source:
+            with verified_publisher(session, new, connection) as source:
                 copies, named = options.copy_data is not False, options.named
                 wanted = diff.plan(session, source, new, copy_data=copies, named=named)
                 unconfirmed = _unconfirmed(source, sub, new)
@@ -147,12 +146,12 @@ def _alter_with_servers(
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
             if not service.alone:
                 _let_go(store, options.state_dir, sub, served)
-            _carry_out(session, wanted, deadline, reporter)
+            _carry_out(session, wanted, options.deadline, reporter)
         record(session, wanted, store)
         table_changes.tell(wanted, reporter)
         service.redefined(wanted.sub)
         session.close()
-        conclude(service, wanted, options, deadline)
+        finish(service, wanted, options)
 
 
 def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:

@@ -12,18 +12,15 @@ import psycopg
 
 from pgsub.commands import preflight
 from pgsub.commands.alter.options import AlterOptions
-from pgsub.commands.refresh import table_changes
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
 from pgsub.commands.subscription import definition, password_required
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.faults import PROMOTE_HINT
 from pgsub.target.ledger import owner, subscriptions, two_phase
-from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
 
 _WHERE = """
 SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_privilege(d.oid, 'CREATE')
@@ -64,11 +61,10 @@ def share_ledger(sub: Subscription, conninfo: str) -> None:
 
     :param conninfo: of the new target; whatever is wrong with it is said by who uses it.
     """
-    name = SessionName(sub.subid, "launcher", 0)
     with (
         contextlib.suppress(PgsubError, psycopg.Error),
-        contextlib.closing(target.connect(sub.target, name)) as old,
-        contextlib.closing(target.connect(conninfo, name)) as new,
+        connect_target(sub) as old,
+        connect_target(replace(sub, target=conninfo)) as new,
     ):
         (*here, _, _), (*there, role, may_create) = (session.execute(_WHERE).fetchone() or () for session in (old, new))
         if here == there and may_create:
@@ -114,19 +110,16 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
     """
     warnings = preflight.check_target(session)
     subscriptions.identity(session, sub.subid)
-    row = session.execute(
-        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    if sub.dboid and row[1] != sub.dboid:
+    facts = target_facts(session)
+    if sub.dboid and facts["dboid"] != sub.dboid:
         raise StateForbids(
             "the new target is another database",
-            detail=f"The subscription replicates into the database with OID {sub.dboid}, this one has OID {row[1]}.",
+            detail=f"The subscription replicates into the database with OID {sub.dboid}, this one {facts['dboid']}.",
             hint="A subscription stays with its database. Create another one for another target.",
         )
     _check_prepared(session, sub)
     preflight.report(warnings, reporter)
-    return {"owner": row[0], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
+    return {"owner": facts["owner"], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
 
 
 def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
@@ -145,10 +138,10 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     """Another way to the same publisher, or to the standby that took its place."""
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return  # as in the server: what was never connected is not connected now
-    table_changes.verify_publisher(session, sub, connection)
+    verify_publisher(session, sub, connection)
     if sub.slot_name is None:
         return
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+    with connect_publisher(sub, connection) as source:
         preflight.check_other_database(source, session)
         state = slots.slot_state(source, sub.slot_name)
     if state is None or state.wal_status == "lost":
@@ -166,7 +159,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
 
 def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
     assert sub.slot_name is not None
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+    with connect_publisher(sub, connection, replication=True) as replication:
         if replication.info.server_version < slots.FAILOVER_VERSION:
             raise StateForbids(
                 "the publisher has no failover slots",

@@ -15,8 +15,8 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.refresh.diff import named
-from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.common.errors import StateForbids, TimeoutExpired, UsageError
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
@@ -34,8 +34,7 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
     :raises StateForbids: a table is not subscribed, still synchronizes, or is not held.
     :raises TimeoutExpired: apply was in one transaction all the time; nothing was changed.
     """
-    deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    with opened(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
+    with ledger_session(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
         relations = subscriptions.relations(session, sub.subid)
         holds = [named(session, text, relations) for text in dict.fromkeys(options.hold)]
         releases = [named(session, text, relations) for text in dict.fromkeys(options.release)]
@@ -46,7 +45,7 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
             held_tables.hold(session, sub.subid, [one.srrelid for one in holds])
             held_tables.release(session, sub.subid, [one.srrelid for one in releases])
 
-        _decide(session, sub, change, deadline, reporter)
+        _decide(session, sub, change, options.deadline, reporter)
         rows = held_stats.rows(relations, held_tables.overview(session, sub.subid))
     with store.batch():
         store.put_held(sub.subid, rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.commands.alter import upgraded_publisher
+from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.commands.subscription import definition
 from pgsub.common import conflict_rules
 from pgsub.common.errors import StateForbids, UsageError
@@ -17,7 +18,7 @@ _DUPLICATE, _UNDEFINED, _STATE = "42710", "42704", "55000"
 
 
 @dataclass(frozen=True, slots=True)
-class AlterOptions:
+class AlterOptions(ServiceOptions):
     """What the command line says; None, or empty, where an option was not given.
 
     :ivar settings: options of SET (…), by field of Subscription.
@@ -42,10 +43,6 @@ class AlterOptions:
     on_conflict: tuple[str, ...] = ()  #: rules to add, or with ``default`` to take back
     environment: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
-    wait: bool = True
-    timeout: float | None = None
-    master: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def publications(self) -> bool:

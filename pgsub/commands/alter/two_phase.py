@@ -18,10 +18,10 @@ import psycopg
 from pgsub.catalog.locks import subscription_lock
 from pgsub.commands import preflight
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import two_phase, workers
 from pgsub.target.ledger.workers import Claim
@@ -78,7 +78,7 @@ def alter(
 def _enable(
     session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter, *, strict: bool
 ) -> None:
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name)) as source:
+    with connect_publisher(sub, connection) as source:
         warnings = preflight.check_two_phase(session, source)
     preflight.report(warnings, reporter, strict=strict)
     two_phase.ask_for(session, sub.subid)
@@ -98,7 +98,7 @@ def _disable(session: psycopg.Connection, sub: Subscription, connection: str) ->
 
 def _alter_slot(sub: Subscription, connection: str) -> None:
     assert sub.slot_name is not None
-    with contextlib.closing(publisher.connect(connection, application_name=sub.name, replication=True)) as replication:
+    with connect_publisher(sub, connection, replication=True) as replication:
         found = slots.slot_state(replication, sub.slot_name)
         if found is None or not found.two_phase:
             return  # enabled in the ledger, and never started since

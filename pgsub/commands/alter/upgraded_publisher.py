@@ -8,7 +8,6 @@ by hand on a restored copy looks the same.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import psycopg
@@ -16,11 +15,11 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.two_phase import alone
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.session.owner import must_use_password
@@ -80,9 +79,7 @@ def _look(
     session: psycopg.Connection, sub: Subscription, connection: str
 ) -> tuple[identity.PublisherIdentity, slots.SlotState | None]:
     must = must_use_password(session, sub)
-    with contextlib.closing(
-        publisher.connect(connection, application_name=sub.name, replication=True, must_use_password=must)
-    ) as replication:
+    with connect_publisher(sub, connection, replication=True, must_use_password=must) as replication:
         return identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")
 
 

@@ -14,20 +14,14 @@ import psycopg
 
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.subscription import password_required
+from pgsub.commands.sessions import connect_publisher
 from pgsub.common import failpoints
-from pgsub.common.errors import Fenced, PgsubError, PublisherUnavailable, TimeoutExpired, log_text
-from pgsub.common.subscription import Subscription
-from pgsub.protocol.lsn import lsn_or_none
-from pgsub.publisher import connect as publisher
-from pgsub.publisher import identity, slots
-from pgsub.publisher.identity import PublisherIdentity
+from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, log_text
+from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
 from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
 from pgsub.target.ledger.subscription_tables import Change
 from pgsub.target.ledger.workers import Claim
-from pgsub.target.session.connect import is_superuser
-from pgsub.target.session.owner import must_use_password
 from pgsub.target.sql import truncate
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
@@ -35,41 +29,6 @@ PATIENCE_SECONDS = 60.0
 #: Each try for the lock of a table keeps apply waiting for a second.
 TRUNCATE_TRIES = 10
 _PAUSE = 0.5
-
-
-def verify_publisher(session: psycopg.Connection, sub: Subscription, connection: str) -> None:
-    """Whether this is the publisher that the subscription follows: a refresh against another would remove every table.
-
-    :param connection: its connection string.
-    :raises WrongSystem: another system, database or history.
-    """
-    known = subscriptions.identity(session, sub.subid)
-    must = must_use_password(session, sub)
-    with contextlib.closing(_replication(session, sub, connection, must_use_password=must)) as replication:
-        if known.system_identifier is None:
-            return  # created without a connection: the first worker will note who answers
-        expected = PublisherIdentity(
-            known.system_identifier, known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0, 0, 0
-        )
-        row = session.execute(
-            "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
-            (sub.subid,),
-        ).fetchone()
-        furthest = lsn_or_none(row[0]) if row else None
-        identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
-
-
-def _replication(
-    session: psycopg.Connection, sub: Subscription, connection: str, *, must_use_password: bool
-) -> publisher.Connection:
-    try:
-        return publisher.connect(
-            connection, application_name=sub.name, replication=True, must_use_password=must_use_password
-        )
-    except PublisherUnavailable as error:
-        if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
-            error.detail = f"{password_required.MUST_PROVIDE} {error.detail or ''}".strip()
-        raise
 
 
 def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None) -> None:
@@ -137,7 +96,7 @@ class _Attempt:
         names = sync_slots.own_slots(self._session, sub, relids)
         self._slots.update(names)
         if names:
-            with contextlib.closing(publisher.connect(sub.connection, application_name=sub.name)) as source:
+            with connect_publisher(sub) as source:
                 slots.end_walsenders(source, names)
 
     def _drop_slots(self, again: Sequence[Claim]) -> None:

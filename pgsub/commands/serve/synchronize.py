@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from pgsub.catalog.locks import Lock, launcher_lock, lock_held, subscription_lock
+from pgsub.catalog.rows import CopyRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter, TableProgress
 from pgsub.commands.serve.run import raise_first, stopping_by_signal
@@ -24,6 +26,33 @@ from pgsub.target.ledger import two_phase
 PROGRESS_SECONDS = 0.2
 #: A launcher that starts its workers again after a change lets the subscription go for a moment.
 GONE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """What the command line says of the synchronization that follows a command.
+
+    :ivar wait: whether to stay until the tables are synchronized.
+    :ivar timeout: of the whole command in seconds, from when the options were made; None for no limit.
+    :ivar master: the Spark master.
+    :ivar conf: Spark settings.
+    """
+
+    wait: bool = True
+    timeout: float | None = None
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic, init=False)
+
+    @property
+    def deadline(self) -> float | None:
+        """End of the timeout on the clock of ``time.monotonic()``."""
+        return None if self.timeout is None else self.began + self.timeout
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, not negative."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 class Service:
@@ -83,13 +112,7 @@ class Service:
         return not self.alone and subscription_lock(self._folder, self._sub.subid).holder() is not None
 
     def synchronize(
-        self,
-        *,
-        follow: bool,
-        timeout: float | None,
-        master: str | None,
-        conf: Mapping[str, str],
-        tables: frozenset[int] | None = None,
+        self, options: ServiceOptions, *, follow: bool = False, tables: frozenset[int] | None = None
     ) -> None:
         """Until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the publisher's
         position of that moment; or stay.
@@ -101,7 +124,7 @@ class Service:
         with stopping_by_signal(self._reporter) as stop:
             if self._served() or self._lock is None:
                 self.__exit__(None, None, None)
-                self._watch(stop, timeout, tables)
+                self._watch(stop, options, tables)
                 return
             # here and not above: a command that only registers need not load Spark
             from pgsub.launcher.launcher import Launcher
@@ -113,20 +136,20 @@ class Service:
                 self._reporter.log,
                 names=(self._sub.name,),
                 goal=Goal(caught_up=not follow),
-                master=master,
-                conf=conf,
+                master=options.master,
+                conf=options.conf,
                 locks={self._sub.subid: self._lock},
             )
             self._lock = None  # the launcher's from now on
-            ended = launcher.run(stop, timeout, self._progress)
+            ended = launcher.run(stop, options.seconds_left, self._progress)
         self._last_progress()
         raise_first(ended)
         self.leave()
 
-    def _watch(self, stop: threading.Event, timeout: float | None, tables: frozenset[int] | None) -> None:
+    def _watch(self, stop: threading.Event, options: ServiceOptions, tables: frozenset[int] | None) -> None:
         """Somebody else does the work: show progress, end as they would."""
         done = threading.Event()
-        waiting = SupervisedThread("wait", "wait", partial(self._wait, timeout, tables, done), on_death=done.set)
+        waiting = SupervisedThread("wait", "wait", partial(self._wait, options, tables, done), on_death=done.set)
         waiting.start()
         served_at = time.monotonic()
         while not done.wait(PROGRESS_SECONDS) and not stop.is_set():
@@ -143,14 +166,12 @@ class Service:
         if waiting.fatal_error is not None:
             raise waiting.fatal_error
 
-    def _wait(self, timeout: float | None, tables: frozenset[int] | None, done: threading.Event) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _wait(self, options: ServiceOptions, tables: frozenset[int] | None, done: threading.Event) -> None:
         for condition in ("synced", "two-phase", "caught-up"):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            wait(WaitOptions(self._sub.name, self._folder, condition, timeout=left, tables=tables))
+            wait(WaitOptions(self._sub.name, self._folder, condition, timeout=options.seconds_left, tables=tables))
         done.set()
 
-    def tell_two_phase(self) -> None:
+    def report_two_phase(self) -> None:
         """Say so where two_phase, asked for, is still pending: there was no table to wait for."""
         sub = self._store.subscription_by_id(self._sub.subid)
         if sub is not None and sub.two_phase == two_phase.PENDING:
@@ -178,21 +199,21 @@ class Service:
     def _rows(self) -> list[TableProgress]:
         copies = {row.relid: row for row in self._store.copy_progress(self._sub.subid)}
         rows = []
-        for relation in self._store.relations(self._sub.subid):
-            copy = copies.get(relation.srrelid)
+        for table in self._store.relations(self._sub.subid):
+            copy = copies.get(table.srrelid) or CopyRow(table.srrelid, table.schemaname, table.relname)
             rows.append(
                 TableProgress(
-                    relation.schemaname,
-                    relation.relname,
-                    relation.srsubstate,
-                    copy.bytes_processed if copy else 0,
-                    (copy.bytes_total or None) if copy else None,
-                    copy.tuples_processed if copy else 0,
-                    (copy.tuples_total or None) if copy else None,
-                    copy.chunks_done if copy else 0,
-                    copy.chunks_total if copy else 0,
-                    copy.bytes_per_second if copy else None,
-                    copy.seconds_left if copy else None,
+                    table.schemaname,
+                    table.relname,
+                    table.srsubstate,
+                    copy.bytes_processed,
+                    copy.bytes_total or None,
+                    copy.tuples_processed,
+                    copy.tuples_total or None,
+                    copy.chunks_done,
+                    copy.chunks_total,
+                    copy.bytes_per_second,
+                    copy.seconds_left,
                 )
             )
         return rows

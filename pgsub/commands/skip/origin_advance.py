@@ -19,8 +19,8 @@ from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter import two_phase as alter_two_phase
-from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview_json import transaction
 from pgsub.common import failpoints
@@ -99,7 +99,7 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
                 hint=f"Disable it first:\npgsub disable {sub.name}",
                 sqlstate="55000",
             )
-        with opened(sub) as session:
+        with ledger_session(sub) as session:
             found = survey(session, sub, options.lsn)
             _explain(found, reporter)
             if options.preview:

@@ -27,6 +27,7 @@ from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache
 from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.rows import ErrorRow
+from pgsub.commands.sessions import connect_target
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import covered, format_lsn
@@ -35,7 +36,6 @@ from pgsub.target.ledger import skip, subscriptions, two_phase
 from pgsub.target.ledger.progress import table_states
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
-from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
 from pgsub.target.sql.row_lookup import ReadOnlySession
 
@@ -251,8 +251,7 @@ def looking(
     :param relations: of that session.
     :param admits: which are to be looked at.
     """
-    name = SessionName(sub.subid, "launcher", 0)
-    with contextlib.closing(target.connect(sub.target, name)) as connection:
+    with connect_target(sub) as connection:
         try:
             with ReadOnlySession(connection) as looker:
                 yield Simulation(looker, relations, admits, RulesPreview(session, relations))

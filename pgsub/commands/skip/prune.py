@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pgsub.catalog.rows import SkippedRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh.refresh import opened
+from pgsub.commands.sessions import ledger_session
 from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.skipped_changes import Pruning, Usage
 
@@ -42,7 +42,7 @@ def prune(options: PruneOptions, *, confirm: Confirm) -> Usage:
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        with opened(sub) as session:
+        with ledger_session(sub) as session:
             seconds = options.older_than
             pruning = Pruning(options.replayed, None if seconds is None else skipped_changes.time_ago(session, seconds))
             found = skipped_changes.usage(session, sub.subid, pruning)

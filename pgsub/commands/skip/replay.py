@@ -23,8 +23,8 @@ from pgsub.catalog.conflicts import KEPT as KEPT_LOCAL
 from pgsub.catalog.conflicts import REPLAYED, SKIPPED, STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview import Preview
 from pgsub.commands.skip.preview_json import row
@@ -93,7 +93,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         conflict = None if options.number is None else require_conflict(store, options.name, options.number)
-        with opened(sub) as session:
+        with ledger_session(sub) as session:
             found = Replay(sub.name, _order(session, store, sub, options, conflict), options.dry_run)
             if options.dry_run:
                 _look(session, sub, found)

@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.conflicts import TYPES
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import PgsubError, StateForbids, UsageError
@@ -51,7 +51,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
         )
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        with opened(sub) as session:
+        with ledger_session(sub) as session:
             _check(session, sub, rule)
             confirm(sub.name, rule)
             with subscription_tables.maintenance(session, sub.subid, sub.name):

@@ -14,8 +14,8 @@ import psycopg
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands.refresh.refresh import opened
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview import Preview, TransactionSearch
 from pgsub.common import failpoints
@@ -61,7 +61,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        with opened(sub) as session:
+        with ledger_session(sub) as session:
             wanted = None
             if options.lsns is not None:
                 recorded = _recorded(store, sub)
@@ -88,7 +88,7 @@ def show(options: SkipOptions) -> Preview:
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         recorded = _recorded(store, sub)
-    with opened(sub) as session:
+    with ledger_session(sub) as session:
         wanted = skip.of(_wanted(options, recorded), options.rows)
         _check_position(session, sub, wanted)
         if skip.is_held(session, sub.subid, wanted):

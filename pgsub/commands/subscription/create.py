@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -17,11 +16,11 @@ from pgsub.commands import preflight
 from pgsub.commands.preflight import Preflight
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
 from pgsub.commands.subscription import definition, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
 from pgsub.common.errors import SubscriptionExists
-from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import owner, two_phase
@@ -48,7 +47,6 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
     :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
     """
     made = definition.resolve(options)
-    deadline = None if options.timeout is None else time.monotonic() + options.timeout
     with _undone_by_sigterm(), StateStore.open(options.state_dir) as store:
         if any(s.name == options.name for s in store.subscriptions()):
             if not options.if_not_exists:
@@ -61,23 +59,17 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
             return CreateResult(None)
         with Service(store, options.state_dir, made.sub, reporter) as service:
             with registration.passfiles(made) as written:
-                found = _register(options, made, store, reporter, deadline)
+                found = _register(options, made, store, reporter)
                 if options.dry_run:
                     _announce_two_phase(found, reporter)
                     return CreateResult(None, found)
                 written.clear()
-            if made.sub.enabled:
-                _serve(options, service, deadline)
+            if made.sub.enabled and not options.wait:
+                service.leave()
+            elif made.sub.enabled:
+                service.synchronize(options, follow=options.follow)
+                service.report_two_phase()
     return CreateResult(made.sub.subid)
-
-
-def _serve(options: CreateOptions, service: Service, deadline: float | None) -> None:
-    if not options.wait:
-        service.leave()
-        return
-    timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-    service.synchronize(follow=options.follow, timeout=timeout, master=options.master, conf=options.conf)
-    service.tell_two_phase()
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
@@ -104,16 +96,15 @@ def _undone_by_sigterm() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
 
-def _register(
-    options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter, deadline: float | None
-) -> Preflight:
+def _register(options: CreateOptions, made: Definition, store: StateStore, reporter: Reporter) -> Preflight:
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(contextlib.closing(registration.target_session(made.sub)))
+        session = stack.enter_context(connect_target(made.sub))
         try:
             known = {one.subid for one in store.subscriptions()}
             found, replication, leftovers = _check(stack, session, options, made, reporter, known)
             if not options.dry_run:
-                sub = replace(_with_target_facts(made.sub, session, found), two_phase=found.two_phase)
+                unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
+                sub = replace(made.sub, **target_facts(session), unavailable=unavailable, two_phase=found.two_phase)
                 registration.register(
                     session,
                     replication,
@@ -123,7 +114,7 @@ def _register(
                     store,
                     reporter,
                     leftovers=leftovers,
-                    deadline=deadline,
+                    deadline=options.deadline,
                 )
         except psycopg.Error as error:
             raise target.translate(error, "prepare the target") from None
@@ -174,18 +165,12 @@ def _check_publisher(
 ) -> tuple[publisher.Connection, publisher.Connection, Preflight]:
     sub = made.sub
     must = must_use_password(session, sub)
-    source = stack.enter_context(
-        contextlib.closing(publisher.connect(sub.connection, application_name=sub.name, must_use_password=must))
-    )
+    source = stack.enter_context(connect_publisher(sub, must_use_password=must))
     preflight.check_other_database(source, session)
     preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
     found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)
-    replication = stack.enter_context(
-        contextlib.closing(
-            publisher.connect(sub.connection, application_name=sub.name, replication=True, must_use_password=must)
-        )
-    )
+    replication = stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
     given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
     if given is not None:
         preflight.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
@@ -197,12 +182,3 @@ def _first_state(made: Definition, found: Preflight) -> str:
     asked = made.sub.two_phase
     at_once = made.create_slot and not made.copy_data and bool(found.tables)
     return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked
-
-
-def _with_target_facts(sub: Subscription, session: psycopg.Connection, found: Preflight) -> Subscription:
-    row = session.execute(
-        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    unavailable = tuple(w.unavailable for w in found.warnings if w.unavailable)
-    return replace(sub, owner=row[0], dboid=row[1], unavailable=unavailable)

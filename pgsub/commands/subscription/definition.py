@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.common import conflict_rules
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids, UsageError
@@ -19,8 +21,11 @@ NAME_BYTES = 63  #: NAMEDATALEN - 1
 
 
 @dataclass(frozen=True, slots=True)
-class CreateOptions:
-    """What the command line says; None where an option was not given."""
+class CreateOptions(ServiceOptions):
+    """What the command line says; None where an option was not given.
+
+    :ivar settings: options of WITH (…) that are stored as they are given, by field of Subscription.
+    """
 
     name: str
     connection: str | None
@@ -33,31 +38,14 @@ class CreateOptions:
     enabled: bool | None = None
     copy_data: bool | None = None
     slot_name: str | None = None  #: ``none`` for no slot
-    binary: bool = False
-    streaming: str = "parallel"
-    synchronous_commit: str = "off"
-    wal_receiver_timeout: str = "-1"
     two_phase: bool = False
-    disable_on_error: bool = False
     password_required: bool | None = None  #: None: as if true, and nothing is enforced
-    origin: str = "any"
-    failover: bool = False
-    run_as_owner: bool = False
-    messages: bool = False
-    apply_mode: str = "batched"
-    copy_atomic: bool = False
     on_conflict: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     if_not_exists: bool = False
     dry_run: bool = False
     strict: bool = False
-    wait: bool = True
     follow: bool = False
-    timeout: float | None = None
-    max_sync_workers: int = 2
-    copy_workers: int = 2
-    max_parallel_apply_workers: int = 2
-    master: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +88,11 @@ def resolve(options: CreateOptions) -> Definition:
         publications=options.publications,
         slot_name=slot_name,
         enabled=enabled,
-        binary=options.binary,
-        streaming=options.streaming,
-        synchronous_commit=options.synchronous_commit,
-        wal_receiver_timeout=options.wal_receiver_timeout,
         two_phase=two_phase.PENDING if options.two_phase else two_phase.DISABLED,
-        disable_on_error=options.disable_on_error,
         password_required=options.password_required is not False,
         password_enforced=options.password_required is True,
-        run_as_owner=options.run_as_owner,
-        origin=options.origin,
-        failover=options.failover,
-        messages=options.messages,
-        apply_mode=options.apply_mode,
-        copy_atomic=options.copy_atomic,
-        max_sync_workers=options.max_sync_workers,
-        copy_workers=options.copy_workers,
-        max_parallel_apply_workers=options.max_parallel_apply_workers,
         on_conflict=conflict_rules.merged((), options.on_conflict),
+        **options.settings,
     )
     passwords = {path: params for path, params in files.items() if ci.split_password(params)[1] is not None}
     copy_data = connect if options.copy_data is None else options.copy_data

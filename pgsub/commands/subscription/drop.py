@@ -13,6 +13,7 @@ import psycopg
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher, connect_target
 from pgsub.commands.subscription.main_slot import MainSlot
 from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import failpoints
@@ -21,7 +22,6 @@ from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import (
     held_tables,
@@ -38,7 +38,6 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Prepared
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
-from pgsub.target.session.connect import SessionName
 
 #: How long a launcher that serves the subscription may take to let it go.
 LET_GO_SECONDS = 40.0
@@ -117,7 +116,7 @@ def _wait_for(lock: Lock, sub: Subscription) -> None:
 def _forget(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
     """Remove it from both servers."""
     sub = slot.sub
-    with contextlib.closing(_target(sub)) as session:
+    with _target(sub) as session:
         try:
             with subscription_tables.maintenance(session, sub.subid, sub.name):
                 _remove(session, slot, options, reporter)
@@ -136,9 +135,9 @@ def _leave(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
     )
 
 
-def _target(sub: Subscription) -> psycopg.Connection:
+def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
     try:
-        return target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False)
+        return connect_target(sub, replica=False)
     except TargetUnavailable as error:
         error.hint = (
             "The progress of the subscription is kept on the target; drop it when the target is back,"
@@ -224,7 +223,7 @@ def _drop_slots(
         return
     first = sub.slot_name or next(iter(leftover), "pgsub_*")
     try:
-        connection = publisher.connect(sub.connection, application_name=sub.name)
+        opened = connect_publisher(sub)
     except PublisherUnavailable as error:
         raise PublisherUnavailable(
             f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
@@ -232,7 +231,7 @@ def _drop_slots(
             hint=f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes",
             sqlstate=error.sqlstate,
         ) from None
-    with contextlib.closing(connection):
+    with opened as connection:
         for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
             slots.drop_sync_slot(connection, sub.subid, name)
         if sub.slot_name is not None:

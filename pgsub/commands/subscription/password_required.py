@@ -11,13 +11,12 @@ from pathlib import Path
 
 import psycopg
 
+from pgsub.commands.sessions import MUST_PROVIDE
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.target.session.connect import is_superuser
-
-MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
 
 
 def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None, holds_password: bool) -> None:

@@ -31,7 +31,6 @@ from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import schema, subscriptions, two_phase
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.session import connect as target
 
 _DUPLICATE_OBJECT = "42710"
 
@@ -295,8 +294,3 @@ def remove_passfiles(folder: Path, subid: int) -> None:
     """
     for file in (folder / "passfiles").glob(f"{subid}.*"):
         file.unlink(missing_ok=True)
-
-
-def target_session(sub: Subscription) -> psycopg.Connection:
-    """The launcher's session on the target."""
-    return target.connect(sub.target, target.SessionName(sub.subid, "launcher", 0))

@@ -1,0 +1,114 @@
+"""Sessions of a command: on the target whose ledger has the subscription, and on the publisher that it follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from pgsub.common.errors import PublisherUnavailable
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import lsn_or_none
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import identity
+from pgsub.target.ledger import owner, schema, subscriptions
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName, is_superuser
+from pgsub.target.session.owner import must_use_password
+
+MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
+
+
+def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:
+    """Open a session on the target that bears the launcher's name; it is closed with the block.
+
+    :param options: of :func:`pgsub.target.session.connect.connect`.
+    """
+    return contextlib.closing(target.connect(sub.target, SessionName(sub.subid, "launcher", 0), **options))
+
+
+@contextlib.contextmanager
+def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
+    """Open a session on the target, its ledger up to date; errors of psycopg become pgsub's own.
+
+    A ledger is never created: a target that has none is not this subscription's.
+    """
+    with connect_target(sub) as session:
+        try:
+            if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+                raise subscriptions.unknown(sub.subid)
+            owner.check(session)
+            owner.give(session)
+            schema.check(session)
+            schema.install(session)
+            subscriptions.identity(session, sub.subid)
+            yield session
+        except psycopg.Error as error:
+            raise target.translate(error, "change the subscription on the target") from None
+
+
+def connect_publisher(
+    sub: Subscription, conninfo: str | None = None, *, replication: bool = False, must_use_password: bool = False
+) -> contextlib.closing[publisher.Connection]:
+    """Open a connection to the publisher, closed with the block.
+
+    :param conninfo: the connection string where it is not the one that is stored.
+    """
+    return contextlib.closing(
+        publisher.connect(
+            sub.connection if conninfo is None else conninfo,
+            application_name=sub.name,
+            replication=replication,
+            must_use_password=must_use_password,
+        )
+    )
+
+
+@contextlib.contextmanager
+def verified_publisher(session: psycopg.Connection, sub: Subscription, conninfo: str) -> Iterator[publisher.Connection]:
+    """Open a connection to the publisher that the subscription follows: another would remove every table.
+
+    :param session: on the target.
+    :param conninfo: its connection string, a password included where there is no passfile yet.
+    :raises WrongSystem: another system, database or history.
+    """
+    verify_publisher(session, sub, conninfo)
+    with connect_publisher(sub, conninfo, must_use_password=must_use_password(session, sub)) as source:
+        yield source
+
+
+def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: str) -> None:
+    """Check that a connection string leads to the publisher that the subscription follows.
+
+    :raises WrongSystem: as :func:`verified_publisher`.
+    """
+    known = subscriptions.identity(session, sub.subid)
+    try:
+        opened = connect_publisher(sub, conninfo, replication=True, must_use_password=must_use_password(session, sub))
+    except PublisherUnavailable as error:
+        if "no password supplied" in error.message and sub.password_required and not is_superuser(session):
+            error.detail = f"{MUST_PROVIDE} {error.detail or ''}".strip()
+        raise
+    with opened as replication:
+        if known.system_identifier is None:
+            return  # created without a connection: the first worker will note who answers
+        expected = identity.PublisherIdentity(
+            known.system_identifier, known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0, 0, 0
+        )
+        row = session.execute(
+            "SELECT greatest(remote_lsn, reported_lsn)::text FROM pgsub.progress WHERE subid = %s AND worker = 0",
+            (sub.subid,),
+        ).fetchone()
+        furthest = lsn_or_none(row[0]) if row else None
+        identity.verify_publisher(replication, expected, remote_lsn=furthest or 0)
+
+
+def target_facts(session: psycopg.Connection) -> dict[str, Any]:
+    """Fields of the definition that the target knows: the role of the session, and the database's oid."""
+    row = session.execute(
+        "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return {"owner": row[0], "dboid": row[1]}
