@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from pgsub.catalog.codec import TEXT, Table
-from pgsub.catalog.progress import ProgressCatalog
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.times import utc_now
+from pgsub.catalog.views import ViewsCatalog
 from pgsub.protocol.lsn import covered, format_lsn
 
 #: Rows kept of each subscription, and of all that are dropped together.
@@ -31,17 +31,6 @@ _EXCESS = (
 _OF_DROPPED = "subid NOT IN (SELECT oid FROM pg_subscription)"
 
 
-@dataclass(frozen=True, slots=True)
-class ConflictFilter:
-    """Which conflicts are meant; None for any."""
-
-    subid: int | None = None
-    conflict_type: str | None = None
-    table: str | None = None  #: schema.name
-    since: str | None = None  #: met again at this time or later, as text of :mod:`pgsub.catalog.times`
-    action: str | None = None
-
-
 class Added(NamedTuple):
     """What became of a row to be recorded: its id, and whether it is a new one."""
 
@@ -49,7 +38,7 @@ class Added(NamedTuple):
     new: bool
 
 
-class ConflictCatalog(ProgressCatalog):
+class ConflictCatalog(ViewsCatalog):
     """The part of the state store that remembers conflicts."""
 
     def add_conflict(self, row: ConflictRow) -> int:
@@ -68,31 +57,36 @@ class ConflictCatalog(ProgressCatalog):
                 self._bound(subid)
         return added
 
-    def conflicts(self, subid: int | None, limit: int = 100) -> list[ConflictRow]:
-        """The newest conflicts first.
+    def conflicts(
+        self,
+        subid: int | None = None,
+        limit: int | None = None,
+        *,
+        conflict_type: str | None = None,
+        table: str | None = None,
+        since: str | None = None,
+        action: str | None = None,
+    ) -> list[ConflictRow]:
+        """The newest conflicts first; a condition that is None holds for all.
 
-        :param subid: None for all, dropped subscriptions included.
-        :param limit: rows.
-        """
-        return self.find_conflicts(ConflictFilter(subid), limit)
-
-    def find_conflicts(self, wanted: ConflictFilter, limit: int | None = None) -> list[ConflictRow]:
-        """The newest conflicts first.
-
+        :param subid: dropped subscriptions included.
         :param limit: rows, None for all.
+        :param table: schema.name.
+        :param since: last seen at this time or later, as text of :mod:`pgsub.catalog.times`.
         """
         conditions = {
-            "subid = ?": wanted.subid,
-            "conflict_type = ?": wanted.conflict_type,
-            "schemaname || '.' || relname = ?": wanted.table,
-            "last_at >= ?": wanted.since,
-            "action = ?": wanted.action,
+            "subid = ?": subid,
+            "conflict_type = ?": conflict_type,
+            "schemaname || '.' || relname = ?": table,
+            "last_at >= ?": since,
+            "action = ?": action,
         }
         chosen = {text: value for text, value in conditions.items() if value is not None}
-        where = " AND ".join(["1", *chosen])
+        return self._select(" AND ".join(["1", *chosen]), *chosen.values(), limit=-1 if limit is None else limit)
+
+    def _select(self, where: str, *parameters: object, limit: int = 1) -> list[ConflictRow]:
         sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE {where} ORDER BY id DESC LIMIT ?"
-        found = self._database.rows(sql, (*chosen.values(), -1 if limit is None else limit))
-        return [_CONFLICT.decode(values) for values in found]
+        return [_CONFLICT.decode(values) for values in self._database.rows(sql, (*parameters, limit))]
 
     def conflict(self, conflict_id: int) -> ConflictRow | None:
         """One conflict.
@@ -100,11 +94,8 @@ class ConflictCatalog(ProgressCatalog):
         :param conflict_id: as :meth:`add_conflict` returned it.
         :return: None if there is none, or no longer.
         """
-        if not 0 < conflict_id < 2**63:
-            return None
-        sql = f"SELECT {_CONFLICT.columns} FROM pgsub_conflict WHERE id = ?"
-        found = self._database.rows(sql, (conflict_id,))
-        return _CONFLICT.decode(found[0]) if found else None
+        found = self._select("id = ?", conflict_id) if 0 < conflict_id < 2**63 else []
+        return found[0] if found else None
 
     def conflicts_of(self, subname: str) -> int | None:
         """Id of the newest subscription of a name that a conflict is recorded of; it may be dropped."""
@@ -121,12 +112,13 @@ class ConflictCatalog(ProgressCatalog):
         :return: how many there were.
         """
         with self._database.transaction():
-            stopped = self.find_conflicts(ConflictFilter(subid, action=STOPPED))
-            own = [row for row in stopped if row.worker == worker]
-            passed = [row for row in own if row.finish_lsn is None or covered(row.finish_lsn, position)]
-            sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
-            self._database.run_many(sql, [(action, row.id) for row in passed])
+            own = [row for row in self.conflicts(subid, action=STOPPED) if row.worker == worker]
+            passed = [row.id for row in own if row.finish_lsn is None or covered(row.finish_lsn, position)]
+            self._set_action(passed, action)
         return len(passed)
+
+    def _set_action(self, ids: Sequence[int], action: str) -> None:
+        self._database.run_many("UPDATE pgsub_conflict SET action = ? WHERE id = ?", [(action, one) for one in ids])
 
     def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
         """What stopped a worker in one transaction was skipped, whatever it was taken for: it may be heard of late."""
@@ -140,11 +132,10 @@ class ConflictCatalog(ProgressCatalog):
     def conflicts_left_out(self, subid: int, start: int, position: int) -> None:
         """Apply's position was moved behind what stopped it, whatever it was taken for: it may be heard of late."""
         with self._database.transaction():
-            found = [row for row in self.find_conflicts(ConflictFilter(subid)) if row.action in (STOPPED, APPLIED)]
-            sql = "UPDATE pgsub_conflict SET action = ? WHERE id = ?"
-            lsns = [(row.id, row.finish_lsn) for row in found if row.worker is not None and row.event is None]
-            left = [number for number, lsn in lsns if lsn is not None and start <= lsn and covered(lsn, position)]
-            self._database.run_many(sql, [(SKIPPED, number) for number in left])
+            found = [row for row in self.conflicts(subid) if row.action in (STOPPED, APPLIED)]
+            lsns = {row.id: row.finish_lsn for row in found if row.worker is not None and row.event is None}
+            left = [one for one, lsn in lsns.items() if lsn is not None and start <= lsn and covered(lsn, position)]
+            self._set_action(left, SKIPPED)
 
     def conflicts_replayed(
         self, subid: int, finish_lsn: int, conflict_id: int | None = None, table: str | None = None
@@ -175,37 +166,28 @@ class ConflictCatalog(ProgressCatalog):
         at = row.at or utc_now()
         left_out = self._stop(row, _SAME_CHANGE) if row.event is not None and _stops(row) else None
         if known is not None:
-            changed = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
+            row = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
         elif left_out is not None:  # what stopped apply is met once more, and left out
             same = {"id": left_out.id, "attempts": left_out.attempts, "worker": left_out.worker}
-            changed = replace(row, at=left_out.at, last_at=at, **same)  # type: ignore[arg-type]
+            row = replace(row, at=left_out.at, last_at=at, **same)  # type: ignore[arg-type]
         else:
-            return self._insert(replace(row, at=at, last_at=at))
-        self._database.run(_CONFLICT.insert, *_CONFLICT.encode(changed))
-        return Added(changed.id, new=False)
-
-    def _insert(self, row: ConflictRow) -> Added:
-        values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
-        del values["id"]
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
-        sql = f"INSERT INTO pgsub_conflict ({names}) VALUES ({marks})"
-        return Added(self._database.run(sql, *values.values()), new=True)
+            row = replace(row, id=0, at=at, last_at=at)
+        *values, number = _CONFLICT.encode(row)
+        return Added(self._database.run(_CONFLICT.insert, *values, number or None), new=number == 0)
 
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
         """The same event, or the same stop."""
         if row.event is None:
             return self._stop(row, (*_SAME_CHANGE, "worker"))
-        found = self._database.rows(f"{_CONFLICT.select} AND event = ? LIMIT 1", (row.subid, row.event))
-        return _CONFLICT.decode(found[0]) if found else None
+        return next(iter(self._select("subid = ? AND event = ?", row.subid, row.event)), None)
 
     def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
         """The stop that is the same in these columns."""
         # few are found by an index; a transaction may have a million conflicts, all of one row
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
-        same = " AND ".join(f'"{column}" IS ?' for column in columns)
-        sql = f"{_CONFLICT.select} AND event IS NULL AND action = 'stopped' AND {same} ORDER BY id DESC LIMIT 1"
-        found = self._database.rows(sql, (row.subid, *(values[column] for column in columns)))
-        return _CONFLICT.decode(found[0]) if found else None
+        same = "".join(f' AND "{column}" IS ?' for column in columns)
+        where = f"subid = ? AND event IS NULL AND action = 'stopped'{same}"
+        return next(iter(self._select(where, row.subid, *(values[column] for column in columns))), None)
 
     def _bound(self, subid: int) -> None:
         self._database.run(_EXCESS.format("subid = ?"), subid, KEEP)

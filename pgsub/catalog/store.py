@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from pgsub.catalog.database import Database
-from pgsub.catalog.history import HistoryCatalog
+from pgsub.catalog.journal import JournalCatalog
 from pgsub.catalog.state_folder import prepare_folder, state_dir
 from pgsub.common.errors import PgsubError, UsageError
 
@@ -40,7 +40,7 @@ VIEWS = (
 )
 
 
-class StateStore(HistoryCatalog):
+class StateStore(JournalCatalog):
     """An open state store; several threads of a process may share it.
 
     :param database: see :meth:`open`.

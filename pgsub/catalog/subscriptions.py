@@ -126,13 +126,6 @@ class SubscriptionCatalog:
         with self._database.transaction():
             self._database.run("DELETE FROM pg_subscription WHERE oid = ?", subid)
 
-    def set_enabled(self, subid: int, enabled: bool) -> None:
-        """Set subenabled (``AlterSubscription_enable``, ``DisableSubscriptionAndExit``).
-
-        :raises SubscriptionNotFound: if it is gone.
-        """
-        self.alter(subid, enabled=enabled)
-
     def alter(self, subid: int, **fields: Any) -> None:
         """Change a subscription; where nothing differs nothing is written.
 

@@ -104,7 +104,7 @@ class ErrorReporter:
             self.disabling = None
             return
         self._log("LOG", log_text(f'subscription "{self._sub.name}" has been disabled because of an error'))
-        self._store.set_enabled(self._sub.subid, False)
+        self._store.alter(self._sub.subid, enabled=False)
         self._store.journal("disable", self._sub.subid, self._sub.name, {"because": "error"})
         self.disabled_by = error
 

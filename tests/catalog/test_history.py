@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsub.catalog import conflicts, history
-from pgsub.catalog.conflicts import ConflictFilter
+from pgsub.catalog import conflicts, journal
 from pgsub.catalog.rows import ConflictRow, ErrorRow, StatsRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError, InternalError, TargetUnavailable
@@ -85,7 +84,7 @@ def test_conflicts_are_found_by_type_table_time_and_action(store: StateStore) ->
     of_all = store.add_conflict(replace(CONFLICT, subid=7))
 
     def found(**wanted: object) -> list[int]:
-        return [row.id for row in store.find_conflicts(ConflictFilter(**wanted))]  # type: ignore[arg-type]
+        return [row.id for row in store.conflicts(**wanted)]  # type: ignore[arg-type]
 
     assert found() == [of_all, new, old]
     assert found(subid=5, conflict_type="update_missing") == found(subid=5, action="skipped") == [new]
@@ -106,10 +105,10 @@ def test_tuples_with_any_characters_are_kept(store: StateStore) -> None:
 
 def test_the_journal_is_bounded_and_its_ids_rise(store: StateStore) -> None:
     with store.batch():
-        for number in range(history.KEEP + 5):
+        for number in range(journal.KEEP + 5):
             store.journal("skip-lsn", 5, "orders", {"lsn": number})
     ids = [row.id for row in store.journal_rows(5, 20_000)]
-    assert (len(ids), ids[-1], ids[0]) == (history.KEEP, 6, history.KEEP + 5)
+    assert (len(ids), ids[-1], ids[0]) == (journal.KEEP, 6, journal.KEEP + 5)
 
 
 def test_the_bound_takes_the_oldest_of_each_subscription_but_what_still_stops_apply_and_counts_them(
@@ -140,19 +139,18 @@ def test_an_error_at_the_same_place_counts_attempts_and_another_one_starts_anew(
 def test_the_last_error_is_the_newest_of_all_workers_until_its_own_worker_clears_it(store: StateStore) -> None:
     old = store.record_error(5, ErrorRow("apply", "A", "first"))
     new = store.record_error(5, ErrorRow("table synchronization 9", "B", "second"))
-    assert (store.last_error(5), store.errors(5)) == (new, [new, old])
+    assert store.errors(5) == [new, old]
     store.clear_error(5, "table synchronization 9")
-    assert store.last_error(5) == old
+    assert store.errors(5) == [old]
     store.clear_error(5)
-    assert store.last_error(5) is None
+    assert store.errors(5) == []
 
 
 def test_an_exception_becomes_a_row_with_its_place(store: StateStore) -> None:
     error = ApplyError("duplicate key", detail="Key (1) exists.", hint="Skip it.", context="in", sqlstate="23505")
     error.relation, error.finish_lsn, error.xid, error.conflict = "public.t", "0/1F", 740, "insert_exists"
     store.record_error(5, ErrorRow.of(error, "apply"))
-    row = store.last_error(5)
-    assert row is not None
+    [row] = store.errors(5)
     assert (row.class_, row.sqlstate, row.relation, row.conflict) == (
         "ApplyError",
         "23505",

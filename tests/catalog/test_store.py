@@ -99,7 +99,7 @@ def test_only_changed_options_move_the_time_of_the_last_change(store: StateStore
         return next(row[columns.index("pgsub_options_changed_at")] for row in rows if row[0] == 5)
 
     created = stamp()
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     store.alter(5, skip_lsn=0x10, two_phase="p", binary=False)
     assert (stamp(), store.subscription("orders").enabled) == (created, False)
     store.alter(5, binary=True)
@@ -263,7 +263,7 @@ def test_writing_for_a_dropped_subscription_says_so(store: StateStore) -> None:
         lambda: store.add_stats(5, apply_error_count=1),
         lambda: store.reset_stats(5),
         lambda: store.record_error(5, ErrorRow("apply", "A", "m")),
-        lambda: store.set_enabled(5, False),
+        lambda: store.alter(5, enabled=False),
     ):
         with pytest.raises(SubscriptionNotFound, match="subscription with OID 5 does not exist"):
             write()

@@ -58,7 +58,7 @@ def test_it_is_blocked_after_two_restarts_from_one_position_with_nothing_applied
     )
     failed(_conflict(), position=0x14C0001)
     assert orders()["state"] == "error"  # something was applied meanwhile
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     failed(_conflict(), 3)
     assert (orders()["state"], orders()["blocked"]) == ("disabled", None)
 
@@ -141,7 +141,7 @@ def test_the_next_command_is_told_before_it_is_blocked_and_when_it_is_disabled_t
     failed(_conflict())
     store.add_conflict(CONFLICT)
     assert _shown(pgsub)["next"] == "pgsub conflicts show orders 1"
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert _shown(pgsub)["next"] == "pgsub status orders --runbook"
 
 
@@ -149,7 +149,7 @@ def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid
     ddl = 'ALTER TABLE "public"."t" ADD COLUMN "v" text;'
     failed(SchemaFault("column missing", hint=f"Run this on the target; apply goes on by itself:\n{ddl}"))
     failed(ApplyError("check failed", hint="Change the row."), worker="table synchronization 9")
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     steps = _steps(pgsub, valid)
     assert ("Run this on the target; apply goes on by itself:", [], [ddl]) in steps
     assert ("Change the row.", [], []) in steps and any("table synchronization 9 stopped" in text for text, *_ in steps)

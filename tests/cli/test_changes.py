@@ -29,14 +29,14 @@ def test_enabling_without_a_slot_name_is_refused_in_the_servers_words(pgsub, sto
 
 
 def test_enabling_what_nobody_serves_says_so(pgsub, store):
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert "no launcher serves it" in pgsub("enable", "orders").stderr
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert pgsub("-q", "enable", "orders").stderr == ""
 
 
 def test_enabling_what_is_served_says_nothing(pgsub, store, served):
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert pgsub("enable", "orders").stderr == ""
 
 

@@ -166,7 +166,7 @@ def test_an_error_of_apply_is_the_state_and_one_of_a_table_is_not(store, orders,
     assert (orders()["state"], orders()["last_error"]["attempts"]) == ("running", 1)
     _fail(store)
     assert orders()["state"] == "error"
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert orders()["state"] == "disabled"
 
 
@@ -258,7 +258,7 @@ def test_check_of_a_subscription_that_nobody_serves_is_3(pgsub, store):
 
 
 def test_check_of_a_disabled_subscription_is_3(pgsub, store, served):
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert pgsub("status", "orders", "--check").returncode == 3
 
 
@@ -266,7 +266,7 @@ def test_check_of_a_disabled_subscription_is_3(pgsub, store, served):
 def test_check_after_an_error_is_6_also_when_it_disabled_the_subscription(pgsub, store, served, worker):
     _fail(store, worker=worker)
     assert pgsub("status", "orders", "--check").returncode == 6
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     assert pgsub("status", "orders", "--check").returncode == 6
 
 

@@ -82,7 +82,7 @@ def test_disabled_waits_for_the_workers_that_a_living_launcher_still_has(store, 
     store.put_workers(5, [WorkerRow("apply", os.getpid())])
     with pytest.raises(TimeoutExpired):
         _until(folder, "disabled")
-    store.set_enabled(5, False)
+    store.alter(5, enabled=False)
     with pytest.raises(TimeoutExpired, match="disabled"):
         _until(folder, "disabled")
     soon(lambda: store.put_workers(5, []))
@@ -138,7 +138,7 @@ def test_an_error_that_a_retry_mends_is_waited_out(store, folder, served):
 def test_who_waits_for_disabled_sees_disable_on_error_and_not_the_error(store, folder, served, soon):
     store.alter(5, disable_on_error=True)
     _fails(store)
-    soon(lambda: store.set_enabled(5, False))
+    soon(lambda: store.alter(5, enabled=False))
     _until(folder, "disabled", timeout=30)
 
 

@@ -60,14 +60,14 @@ def register(app: typer.Typer) -> None:
 
 def enable(name: Name) -> None:
     """Enable."""
-    from pgsub.commands.subscription.enable import enable as enable_subscription
+    from pgsub.commands.subscription.enable_disable import enable as enable_subscription
 
     enable_subscription(current.state_dir, name, reporter=ConsoleReporter())
 
 
 def disable(name: Name) -> None:
     """Disable."""
-    from pgsub.commands.subscription.disable import disable as disable_subscription
+    from pgsub.commands.subscription.enable_disable import disable as disable_subscription
 
     disable_subscription(current.state_dir, name, reporter=ConsoleReporter())
 
@@ -78,6 +78,6 @@ def disable_on_error(
     """Set disable_on_error."""
     if setting not in ("on", "off"):
         raise UsageError(f'"{setting}" is not a setting of disable_on_error: expected on or off')
-    from pgsub.commands.subscription.disable_on_error import disable_on_error as set_option
+    from pgsub.commands.subscription.enable_disable import disable_on_error as set_option
 
     set_option(current.state_dir, name, on=setting == "on", reporter=ConsoleReporter())

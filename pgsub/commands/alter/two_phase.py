@@ -8,7 +8,6 @@ may be two-phase, so a command that is killed in between leaves what the next on
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,15 +41,12 @@ def alone(
     :raises StateForbids: they do not end, in the server's words.
     """
     lock = subscription_lock(folder, sub.subid)
-    deadline = time.monotonic() + LET_GO_SECONDS
-    while not lock.acquire():
-        if time.monotonic() > deadline:
-            raise StateForbids(
-                f"cannot {doing} when logical replication worker is still running",
-                hint="Try again after some time.",
-                sqlstate="55000",
-            )
-        time.sleep(0.05)
+    if not lock.acquire(LET_GO_SECONDS):
+        raise StateForbids(
+            f"cannot {doing} when logical replication worker is still running",
+            hint="Try again after some time.",
+            sqlstate="55000",
+        )
     try:
         yield workers.take_over(session, sub.subid, workers.APPLY)
     finally:

@@ -24,7 +24,7 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview_json import transaction
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
@@ -121,19 +121,15 @@ def _advance(
     session: psycopg.Connection, store: StateStore, sub: Subscription, found: SkippedRange, claim: Claim
 ) -> None:
     """Both positions are in the journal before anything moves: a crash leaves a row that was begun."""
-    number = store.journal("origin-advance", sub.subid, sub.name, {**_entry(found), "outcome": "begun"})
-    failpoints.point("advance.before_ledger")
-    try:
+    with store.journal_attempt("origin-advance", sub, _entry(found)) as attempt:
+        failpoints.point("advance.before_ledger")
         advance.advance(session, claim, found.old, found.to)
-    except PgsubError as error:
-        store.amend_journal(number, outcome="failed", error=error.message)
-        raise
     failpoints.point("advance.after_ledger")
     origins.advance(session, sub.subid, found.to)
     failpoints.point("advance.after_origin")
     with store.batch():
         _record(store, sub, found)
-        store.amend_journal(number, outcome="done")
+        store.journal_done(attempt)
 
 
 def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRange:
@@ -242,7 +238,7 @@ def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None
         if (row.action, row.detail.get("outcome"), row.detail.get("to")) == ("origin-advance", "begun", to):
             with store.batch():
                 _record(store, sub, found)
-                store.amend_journal(row.id, outcome="done")
+                store.journal_done(row.id)
 
 
 def _entry(found: SkippedRange) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pgsub.commands.skip.preview import Preview
 from pgsub.commands.skip.preview_json import row
 from pgsub.commands.status.conflicts import require_conflict
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, PgsubError, StateForbids
+from pgsub.common.errors import ApplyError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -212,18 +212,17 @@ def _replay(store: StateStore, sub: Subscription, found: Replay, options: Replay
     """In the journal before it begins: a crash leaves a row that was begun."""
     order = found.order
     detail = {"finish_lsn": format_lsn(order.finish_lsn), "changes": len(order.kept.ids), **order.told}
-    number = store.journal("conflicts replay", sub.subid, sub.name, {**detail, "outcome": "begun"})
-    failpoints.point("replay.journalled")
-    try:
-        others = replay(sub, order)
-    except PgsubError as error:
-        store.amend_journal(number, outcome="failed", error=error.message)
-        if isinstance(error, ApplyError) and (error.conflict is not None or error.hint is None):
-            error.hint = _hint(options, found)
-        raise
+    with store.journal_attempt("conflicts replay", sub, detail) as attempt:
+        failpoints.point("replay.journalled")
+        try:
+            others = replay(sub, order)
+        except ApplyError as error:
+            if error.conflict is not None or error.hint is None:
+                error.hint = _hint(options, found)
+            raise
     with store.batch():
         _record(store, sub, order)
-        store.amend_journal(number, outcome="done")
+        store.journal_done(attempt)
     return others
 
 

@@ -17,7 +17,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.status.conflicts import TYPES
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import PgsubError, StateForbids, UsageError
+from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription_tables, subscriptions
@@ -84,13 +84,9 @@ def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule
     before = skip.pending_rules(session, sub.subid)
     rules = (*(one for one in before if one.place != rule.place), rule)
     detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": skip.shown(None, before)}
-    number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
-    try:
+    with store.journal_attempt("skip-lsn", sub, detail) as attempt:
         skip.set_rules(session, sub.subid, rules)
-    except PgsubError as error:
-        store.amend_journal(number, outcome="failed", error=error.message)
-        raise
     with store.batch():
         store.alter(sub.subid, skips=skip.shown(skip.pending(session, sub.subid), rules))
-        store.amend_journal(number, outcome="done")
+        store.journal_done(attempt)
     return rules

@@ -186,21 +186,17 @@ def _set(
 ) -> None:
     """In the journal before it holds: whoever is killed in between has said what may hold now."""
     detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
-    number = store.journal("skip-lsn", sub.subid, sub.name, {**detail, "outcome": "begun"})
-    failpoints.point("skip.before_ledger")
-    try:
+    with store.journal_attempt("skip-lsn", sub, detail) as attempt:
+        failpoints.point("skip.before_ledger")
         with transactions.durable(session):
             skip.set_pending(session, sub.subid, wanted)
             if wanted is None:
                 skip.set_rules(session, sub.subid, ())
-    except PgsubError as error:
-        store.amend_journal(number, outcome="failed", error=error.message)
-        raise
     failpoints.point("skip.after_ledger")
     with store.batch():
         skips = skip.shown(wanted, skip.pending_rules(session, sub.subid))
         store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skips)
-        store.amend_journal(number, outcome="done")
+        store.journal_done(attempt)
 
 
 def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: Reporter) -> None:

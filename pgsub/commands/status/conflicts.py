@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pgsub.catalog.conflicts import SKIPPED, ConflictFilter
+from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago
@@ -78,8 +78,8 @@ def conflicts(
         )
     with StateStore.open(folder, create=False) as store, store.snapshot():
         subid = _subid(store, name)
-        wanted = ConflictFilter(subid, conflict_type, table, None if since is None else ago(since))
-        rows = store.find_conflicts(wanted, limit + 1)
+        begin = None if since is None else ago(since)
+        rows = store.conflicts(subid, limit + 1, conflict_type=conflict_type, table=table, since=begin)
         return Conflicts(name, rows[:limit], len(rows) > limit, store.conflicts_dropped(subid))
 
 

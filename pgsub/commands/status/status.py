@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pgsub.catalog import locks
-from pgsub.catalog.conflicts import STOPPED, ConflictFilter
+from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
 from pgsub.catalog.store import StateStore
@@ -216,7 +216,7 @@ def _status(
     problems = store.errors(subscription.subid)
     served = serving(store, folder, subscription.subid)
     state = _state(subscription, problems, served)
-    conflicts = store.find_conflicts(ConflictFilter(subscription.subid, action=STOPPED), 10)
+    conflicts = store.conflicts(subscription.subid, 10, action=STOPPED)
     return SubscriptionStatus(
         definition=subscription,
         state=state,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,23 +93,16 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
     lock = subscription_lock(folder, sub.subid)
     try:
         if not lock.acquire():
-            store.set_enabled(sub.subid, False)
-            _wait_for(lock, sub)
+            store.alter(sub.subid, enabled=False)
+            if not lock.acquire(LET_GO_SECONDS):
+                raise lock_held(lock, f'subscription "{sub.name}"')
         yield lock
     except BaseException:
         if sub.enabled and store.subscription_by_id(sub.subid) is not None:
-            store.set_enabled(sub.subid, True)
+            store.alter(sub.subid, enabled=True)
         raise
     finally:
         lock.release()
-
-
-def _wait_for(lock: Lock, sub: Subscription) -> None:
-    deadline = time.monotonic() + LET_GO_SECONDS
-    while not lock.acquire():
-        if time.monotonic() > deadline:
-            raise lock_held(lock, f'subscription "{sub.name}"')
-        time.sleep(0.1)
 
 
 def _forget(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:

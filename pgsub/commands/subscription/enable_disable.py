@@ -1,0 +1,61 @@
+"""``pgsub enable``, ``disable`` and ``disable-on-error``. Mirrors AlterSubscription (ENABLE, DISABLE, SET).
+
+Only the state store is written; a launcher sees it within a second.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pgsub.catalog.locks import launcher_lock
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.status.status import serving
+from pgsub.common.errors import StateForbids
+
+
+def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
+    """Set ``subenabled``; a notice if it is set already.
+
+    :param folder: the state folder.
+    :param name: the subscription.
+    :raises SubscriptionNotFound: if there is none of that name.
+    :raises StateForbids: if it has no slot name.
+    """
+    with StateStore.open(folder, create=False) as store, store.batch():
+        sub = store.subscription(name)
+        if sub.slot_name is None:
+            raise StateForbids("cannot enable subscription that does not have a slot name")
+        if sub.enabled:
+            reporter.notice(f'subscription "{name}" is already enabled')
+            return
+        store.alter(sub.subid, enabled=True)
+        store.journal("enable", sub.subid, name, {})
+        served = serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None
+    if not served:
+        reporter.notice(f'subscription "{name}" is enabled, but no launcher serves it yet')
+
+
+def disable(folder: Path, name: str, *, reporter: Reporter) -> None:
+    """Clear ``subenabled``, as :func:`enable` sets it. A launcher ends the workers; this does not wait for them."""
+    with StateStore.open(folder, create=False) as store, store.batch():
+        sub = store.subscription(name)
+        if not sub.enabled:
+            reporter.notice(f'subscription "{name}" is already disabled')
+            return
+        store.alter(sub.subid, enabled=False)
+        store.journal("disable", sub.subid, name, {})
+
+
+def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -> None:
+    """Set ``subdisableonerr``; a notice if it is so already. The next error of a running worker obeys it.
+
+    Workers need no restart for it. Parameters and errors are those of :func:`disable`.
+    """
+    with StateStore.open(folder, create=False) as store, store.batch():
+        sub = store.subscription(name)
+        if sub.disable_on_error == on:
+            reporter.notice(f'disable_on_error of subscription "{name}" is {"on" if on else "off"} already')
+            return
+        store.alter(sub.subid, disable_on_error=on)
+        store.journal("disable-on-error", sub.subid, name, {"on": on})
