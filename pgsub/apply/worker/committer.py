@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 #: sees, the pipeline's too; they are prepared again.
 _DEALLOCATED = "26000"
 _DEADLOCK = "40P01"
+#: out_of_memory, also where no lock is left: a batch needs more than its transactions one by one, and it would be the
+#: same batch after a restart.
+_OUT_OF_MEMORY = "53200"
 _TRIES = 5
 #: Transactions that go into one commit where changes are executed row by row: a row that they all change has a version
 #: for each, and none can be pruned before the commit.
@@ -327,9 +330,9 @@ class Committer:
 
 
 def _ours(error: PgsubError) -> bool:
-    """Whether a change is to blame, and row by row it shows which."""
+    """Whether a change is to blame, and row by row it shows which; or the batch is too large for the target."""
     located = error.directive is Directive.STOP and error.context is not None
-    return error.directive is Directive.FAULT or located
+    return error.directive is Directive.FAULT or located or error.sqlstate == _OUT_OF_MEMORY
 
 
 def _good(batch: Batch, error: PgsubError) -> int:
