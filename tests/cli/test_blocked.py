@@ -162,7 +162,7 @@ def test_the_runbook_of_other_faults_has_their_hints(store, failed, pgsub, valid
 
 
 def test_the_runbook_of_a_subscription_without_tables_names_its_publications(store, pgsub):
-    store.set_enabled(7, True)
+    store.alter(7, enabled=True)
     shown = pgsub("status", "bills", "--runbook").stdout
     assert 'check on the publisher that "pub" exists and publishes a table' in shown
     assert "pgsub refresh bills" in shown
