@@ -13,7 +13,7 @@ from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, assignments, 
 from pgsub.catalog.database import Database
 from pgsub.catalog.times import utc_now
 from pgsub.common.errors import InternalError, SubscriptionExists, SubscriptionNotFound
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import SECRETS, Subscription
 
 
 def _words(*words: str) -> Kind:
@@ -61,9 +61,8 @@ _INSERT = (
     f"INSERT INTO pg_subscription ({', '.join(column for column, _ in _COLUMNS.values())}, pgsub_options_changed_at)"
     f" VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
-_SECRETS = frozenset(("password", "sslpassword", "oauth_client_secret"))
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
-_URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(_SECRETS)) + ")=)")
+_URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(SECRETS)) + ")=)")
 
 
 class SubscriptionCatalog:
@@ -182,4 +181,4 @@ def names_secret(conninfo: str) -> bool:
     """
     if "://" in conninfo.partition("=")[0]:
         return _URI_SECRET.match(conninfo) is not None
-    return any(keyword in _SECRETS for keyword in _KEYWORD.findall(conninfo))
+    return any(keyword in SECRETS for keyword in _KEYWORD.findall(conninfo))

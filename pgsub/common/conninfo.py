@@ -17,6 +17,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.common.errors import UsageError
+from pgsub.common.subscription import SECRETS
 
 _ENVIRONMENT = {
     "PGHOST": "host",
@@ -29,7 +30,6 @@ _ENVIRONMENT = {
     "PGSERVICE": "service",
     "PGAPPNAME": "application_name",
 }
-_SECRETS = ("password", "sslpassword", "oauth_client_secret")
 
 #: A peer that vanished without a FIN is noticed within a minute, whether it owes an answer (keepalives) or an
 #: acknowledgement (tcp_user_timeout; without it the system sends again for a quarter of an hour).
@@ -111,7 +111,7 @@ def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """Conninfo parameters without any secret, and the password if there was one."""
-    public = {key: value for key, value in params.items() if key not in _SECRETS}
+    public = {key: value for key, value in params.items() if key not in SECRETS}
     return public, params.get("password")
 
 

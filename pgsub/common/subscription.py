@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from pgsub.common.errors import UsageError
 
+#: Connection parameters that authenticate by themselves, scram keys too: none is stored or shown.
+SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
 _TIME = re.compile(r"\s*([+-]?\d+(?:\.\d*)?)\s*(us|ms|s|min|h|d)?\s*", re.ASCII)
 _MILLISECONDS = {"us": 0.001, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 

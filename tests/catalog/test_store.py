@@ -112,6 +112,7 @@ def test_only_changed_options_move_the_time_of_the_last_change(store: StateStore
         "host=h password=secret",
         "host=h password = 'sec ret'",
         "sslpassword=x",
+        "host=p scram_client_key=x",
         r"user='it\'s' password=x",
         "postgresql://u:secret@h/db",
         "postgres://u@h/db?password=secret",

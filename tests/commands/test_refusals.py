@@ -73,11 +73,12 @@ def test_without_connection_or_target_the_command_says_where_they_come_from(offl
     one_error(offline("create", "s", "--connection", PUBLISHER, "--target", TARGET), 2, "--publication")
 
 
-def test_a_secret_that_no_passfile_can_hold_is_refused_and_not_lost(offline):
+@pytest.mark.parametrize("secret", ["sslpassword", "scram_client_key"])
+def test_a_secret_that_no_passfile_can_hold_is_refused_and_not_lost(offline, secret):
     words = ["create", "s", "--target", TARGET, "--publication", "p", "--connection"]
     said = one_error(
-        offline(*words, f"{PUBLISHER} sslpassword=S3NT1NEL"),
-        *(3, "cannot store sslpassword of the publisher's connection string", "service=NAME"),
+        offline(*words, f"{PUBLISHER} {secret}=S3NT1NEL"),
+        *(3, f"cannot store {secret} of the publisher's connection string", "service=NAME"),
     )
     assert "S3NT1NEL" not in said
 

@@ -13,7 +13,7 @@ from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.common import conflict_rules
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids, UsageError
-from pgsub.common.subscription import Subscription
+from pgsub.common.subscription import SECRETS, Subscription
 from pgsub.publisher.slots import valid_slot_name as valid_slot_name
 from pgsub.target.ledger import two_phase
 
@@ -186,8 +186,8 @@ def target_parameters(target: str | None, environment: Mapping[str, str]) -> dic
 
 def _storable(params: dict[str, str], side: str) -> dict[str, str]:
     """A password moves into a passfile; for other secrets libpq has no file but the service's."""
-    for key in ("sslpassword", "oauth_client_secret"):
-        if key in params:
+    for key in SECRETS:
+        if key != "password" and key in params:
             raise StateForbids(
                 f"cannot store {key} of the {side}'s connection string",
                 detail="Secrets are kept out of the state store, and a passfile holds passwords only.",
