@@ -28,8 +28,8 @@ MAX_GID_BYTES = 199 * 4
 #: MAX_RONAME_LEN of origin.h, likewise.
 MAX_ORIGIN_BYTES = 512 * 4
 
-#: The kind of a column whose TOAST value the publisher did not read.
-UNCHANGED = ord("u")
+#: Kinds of a tuple's columns; of an unchanged one the publisher did not read the TOAST value.
+NULL, UNCHANGED, TEXT, BINARY = b"nutb"
 
 _WITH_VALUE = frozenset(b"tb")
 _WITHOUT_VALUE = frozenset(b"nu")

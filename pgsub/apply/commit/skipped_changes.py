@@ -14,6 +14,7 @@ from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.ledger import jsonb
 
 #: Letters, and bytes of them, that are written together.
@@ -22,7 +23,6 @@ LETTERS, LETTERS_BYTES = 1000, 4 << 20
 #: hexadecimal. What stands for such a value names its length.
 KEEPABLE = 100 << 20
 CUT = "bytes"
-_BINARY, _UNCHANGED = ord("b"), ord("u")
 _KEY = 1  #: flag of a column of the replica identity
 
 
@@ -73,7 +73,7 @@ class SkippedChanges:
             body["sync"] = True
         if isinstance(message, Insert | Update):
             body["new"] = self._row(relation, message.new)
-            body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == _UNCHANGED]
+            body["unchanged"] = [c.name for i, c in enumerate(relation.columns) if message.new.kinds[i] == UNCHANGED]
         if isinstance(message, Update | Delete) and message.old is not None:
             body["old"], body["old_kind"] = self._row(relation, message.old), message.old_kind
         if isinstance(message, Truncate):
@@ -87,7 +87,7 @@ class SkippedChanges:
         return {
             column.name: self._value(values.kinds[i], values.values[i])
             for i, column in enumerate(relation.columns)
-            if values.kinds[i] != _UNCHANGED
+            if values.kinds[i] != UNCHANGED
         }
 
     def _value(self, kind: int, value: bytes | None) -> str | dict[str, str] | None:
@@ -97,7 +97,7 @@ class SkippedChanges:
         if self._longest is not None and len(value) > self._longest:
             self.cut += 1
             return {CUT: str(len(value))}
-        if kind == _BINARY:
+        if kind == BINARY:
             return {"binary": value.hex()}
         try:
             text = value.decode("utf-8" if self._encoding == "UTF8" else "ascii")

@@ -13,6 +13,7 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 
 from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
 from pgsub.target.sql.conflict_search import ConflictingRow
@@ -23,7 +24,6 @@ Row = Mapping[str, str | None]
 #: Bytes of a value in a message, as the server truncates them, and characters of one in a record.
 SHOWN, KEPT = 64, 4096
 _REWORDED = 190000  #: the first version with rows behind what happened, and LSNs of eight digits after the slash
-_BINARY, _UNCHANGED = ord("b"), ord("u")
 _LOADERS = Transformer()
 _LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: the beginning of what they send is that of their text
 _JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
@@ -159,7 +159,7 @@ def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
     return {
         column.name: kept(value(values, i, column))
         for i, column in enumerate(relation.columns)
-        if values.kinds[i] != _UNCHANGED
+        if values.kinds[i] != UNCHANGED
     }
 
 
@@ -186,7 +186,7 @@ def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
     raw = values.values[position]
     if raw is None:
         return None
-    binary = values.kinds[position] == _BINARY
+    binary = values.kinds[position] == BINARY
     if not binary or column.type_oid in _LONG:
         raw = raw[: 4 * (KEPT + 1)]  # nobody shows more of it, and a value may have a gigabyte
     return _text_of(raw, column.type_oid) if binary else raw.decode("utf-8", "replace")

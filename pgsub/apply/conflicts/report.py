@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgsub.apply.conflicts import conflict_record, conflict_text
+from pgsub.apply.conflicts import conflict, conflict_record
 from pgsub.apply.conflicts.conflict import UniqueFailure
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common.errors import ApplyError, PermissionMissing
@@ -24,8 +24,6 @@ from pgsub.target.sql import conflict_search, statements
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 
 _log = logging.getLogger(__name__)
-
-_BINARY = ord("b")
 
 
 @contextlib.contextmanager
@@ -88,21 +86,18 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
 
 
 def _look(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
-    relation, new, old = failure.relation, failure.new, failure.old
-    inserts = failure.message_type == "INSERT"
-    change = statements.resulting_row(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
-    rows = [new if source == "n" or old is None else old for source, _ in change.takes]
-    sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != ord("u")]
+    place = failure.place
+    inserts, old_kinds = place.message_type == "INSERT", None if place.old is None else place.old.kinds
+    change = statements.resulting_row(place.mapped, place.row.kinds, old_kinds, inserts=inserts)
     return conflict_search.search(
         connection,
         record.schemaname,
         record.relname,
         change,
-        [row.values[i] for row, (_, i) in zip(rows, change.takes, strict=True)],
-        [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(rows, change.takes, strict=True)],
-        sent=sent,
+        *place.parameters(change),
+        sent=place.columns(sent=True),
         inserts=inserts,
-        role=relation.target.acts_as,
+        role=place.mapped.target.acts_as,
     )
 
 
@@ -113,7 +108,6 @@ def _tell(error: ApplyError, failure: UniqueFailure, found: Search | None) -> No
         error.conflict, error.record, error.message, error.detail = None, None, failure.message, failure.detail
         error.args = (error.message,)
         return
-    relation = failure.relation
     met = [ConflictingRow(record.index_name or "", failure.key)]  # what the statement itself said counts anyhow
     if found is not None:
         # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
@@ -124,15 +118,7 @@ def _tell(error: ApplyError, failure: UniqueFailure, found: Search | None) -> No
         record.conflict_type = "multiple_unique_conflicts"
     elif found is not None and found.moved:
         record.conflict_type = "insert_exists"  # an update that moves a row to another partition inserts it there
-    searched = failure.old or failure.new
-    updates = failure.message_type == "UPDATE" and not (found is not None and found.moved)
-    remote = (found.remote if found is not None else None) or conflict_text.remote_row(relation, failure.new)
-    record.detail = conflict_text.unique(
-        relation.target.server_version, met, remote, conflict_text.identity(relation, searched) if updates else None
-    )
-    record.index_name = ", ".join(hit.index for hit in met)
-    record.local_conflicts = conflict_text.local_conflicts(met)
-    record.identical = any(hit.identical for hit in met)
+    conflict.add_rows_in_the_way(record, failure.place, met, found)
     record.message = conflict_record.message(record.schemaname, record.relname, record.conflict_type)
     error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
     error.args = (record.message,)

@@ -14,6 +14,7 @@ import psycopg
 
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import BINARY
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
@@ -106,7 +107,7 @@ def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
     """Whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
     if column.type_oid not in (*_CHARACTER, *_BITS, _NUMERIC) or column.typmod < 0:
         return False
-    value, binary = row.values[position], row.kinds[position] == 0x62
+    value, binary = row.values[position], row.kinds[position] == BINARY
     if value is None:
         return False
     if column.type_oid in _CHARACTER:

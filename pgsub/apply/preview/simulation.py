@@ -19,6 +19,7 @@ from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
+from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
@@ -30,7 +31,6 @@ KEPT, SKIPPED = "kept", "skipped"  #: by rules
 #: In the order in which they are shown.
 OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, KEPT, SKIPPED, MISSING, IDENTICAL, LEFT)
 
-_UNCHANGED = ord("u")
 
 #: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
 Admits = Callable[[Relation, int], int | str]
@@ -253,7 +253,7 @@ class Simulation:
         row = {**key, **finding.remote}
         if action is not Action.APPLY:
             return self._ruled(table, finding, action, row, key)
-        left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == _UNCHANGED]
+        left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == UNCHANGED]
         if left_out:
             reason = f"the publisher left out unchanged large values of {', '.join(left_out)}"
             return self._ruled(table, _with(finding, ERROR, reason=reason), Action.STOP, row, key)
@@ -347,7 +347,7 @@ def _with(finding: Finding, outcome: str, **fields: object) -> Finding:
 
 def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
     """Values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
-    wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != _UNCHANGED]
+    wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != UNCHANGED]
     return {relation.columns[i].name: _text(values, i) for i in wanted}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import pq
 
-from pgsub.apply.conflicts import conflict, conflict_text
+from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.target.catalog.mapping import RelationMap
@@ -26,7 +26,6 @@ from pgsub.target.sql.statements import Statement
 SHAPES = 200
 
 _UNIQUE = "23505"
-_BINARY, _UNCHANGED = b"bu"
 
 
 class RowChanged(Exception):
@@ -56,8 +55,7 @@ class ConflictingRows:
         :return: None where it is gone, or none of the relation's.
         :raises StatementFailed: a value cannot be read, or the role may not look.
         """
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
+        relation, old = place.mapped, place.old
         known = self._searches.get(where)
         if known is None:
             table = describe(self._connection, *where)
@@ -65,13 +63,9 @@ class ConflictingRows:
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
         inserts = place.message_type == "INSERT"
-        change = self._resulting(relation, new.kinds, old.kinds if old is not None else None, inserts=inserts)
-        tuples = [new if source == "n" or old is None else old for source, _ in change.takes]
-        values = [row.values[i] for row, (_, i) in zip(tuples, change.takes, strict=True)]
-        formats = [int(row.kinds[i] == _BINARY) for row, (_, i) in zip(tuples, change.takes, strict=True)]
-        sent = [c.name for i, c in enumerate(relation.columns) if new.kinds[i] != _UNCHANGED]
+        change = self._resulting(relation, place.row.kinds, None if old is None else old.kinds, inserts=inserts)
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
-            return known.search(change, values, formats, sent=sent, inserts=inserts)
+            return known.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=inserts)
 
     def _resulting(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
         """The same object for the same shape, by which :class:`TableSearch` knows it."""
@@ -91,8 +85,7 @@ class ConflictingRows:
         :raises RowChanged: somebody else was faster.
         :raises StatementFailed: the target refuses.
         """
-        relation, table = place.relation, self._searches[where].table
-        assert relation is not None
+        relation, table = place.mapped, self._searches[where].table
         same = next((hit for hit in found.hits if _same_key(relation, hit, found)), None)
         became = None
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
@@ -108,12 +101,10 @@ class ConflictingRows:
         return became is not None
 
     def _become(self, place: Place, table: int, ctid: str) -> None:
-        assert place.relation is not None and place.new is not None
-        statement, new = statements.update_at(place.relation, place.new.kinds), place.new
+        statement = statements.update_at(place.mapped, place.row.kinds)
         if not statement.takes:
             return  # its key is all that there is
-        values: list[bytes | None] = [new.values[i] for _, i in statement.takes]
-        formats = [int(new.kinds[i] == _BINARY) for _, i in statement.takes]
+        values, formats = place.parameters(statement)
         values += [str(table).encode(), ctid.encode()]
         text = statement.text.as_bytes(self._connection)
         result = self._connection.pgconn.exec_params(text, values, statement.types, [*formats, 0, 0])
@@ -146,25 +137,7 @@ def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool
 
 
 def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> ConflictRecord:
-    """As :func:`pgsub.apply.conflicts.report` records the conflict that stops apply."""
-    relation, new = place.relation, place.new
-    assert relation is not None and new is not None
-    searched = place.old or new
-    updates = place.message_type == "UPDATE" and not found.moved
+    """Record a conflict as :mod:`pgsub.apply.conflicts.report` records the one that stops apply."""
     record = conflict.new_record(place, kind, *where)
-    record.detail = conflict_text.unique(
-        relation.target.server_version,
-        found.hits,
-        found.remote or conflict_text.remote_row(relation, new),
-        conflict_text.identity(relation, searched) if updates else None,
-    )
-    record.key, record.remote_tuple = (
-        conflict_text.identity_key(relation, searched),
-        conflict_text.sent_row(relation, new),
-    )
-    if place.message_type == "UPDATE":
-        record.replica_identity = conflict.searched_by(relation, searched)
-    record.index_name = ", ".join(hit.index for hit in found.hits)
-    record.local_conflicts = conflict_text.local_conflicts(found.hits)
-    record.identical = any(hit.identical for hit in found.hits)
+    conflict.add_rows_in_the_way(record, place, found.hits, found)
     return record

@@ -42,7 +42,6 @@ _DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepare
 #: Failures after which rows are looked at one by one.
 RESOLVABLE = (_UNIQUE, _DEALLOCATED)
 _OF_ROWS = ("22", "23")  #: data_exception, integrity_constraint_violation
-_UNCHANGED = ord("u")
 
 Change = tuple[RemoteTransaction, bytes]
 
@@ -170,7 +169,7 @@ class Resolver:
         """Whether the change is to be made."""
         rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
-        action = self._decide(change, rule, [differs.local])
+        action = self._decide(change, rule, [differs.local] if differs.local is not None else [])
         self._records.note(change, differs.record(self._subid), rule, action)
         return action is Action.APPLY
 
@@ -192,8 +191,7 @@ class Resolver:
     def _insert_missing(self, change: SingleChange, record: ConflictRecord, rule: Rule) -> None:
         """Insert the row of an update, where the publisher sent all of it."""
         place = change.place
-        assert place.new is not None
-        kept = [c.name for i, c in enumerate(change.relation.columns) if place.new.kinds[i] == _UNCHANGED]
+        kept = place.columns(sent=False)
         if kept:
             error = conflict.stop_error(self._subid, record, place)
             error.detail = (
@@ -233,7 +231,7 @@ class Resolver:
                 failure = error
                 where = _look_next(error, where, asks=looks and action is not Action.STOP)
         if failure is None:
-            raise TargetUnavailable(f'rows of "{place.name()}" are changed by others again and again', sqlstate="40001")
+            raise TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")
         raise failure
 
     def _existing(self, change: SingleChange, found: Search, where: tuple[str, str]) -> Action:

@@ -36,9 +36,8 @@ class SingleChange:
     """
 
     def __init__(self, place: Place, message: Message) -> None:
-        assert place.relation is not None
         self.place = place
-        self.relation: RelationMap = place.relation
+        self.relation = place.mapped
         self.message = message
         self.met = self.left = False
         self.pending: ResolvedConflict | None = None

@@ -9,6 +9,7 @@ from pgsub.apply.conflicts.conflict import Place
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.sql import statements
 from pgsub.target.sql.statements import Statement
@@ -16,7 +17,6 @@ from pgsub.target.sql.statements import Statement
 #: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
 STATEMENTS = 5000
 
-_UNCHANGED, _BINARY = b"ub"
 #: What of a tuple's kinds makes another statement: to set a column, whether it was sent; to find a row, whether it is
 #: NULL.
 _SETS = bytes.maketrans(b"ntb", b"vvv")
@@ -37,9 +37,8 @@ class RowStatements:
 
     def insert(self, place: Place) -> Statement:
         """Inserts ``place.new``."""
-        relation, new = place.relation, place.new
-        assert relation is not None and new is not None
-        _check_width(relation, new)
+        relation, new = place.mapped, place.row
+        _check_width(place)
         return self._known(place, b"I" + _reads(relation, new), b"", lambda: statements.insert(relation, new.kinds))
 
     def update(self, place: Place, *, leaves: bool = False) -> Statement:
@@ -47,27 +46,16 @@ class RowStatements:
 
         :param leaves: it leaves its partition.
         """
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
         if leaves:
             return self._updating(place, b"R", statements.reroute)
-        _check_width(relation, new)
-        if old is not None:
-            _check_width(relation, old)
-        moves = _moves(relation, new, old)
-        return (
-            self._updating(place, b"M", statements.replace_identity)
-            if moves
-            else self._updating(place, b"U", statements.update)
-        )
+        _check_width(place)
+        if _moves(place.mapped, place.row, place.old):
+            return self._updating(place, b"M", statements.replace_identity)
+        return self._updating(place, b"U", statements.update)
 
     def leaves(self, place: Place) -> Statement:
         """Reads whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
-        _check_width(relation, new)
-        if old is not None:
-            _check_width(relation, old)
+        _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
             return statements.leaves_partition(relation, kinds, old_kinds, self._relations.partitions(relation.target))
@@ -77,8 +65,7 @@ class RowStatements:
     def _updating(
         self, place: Place, kind: bytes, build: Callable[[RelationMap, bytes, bytes | None], Statement]
     ) -> Statement:
-        relation, new, old = place.relation, place.new, place.old
-        assert relation is not None and new is not None
+        relation, new, old = place.mapped, place.row, place.old
         return self._known(
             place,
             kind + new.kinds.translate(_SETS) + _reads(relation, new),
@@ -88,9 +75,8 @@ class RowStatements:
 
     def delete(self, place: Place) -> Statement:
         """Deletes the row that ``place.old`` finds."""
-        relation, old = place.relation, place.old
-        assert relation is not None and old is not None
-        _check_width(relation, old)
+        relation, old = place.mapped, place.searched
+        _check_width(place)
         return self._known(
             place, b"D", _finds(relation, old), lambda: _checked(relation, statements.delete(relation, old.kinds))
         )
@@ -100,8 +86,7 @@ class RowStatements:
 
         :param lock: nobody changes it from then on.
         """
-        relation, searched, old = place.relation, place.old or place.new, place.old is not None
-        assert relation is not None and searched is not None
+        relation, searched, old = place.mapped, place.searched, place.old is not None
         return self._known(
             place,
             (b"L" if lock else b"W") + (b"o" if old else b"n"),
@@ -110,8 +95,7 @@ class RowStatements:
         )
 
     def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:
-        assert place.relation is not None
-        remembered, key = self._relations.statements, (place.relation.remote.relid, shape, old_shape)
+        remembered, key = self._relations.statements, (place.mapped.remote.relid, shape, old_shape)
         known = remembered.get(key)
         if known is None:
             if len(remembered) >= STATEMENTS:
@@ -132,7 +116,7 @@ def _checked(relation: RelationMap, statement: Statement) -> Statement:
 def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
     """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
     for i in relation.always:
-        if new.kinds[i] == _UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
+        if new.kinds[i] == UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
             continue
         if old is None or (old.kinds[i], old.values[i]) != (new.kinds[i], new.values[i]):
             return True
@@ -145,12 +129,14 @@ def _finds(relation: RelationMap, row: Tuple) -> bytes:
 
 def _reads(relation: RelationMap, row: Tuple) -> bytes:
     """Whether values come as text, of columns where that makes another statement."""
-    return bytes([row.kinds[i] == _BINARY for i in sorted(relation.read)])
+    return bytes([row.kinds[i] == BINARY for i in sorted(relation.read)])
 
 
-def _check_width(relation: RelationMap, row: Tuple) -> None:
-    if len(row.kinds) != len(relation.columns):
-        raise ProtocolViolation(
-            f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
-            f" but its relation message had {len(relation.columns)}"
-        )
+def _check_width(place: Place) -> None:
+    relation = place.mapped
+    for row in (place.new, place.old):
+        if row is not None and len(row.kinds) != len(relation.columns):
+            raise ProtocolViolation(
+                f"row of remote relation ID {relation.remote.relid} has {len(row.kinds)} columns,"
+                f" but its relation message had {len(relation.columns)}"
+            )

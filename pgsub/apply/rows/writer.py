@@ -137,8 +137,7 @@ class RowWriter:
 
     def _leaves_partition(self, place: Place) -> bool:
         """Whether the row goes to another partition, where triggers see the difference (apply_handle_tuple_routing)."""
-        assert place.relation is not None
-        if place.relation.target.relkind != "p" or not place.relation.target.fires:
+        if place.mapped.target.relkind != "p" or not place.mapped.target.fires:
             return False
         self.sync()
         found: list[bool] = []
@@ -171,8 +170,7 @@ class RowWriter:
 
     def _leaves(self, place: Place, what: str) -> bool:
         """Whether a conflict, missing or origin_differs, is for a rule to decide."""
-        relation, kind = place.relation, f"{place.message_type.lower()}_{what}"
-        assert relation is not None
+        relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
         if relation.rule(kind) is None:
             return False
         self._unresolved = self._unresolved or SetFallback(relation, kind)
@@ -293,8 +291,7 @@ class RowWriter:
 
     def _look_who_wrote(self, place: Place) -> None:
         """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
-        assert place.relation is not None
-        if not place.relation.target.origins_of or self.resolving:
+        if not place.mapped.target.origins_of or self.resolving:
             return
         depth = self.depth
 
@@ -320,14 +317,5 @@ class RowWriter:
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None
     ) -> None:
-        new, old = place.new, place.old
-        values: list[bytes | None] = []
-        formats: list[int] = []
-        for source, position in statement.takes:
-            row = new if source == "n" else old
-            assert row is not None
-            values.append(row.values[position])
-            formats.append(row.kinds[position] == 0x62)
-        if place.relation is not None:
-            self._become(place.relation.target.acts_as, place)
-        self._pipeline.send(statement, values, formats, place, on_count, on_row)
+        self._become(place.mapped.target.acts_as, place)
+        self._pipeline.send(statement, *place.parameters(statement), place, on_count, on_row)

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
-from pgsub.apply.conflicts.conflict import MissingRow, SkippedRow
+from pgsub.apply.conflicts.conflict import MissingRow, ResolvedConflict
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
@@ -21,13 +21,13 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
+from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
 #: Rows that are tried together at most.
 TRIED = 256
 _DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
-_UNCHANGED, _BINARY = b"ub"
 _NUMERIC = 1700
 _ROWS = frozenset(b"IUD")
 _Key = tuple[int, tuple[object, ...]]
@@ -52,7 +52,7 @@ class PartialSkip:
         self._together = TRIED
         self._looks: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
-        self._met: list[SkippedRow] = []  #: to be recorded
+        self._met: list[ResolvedConflict] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction) -> None:
         """Row by row, as far as it must be."""
@@ -118,7 +118,8 @@ class PartialSkip:
             ref = uuid.uuid4().hex if error.record is not None else None
             self._leave(payload, {"error": error.message, "detail": error.detail, "ref": ref} | _told(error))
         if error.record is not None:
-            self._met.append(SkippedRow(error.record, ref))
+            error.record.action, error.record.letter = "skipped", ref
+            self._met.append(ResolvedConflict(self._transaction, error.record))
 
     def _on_tainted(self, payload: bytes) -> None:
         # guard: what depends on a skipped row is skipped
@@ -157,7 +158,7 @@ class PartialSkip:
     def _identical(self, payload: bytes, error: ApplyError) -> bool:
         """Whether the row that could not be inserted is there already: nothing of it is missing then."""
         message = self._decoded(payload)
-        if error.conflict is None or not isinstance(message, Insert) or _BINARY in message.new.kinds:
+        if error.conflict is None or not isinstance(message, Insert) or BINARY in message.new.kinds:
             return False
         relation = self._session.relations.known(message.relid)
         if relation is None:
@@ -196,7 +197,7 @@ class PartialSkip:
 def _key(relation: RelationMap, row: Tuple, searched: Tuple) -> tuple[object, ...]:
     values: list[object] = []
     for i in relation.lookup:
-        value = (searched if row.kinds[i] == _UNCHANGED else row).values[i]
+        value = (searched if row.kinds[i] == UNCHANGED else row).values[i]
         values.append(_number(value) if relation.columns[i].type_oid == _NUMERIC and value else value)
     return tuple(values)
 

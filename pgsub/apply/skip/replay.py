@@ -171,7 +171,7 @@ def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
             record = one.record(subid)
             error = ApplyError(record.message, detail=record.detail, context=record.context)
             error.conflict, error.record = record.conflict_type, record
-            error.relation, error.finish_lsn, error.xid = one.place.name(), record.finish_lsn, record.remote_xid
+            error.relation, error.finish_lsn, error.xid = one.place.name, record.finish_lsn, record.remote_xid
             raise error
     return [one for one in records if isinstance(one, OriginDiffers)]
 
