@@ -39,6 +39,21 @@ _NEW, _KEY, _OLD = b"NKO"
 
 _unpack_int32 = INT32.unpack_from
 
+#: Where the relation's oid stands in a message: behind the type byte, in a stream block also behind an xid.
+RELID_AT = {False: 1, True: 5}
+
+
+def relid_of(payload: bytes, *, in_stream: bool) -> int:
+    """The relation that a row message, or a Relation message, is of.
+
+    :raises ProtocolViolation: the message ends before.
+    """
+    start = RELID_AT[in_stream]
+    if len(payload) < start + 4:
+        raise ProtocolViolation("insufficient data left in message")
+    relid: int = _unpack_int32(payload, start)[0]
+    return relid
+
 
 def _relation(data: bytes, pos: int) -> Relation:
     (relid,) = _unpack_int32(data, pos)

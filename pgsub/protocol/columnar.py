@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgsub.common.errors import InternalError, ProtocolViolation
+from pgsub.protocol.changes import RELID_AT
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Message
 from pgsub.protocol.reader import MAX_COLUMNS
@@ -152,7 +153,7 @@ class _Frames:
 
 
 def _groups(frames: _Frames, positions: Offsets, in_stream: bool) -> list[Changes]:
-    head = 5 if in_stream else 1
+    head = RELID_AT[in_stream]
     starts = frames.starts
     _refuse_if(frames.ends - starts < head + 7)  # relid, what tuple follows, its number of columns
     relid = frames.words(starts + head) >> np.uint64(32)
@@ -168,7 +169,7 @@ def _groups(frames: _Frames, positions: Offsets, in_stream: bool) -> list[Change
 
 def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
     """Messages that agree in type, relation, kind of the first tuple and its number of columns."""
-    head = 5 if in_stream else 1
+    head = RELID_AT[in_stream]
     start = int(frames.starts[0])
     kind, relid = frames.buffer[start], int.from_bytes(frames.buffer[start + head : start + head + 4])
     marker, count = frames.buffer[start + head + 4], int.from_bytes(frames.buffer[start + head + 5 : start + head + 7])

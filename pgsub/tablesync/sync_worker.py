@@ -11,7 +11,7 @@ import time
 import psycopg
 
 from pgsub.apply.conflicts.report import complete_errors
-from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch
@@ -87,10 +87,10 @@ class SyncPolicy:
                 return number
         return len(batch)
 
-    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+    def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
         ours = oid == self._claim.worker or local_name(relation) == self._relation
-        return self._claim.worker if ours else None
+        return Decision(self._claim.worker) if ours else None
 
     def holds(self) -> bool:
         """Never: only a table that is apply's can be held."""

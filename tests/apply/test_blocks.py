@@ -27,7 +27,7 @@ def _missing(p: Pair) -> list[str]:
     return [event["key"] for event in p.events()]
 
 
-def test_where_a_row_is_missing_only_its_piece_is_replayed(pair: MakePair, undone: Callable[[], list[str]]) -> None:
+def test_where_a_row_is_missing_only_its_block_is_replayed(pair: MakePair, undone: Callable[[], list[str]]) -> None:
     p = pair(TABLE)
     p.apply("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 1000) g")
     p.subdb.execute("DELETE FROM t WHERE id = 550")
@@ -52,7 +52,7 @@ def test_of_a_transaction_that_is_applied_while_it_arrives_too(
     p.same("t")
 
 
-def test_a_row_in_the_way_stops_apply_whatever_piece_it_is_in(pair: MakePair, undone: Callable[[], list[str]]) -> None:
+def test_a_row_in_the_way_stops_apply_whatever_block_it_is_in(pair: MakePair, undone: Callable[[], list[str]]) -> None:
     p = pair(TABLE)
     p.subdb.execute("INSERT INTO t VALUES (550, 'mine')")
     p.pubdb.execute("INSERT INTO t VALUES (0, 'before')")
@@ -70,7 +70,7 @@ def test_a_row_in_the_way_stops_apply_whatever_piece_it_is_in(pair: MakePair, un
     p.same("t")
 
 
-def test_values_that_change_places_over_pieces_are_no_conflict(pair: MakePair, undone: Callable[[], list[str]]) -> None:
+def test_values_that_change_places_over_blocks_are_no_conflict(pair: MakePair, undone: Callable[[], list[str]]) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v int UNIQUE)")
     p.apply("INSERT INTO t SELECT g, g FROM generate_series(1, 300) g")
     p.apply("UPDATE t SET v = -v; UPDATE t SET v = 301 + v")  # what comes of it is another order of the same values

@@ -21,6 +21,7 @@ from protocol.encoding import encode, text_tuple
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel import worker
 from pgsub.apply.parallel.worker import ParallelWorker
+from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.start import streams
@@ -244,8 +245,8 @@ def test_rows_after_a_streamed_transaction_go_into_the_columns_that_were_describ
         RemoteTransaction(1, 10, 11, received=[Frames.around([encode(old), rows[0]]).all()], leaves=(new,)),
         RemoteTransaction(2, 20, 21, received=[Frames.around(rows[1:]).all()]),
     ]
-    executor = Executor(p.session, p.subid, RelationCache(p.session, p.sub, replica=True))
+    executor = Executor(p.session, RelationCache(p.session, p.sub, replica=True))
     oid = p.relid("t")
     with p.session.transaction():
-        executor.run(batch, lambda *_: oid)
+        executor.run(batch, lambda *_: Decision(oid))
     assert p.subdb.rows("SELECT * FROM t ORDER BY id") == [(1, "x", None), (2, None, "x")]

@@ -17,6 +17,7 @@ from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.execute import savepoints
 from pgsub.apply.parallel.leader import ParallelLeader
+from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -39,7 +40,10 @@ class Bench:
         self._spec = p.spec(p.take_over())
         self._relid = p.relid("t")
         self.parallel = ParallelLeader(
-            1, self._session, p.subid, admits=lambda: (1, lambda *_: self._relid), before_block=lambda: None
+            1,
+            self._session,
+            should_apply=lambda: (1, lambda *_: Decision(self._relid)),
+            before_block=lambda: None,
         )
 
     def _session(self) -> TargetSession:

@@ -103,7 +103,7 @@ class Bench:
         relation = self.map(case.shape)
         try:
             scans = self.scans(case)
-            outcome = self.sets.apply(case.payloads, {case.shape.relation.relid: relation}, in_stream=False)
+            outcome = self.sets.apply(case.payloads, {case.shape.relation.relid: relation}.__getitem__, in_stream=False)
             self.sets.finish()
             assert self.scans(case) == scans  # whatever the key's type, its index finds the rows
             self.one_by_one([case.messages[at] for at in outcome.left], relation)
@@ -198,7 +198,7 @@ def _apply(bench: Bench, relations: dict[int, RelationMap | None], *messages: Me
     """Apply messages inside a transaction that is open already."""
     bench.rows.begin()
     bench.sets.begin()
-    outcome = bench.sets.apply([encode(message) for message in messages], relations, in_stream=False)
+    outcome = bench.sets.apply([encode(message) for message in messages], relations.__getitem__, in_stream=False)
     bench.sets.finish()
     return outcome
 
@@ -303,7 +303,7 @@ def test_what_sets_cannot_do_is_left_but_mere_inserts_are_copied(bench: Bench) -
         bench.session.execute("ROLLBACK")
 
 
-def test_a_piece_stays_in_its_order_where_relations_see_each_other(bench: Bench) -> None:
+def test_a_block_stays_in_its_order_where_relations_see_each_other(bench: Bench) -> None:
     plain = _map(bench.session, "CREATE TABLE public.a (id int PRIMARY KEY)", 1)
     root = _map(bench.session, "CREATE TABLE public.r (id int PRIMARY KEY) PARTITION BY RANGE (id)", 2)
     part = _map(bench.session, "CREATE TABLE public.p PARTITION OF public.r DEFAULT", 3)
@@ -487,7 +487,7 @@ def test_sets_are_made_as_the_role_that_acts(subdb: Database, bench: Bench) -> N
     one = [Insert(5, _text("1", "x")), Insert(5, _text("2", "x"))]
     two = [Update(5, "", None, _text("1", "y")), Delete(5, "K", _text("2", None)), Insert(5, _text("3", "x"))]
     for messages in (one, two):
-        assert not bench.sets.apply([encode(m) for m in messages], {5: relation}, in_stream=False).left
+        assert not bench.sets.apply([encode(m) for m in messages], {5: relation}.__getitem__, in_stream=False).left
     bench.sets.finish()
     assert _rows(bench, "SELECT current_user::text") == [("postgres",)]
     assert _rows(bench, "SELECT * FROM public.t ORDER BY 1") == [(1, "y", role), (3, "x", role)]
@@ -546,7 +546,7 @@ def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
         CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF r DEFAULT;
         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'""")
     cache = RelationCache(bench.session, Subscription(1, "s", "", "", (), None), replica=True)
-    executor = Executor(bench.session, 1, cache)
+    executor = Executor(bench.session, cache)
     oids = {}
     for relid, name in enumerate(("t", "r")):
         table = describe(bench.session, "public", name)
@@ -557,7 +557,7 @@ def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
 
     def known(relid: int) -> RelationMap | None:
         """The map, if it is still what it was; made anew if not."""
-        executor.begin()
+        executor.begin(lambda *_: None)
         before = cache.known(relid)
         cache.make(relid, oids[relid])
         return before
@@ -585,5 +585,5 @@ def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
         subdb.execute(ddl)
         assert known(1 - relid) is not None and known(relid) is None, ddl
     subdb.execute("ALTER TABLE r RENAME TO q; CREATE TABLE r (id int)")
-    executor.begin()
+    executor.begin(lambda *_: None)
     assert cache.known(1) is None and cache.oid(1) is None

@@ -16,6 +16,7 @@ from psycopg import sql
 from pgsub.apply.commit.skipped_changes import SkippedChanges
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place, Record, ResolvedConflict
+from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import LogText, StreamsMustRestart, log_text
@@ -23,7 +24,7 @@ from pgsub.common.plural import counted
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import events
 from pgsub.target.ledger import skip as skips
-from pgsub.target.ledger.progress import Progress, of_commit
+from pgsub.target.ledger.progress import of_commit
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import StatementFailed
 
@@ -68,10 +69,9 @@ class LedgerCommit:
     :ivar recorded: something was recorded that the launcher must have seen before feedback passes it.
     """
 
-    def __init__(self, connection: psycopg.Connection, progress: Progress, subid: int) -> None:
-        self._connection = connection
-        self._progress = progress
-        self._subid = subid
+    def __init__(self, session: TargetSession) -> None:
+        self._connection, self._progress = session.connection, session.progress
+        self._subid = session.relations.subid
         self.recorded = False
         self._consumed: ConsumedSkip | None = None
         self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided

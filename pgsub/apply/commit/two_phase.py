@@ -30,20 +30,17 @@ class TwoPhase:
     :param ledger_commit: of that session.
     """
 
-    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, subid: int) -> None:
+    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit) -> None:
         self._session = session
         self._ledger_commit = ledger_commit
-        self._subid = subid
-        self._transactions = PreparedTransactions(session.connection, subid)
+        self._subid = session.relations.subid
+        self._transactions = PreparedTransactions(session.connection, self._subid)
 
-    def prepare(
-        self, old: int, transaction: RemoteTransaction, apply: Apply, learn_relations: Callable[[], None]
-    ) -> int | None:
+    def prepare(self, old: int, transaction: RemoteTransaction, apply: Apply) -> int | None:
         """Prepare the transaction unless an earlier attempt did, then move the ledger.
 
         :param old: where the ledger is.
         :param apply: applies its changes, with a target transaction left open.
-        :param learn_relations: learns what the transaction says of relations where it is not applied again.
         :return: where the ledger is now, None if ``apply`` could not begin.
         :raises PgsubError: located.
         """
@@ -56,7 +53,7 @@ class TwoPhase:
             self._session.connection.execute(prepared_xacts.rollback(gid))
         if found.listed or found.marker:
             _log.debug("prepared transaction %s was sent again: found", gid)
-            learn_relations()
+            self._session.relations.learn_all(transaction)
         else:
             applied = apply(transaction)
             if applied is None:
@@ -75,7 +72,7 @@ class TwoPhase:
         messages: Sequence[Record],
         conflicts: Sequence[Record],
     ) -> None:
-        ledger_commit = LedgerCommit(session.connection, session.progress, self._subid)
+        ledger_commit = LedgerCommit(session)
         ledger_commit.record(messages)  # part of what is prepared: they come to light if it is committed
         ledger_commit.keep(conflicts)  # and what of it was skipped may be rolled back
         # guard: a prepared transaction leaves a marker

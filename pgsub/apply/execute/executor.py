@@ -11,17 +11,17 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place, Record
 from pgsub.apply.execute.dispatch import Dispatch
-from pgsub.apply.execute.held_changes import Keeping
-from pgsub.apply.execute.held_tables import HeldChanges
+from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.change_filter import ChangeFilter, Filter, Targets
+from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.sets import writer
@@ -58,7 +58,6 @@ class Executor:
     """One per target session.
 
     :param connection: autocommit; the caller opens and ends transactions around :meth:`run`.
-    :param subid: names the origin in contexts.
     :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
     :param holds: whether any table is held; its changes are kept then.
@@ -67,25 +66,23 @@ class Executor:
     def __init__(
         self,
         connection: psycopg.Connection,
-        subid: int,
         relations: RelationCache,
         spill: Spill | None = None,
         *,
         set_based: bool = True,
         holds: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._subid = subid
         self._relations = relations
         self._rows = RowWriter(connection, relations)
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
-        self._admission = ChangeFilter(self._rows, relations, subid)
-        self._held = HeldChanges(Keeping(connection, subid, holds), self._rows, relations, self._admission)
+        self._filter = ChangeFilter(self._rows, relations)
+        self._held = HeldChangeWriter(connection, self._rows, relations, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
         self._large = False  #: the target transaction has had a full block
         self._naming = False
-        self._dispatch = Dispatch(self._rows, relations, self._admission, self._held, self._spill_many)
+        self._dispatch = Dispatch(self._rows, relations, self._filter, self._held, self._spill_many)
         self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
         self.counters = Counters()
 
@@ -108,17 +105,17 @@ class Executor:
             self._set_based, self._rows.copies = before, True
             self._naming = False
 
-    def run(self, items: Iterable[Item], admits: Filter) -> list[Record]:
-        """Apply everything; returns when every statement has succeeded.
+    def run(self, items: Iterable[Item], should_apply: Filter) -> list[Record]:
+        """Apply everything; return when every statement has succeeded.
 
-        :param admits: asked for each relation, with a transaction's finish LSN.
+        :param should_apply: asked for each relation, with a transaction's finish LSN.
         :return: changes that were skipped because their row is missing, and messages.
         :raises PgsubError: located; the target transaction is aborted.
         :raises SetFallback: the same, where sets found what only rows can deal with.
         """
-        self.begin()
+        self.begin(should_apply)
         for item in items:
-            self._gather(item, item.segments(), admits)
+            self._gather(item, item.segments())
             if isinstance(item, RemoteTransaction) and item.leaves:
                 self._leave(item)
         return self.finish()
@@ -129,31 +126,33 @@ class Executor:
             self._execute()
             self._rows.flush()
         self._relations.learn_from(transaction)
-        self._admission.forget()
+        self._filter.forget()
 
-    def begin(self) -> None:
-        """A target transaction was opened."""
+    def begin(self, should_apply: Filter) -> None:
+        """Begin with a target transaction that was opened.
+
+        :param should_apply: see :meth:`run`.
+        """
         self._rows.begin()
         self._sets.begin()
         self._held.begin()
         self._block, self._large = ChangeBlock(in_stream=False), False
-        self._admission.begin()
+        self._filter.begin(should_apply)
         self._resolver.begin()
         # guard: DDL on the target is noticed
         self._relations.notice_ddl()
 
-    def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment], admits: Filter) -> None:
+    def feed(self, transaction: RemoteTransaction, segments: Iterable[Segment]) -> None:
         """Apply further changes of a transaction; their success is known at :meth:`finish`.
 
         :param segments: pgoutput messages in order.
         :raises PgsubError: located; the target transaction is aborted.
         """
-        self._gather(transaction, segments, admits)
+        self._gather(transaction, segments)
         with self._locating():
             self._execute()
 
-    def _gather(self, item: Item, segments: Iterable[Segment], admits: Filter) -> None:
-        self._dispatch.admits = admits
+    def _gather(self, item: Item, segments: Iterable[Segment]) -> None:
         with self._locating():
             for segment in segments:
                 for match in _STRETCH.finditer(segment.codes):
@@ -182,7 +181,7 @@ class Executor:
     def _execute(self) -> None:
         """Have the block done: as sets what can be, the rest row by row."""
         block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
-        block = self._held.without(block, self._dispatch.admits)
+        block = self._held.split_off(block)
         left: Sequence[int] | None = None
         if self._set_based and len(block) >= writer.PAYS_FROM:
             left = self._in_sets(block)
@@ -214,7 +213,7 @@ class Executor:
 
         :return: positions of what is left, None: of everything.
         """
-        targets = Targets(self._admission, block, self._dispatch.admits)
+        targets = partial(self._filter.target_of_all, block)
         self._large |= _is_full(block)
         try:
             with self._rows.undoing() if self._large else contextlib.nullcontext():
@@ -247,26 +246,24 @@ class Executor:
                     self._held.begin()
                     raise
 
-    def change(self, transaction: RemoteTransaction, payload: bytes, admits: Filter) -> None:
+    def change(self, transaction: RemoteTransaction, payload: bytes) -> None:
         """Apply one message of a transaction; its success is known at :meth:`finish` or where :meth:`undoing` ends.
 
         :raises PgsubError: located.
         """
-        self._dispatch.admits = admits
-        if self._held.takes(transaction, payload, admits):
+        if self._held.keep(transaction, payload):
             return
         if self._resolves and payload[0] in _ROWS:
             self._resolver.run([(transaction, payload)], lambda: None)
         else:
             self._dispatch.row(transaction, payload)
 
-    def copied(self, changes: Sequence[Change], admits: Filter) -> None:
+    def copied(self, changes: Sequence[Change]) -> None:
         """Insert rows of a copy, all of one relation; their success is known at :meth:`finish`.
 
         :param changes: INSERT messages.
         :raises PgsubError: as of :meth:`change`.
         """
-        self._dispatch.admits = admits
         with self._locating():
             self._rows.copies = True
             try:
@@ -287,10 +284,10 @@ class Executor:
             self._execute()
             self._rows.flush()
             self._held.write()
-            self._admission.look_for_replaced()
+            self._filter.look_for_replaced()
             self._sets.finish()
             # guard: names are verified before the commit
-            self._admission.refuse_replaced()
+            self._filter.refuse_replaced()
         return self.taken()
 
     def wait(self) -> None:
@@ -331,10 +328,6 @@ class Executor:
             self._rows.sync()
         self._rows.records = [one for one in self._rows.records if one[0] <= depth]
 
-    def learn_relations(self, transaction: RemoteTransaction) -> None:
-        """Nothing of it is applied, but what it says of relations is not said again."""
-        self._dispatch.learn_relations(transaction)
-
     def taken(self) -> list[Record]:
         """Missing rows and messages so far, to be recorded before more of them come."""
         records, self._rows.records = self._rows.records, []
@@ -346,7 +339,7 @@ class Executor:
             yield
         except StatementFailed as failure:
             place = failure.tag if isinstance(failure.tag, Place) else None
-            raise conflict.fault(self._subid, failure.error, place, failure.statement) from None
+            raise conflict.fault(self._relations.subid, failure.error, place, failure.statement) from None
         except (PgsubError, SetFallback):
             self.abandon()  # the session must be out of the pipeline before it can roll back
             raise

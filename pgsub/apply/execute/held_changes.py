@@ -9,67 +9,89 @@ from collections.abc import Callable
 
 import psycopg
 
+from pgsub.apply.rows.change_block import ChangeBlock
+from pgsub.apply.rows.change_filter import ChangeFilter
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import kept
+from pgsub.protocol.changes import relid_of
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldChanges
+from pgsub.target.sql.pipeline import StatementFailed
 
 #: Bytes of messages in one row of the ledger, and bytes and rows that are written together.
 STRETCH_BYTES = 256 << 10
 WRITE_BYTES, WRITE_ROWS = 4 << 20, 10_000
 
+_TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
 
-class Keeping:
-    """Keeps changes through one target session.
 
+class HeldChangeWriter:
+    """Keeps the changes of held tables through one target session.
+
+    :param rows: of that session: its role and pipeline are left before anything is written.
     :param holds: whether any table is held.
     """
 
-    def __init__(self, connection: psycopg.Connection, subid: int, holds: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection,
+        rows: RowWriter,
+        relations: RelationCache,
+        changes: ChangeFilter,
+        holds: Callable[[], bool],
+    ) -> None:
         self._connection = connection
-        self._subid = subid
+        self._rows = rows
+        self._relations = relations
+        self._filter = changes
         self._holds = holds
         self._descriptions: dict[Relation, bytes] = {}
         self.begin()
 
-    @property
-    def active(self) -> bool:
-        """Whether a change may have to be kept."""
-        return self._holds()
-
     def begin(self) -> None:
-        """A target transaction was opened, or what was not written yet is undone."""
+        """Begin a target transaction, or forget what is undone and was not written yet."""
         self._stretches: list[HeldChanges] = []
         self._bytes = 0  #: of these and the open one
         self._open: tuple[RemoteTransaction, Relation, int] | None = None
         self._payloads: list[bytes] = []
         self._length = 0
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to :meth:`write`."""
-        return self._open is None and not self._stretches
+    def split_off(self, block: ChangeBlock) -> ChangeBlock:
+        """Keep the changes of held tables; return the rest of the block."""
+        relids = self._filter.held_relations(block) if len(block) and self._holds() else None
+        if not relids:
+            return block
+        held, rest = block.split(relids)
+        for transaction, payload in held.rows():
+            self._keep_row(transaction, payload)
+        return rest
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to :meth:`write`."""
-        return self._bytes >= WRITE_BYTES or len(self._stretches) >= WRITE_ROWS
+    def keep(self, transaction: RemoteTransaction, payload: bytes) -> bool:
+        """Keep a message if it is a row's of a held table."""
+        return payload[0] in _TYPES and self._holds() and self._keep_row(transaction, payload)
 
-    def keep(self, transaction: RemoteTransaction, relation: Relation, srrelid: int, payload: bytes) -> None:
-        """A row message.
+    def _keep_row(self, transaction: RemoteTransaction, payload: bytes) -> bool:
+        relid = relid_of(payload, in_stream=transaction.in_stream)
+        srrelid = self._filter.held_table(transaction, _TYPES[payload[0]], relid)
+        if srrelid is None:
+            return False
+        row = kept.row(payload, in_stream=transaction.in_stream)
+        self._add(transaction, self._relations.remote(relid), srrelid, row)
+        if self._bytes >= WRITE_BYTES or len(self._stretches) >= WRITE_ROWS:
+            self.write()
+        return True
 
-        :param relation: as the publisher described it then.
-        :param srrelid: the held table.
-        """
-        self._add(transaction, relation, srrelid, kept.row(payload, in_stream=transaction.in_stream))
-
-    def keep_truncate(
-        self, transaction: RemoteTransaction, relation: Relation, srrelid: int, message: Truncate
-    ) -> None:
-        """TRUNCATE of the held table, and perhaps of others."""
-        self._add(transaction, relation, srrelid, encode(message._replace(relids=(relation.relid,))))
+    def keep_truncate(self, transaction: RemoteTransaction, message: Truncate) -> None:
+        """Keep a TRUNCATE for each held table that it names."""
+        for relid in message.relids if self._holds() else ():
+            srrelid = self._filter.held_table(transaction, "TRUNCATE", relid)
+            if srrelid is not None:
+                alone = encode(message._replace(relids=(relid,)))
+                self._add(transaction, self._relations.remote(relid), srrelid, alone)
 
     def _add(self, transaction: RemoteTransaction, relation: Relation, srrelid: int, payload: bytes) -> None:
         now = self._open
@@ -92,12 +114,17 @@ class Keeping:
         self._stretches.append(HeldChanges(0, srrelid, *place, described, kept.joined(payloads), len(payloads)))
 
     def write(self) -> None:
-        """Into the open transaction; the session is out of its pipeline and in its own role.
+        """Write everything kept so far into the open transaction.
 
-        :raises psycopg.Error: the transaction is aborted.
+        :raises StatementFailed: the transaction is aborted.
         """
         self._end_stretch()
         stretches = self._stretches
+        if not stretches:
+            return
         self.begin()
-        if stretches:
-            held_tables.store(self._connection, self._subid, stretches)
+        self._rows.sync()
+        try:
+            held_tables.store(self._connection, self._relations.subid, stretches)
+        except psycopg.Error as error:
+            raise StatementFailed(None, error, None) from None

@@ -19,8 +19,7 @@ class ParallelLeader:
 
     :param limit: further target sessions at most (max_parallel_apply_workers_per_subscription), 0 for none.
     :param open_session: opens one, under the worker's claim.
-    :param subid: the subscription.
-    :param admits: the filter with the states_version it decides by; None while a table is not ready.
+    :param should_apply: the filter with the states_version it decides by; None while a table is not ready.
     :param before_block: commits what the worker has received before the block: its changes may depend on it.
     """
 
@@ -28,16 +27,14 @@ class ParallelLeader:
         self,
         limit: int,
         open_session: Callable[[], TargetSession],
-        subid: int,
         *,
-        admits: Callable[[], tuple[int, Filter] | None],
+        should_apply: Callable[[], tuple[int, Filter] | None],
         before_block: Callable[[], None],
         set_based: bool = True,
     ) -> None:
         self._limit = limit
         self._open_session = open_session
-        self._subid = subid
-        self._admits = admits
+        self._should_apply = should_apply
         self._before_block = before_block
         self._set_based = set_based
         self._workers: list[ParallelWorker] = []
@@ -66,16 +63,16 @@ class ParallelLeader:
             dead.close()
             self._workers.remove(dead)
         worker = next((one for one in self._workers if one.free), None)
-        admits = self._admits() if worker is not None or len(self._workers) < self._limit else None
-        if admits is None:
+        should_apply = self._should_apply() if worker is not None or len(self._workers) < self._limit else None
+        if should_apply is None:
             return None
         if worker is None:
-            worker = ParallelWorker(len(self._workers) + 1, self._open_session, self._subid, set_based=self._set_based)
+            worker = ParallelWorker(len(self._workers) + 1, self._open_session, set_based=self._set_based)
             worker.start()
             self._workers.append(worker)
         self._busy[xid] = worker
         spooled.follow()
-        worker.assign(xid, spooled, *admits)
+        worker.assign(xid, spooled, *should_apply)
         return worker
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:

@@ -65,17 +65,13 @@ class ParallelWorker(SupervisedThread):
 
     :param number: among the worker's parallel workers, from 1.
     :param open_session: opens the session when it is first needed.
-    :param subid: the subscription, for contexts of errors.
     :ivar xid: the transaction it is busy with, 0 if it is free.
     :ivar reason: why it gave the transaction up, None while it did not.
     """
 
-    def __init__(
-        self, number: int, open_session: Callable[[], TargetSession], subid: int, *, set_based: bool = True
-    ) -> None:
+    def __init__(self, number: int, open_session: Callable[[], TargetSession], *, set_based: bool = True) -> None:
         super().__init__("parallel_worker", f"parallel apply {number}")
         self._open_session = open_session
-        self._subid = subid
         self._set_based = set_based
         self._lock = threading.Lock()
         self._growth: _Growth | None = None  #: commanded last and not begun: it may be told of more
@@ -113,10 +109,10 @@ class ParallelWorker(SupervisedThread):
         """Whether it can begin another transaction at once."""
         return self.xid == 0 and not self._open and self._commands.empty()
 
-    def assign(self, xid: int, spooled: SpooledTransaction, version: int, admits: Filter) -> None:
+    def assign(self, xid: int, spooled: SpooledTransaction, version: int, should_apply: Filter) -> None:
         """Apply this transaction from now on.
 
-        :param version: the states_version that ``admits`` decides by.
+        :param version: the states_version that ``should_apply`` decides by.
         """
         self.xid, self.version = xid, version
         with self._lock:
@@ -124,7 +120,7 @@ class ParallelWorker(SupervisedThread):
         self._ready.clear()
         self._wanted = token = object()
         transaction = RemoteTransaction(xid, 0, in_stream=True)
-        self._commands.put(partial(self._begin, token, transaction, spooled, admits))
+        self._commands.put(partial(self._begin, token, transaction, spooled, should_apply))
 
     def grown(self, end: int) -> None:
         """The file holds more."""
@@ -199,17 +195,17 @@ class ParallelWorker(SupervisedThread):
             self.session.connection.close()
 
     def _begin(
-        self, token: object, transaction: RemoteTransaction, spooled: SpooledTransaction, admits: Filter
+        self, token: object, transaction: RemoteTransaction, spooled: SpooledTransaction, should_apply: Filter
     ) -> None:
         self._rollback()
         self._token = token
-        self._transaction, self._spooled, self._admits = transaction, spooled, admits
+        self._transaction, self._spooled = transaction, spooled
         self._read, self._records, self.reason = 0, [], None
         session, executor = self._connected()
         self._savepoints = Savepoints(executor, transaction.xid)
         session.relations.restore({})
         session.connection.execute("BEGIN")
-        executor.begin()
+        executor.begin(should_apply)
         executor.counters = Counters()
         self._changes = executor.changes
         self._open = True
@@ -220,9 +216,7 @@ class ParallelWorker(SupervisedThread):
             # a ROLLBACK of psycopg's takes away all that is prepared, the pipeline's too, if it prepared anything
             session.connection.prepare_threshold = None
             session.connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
-            self._executor = Executor(
-                session.connection, self._subid, session.relations, self._too_many, set_based=self._set_based
-            )
+            self._executor = Executor(session.connection, session.relations, self._too_many, set_based=self._set_based)
             self.session, before = session, self._pid
             self._pid = session.connection.info.backend_pid
             if before:
@@ -238,7 +232,7 @@ class ParallelWorker(SupervisedThread):
     def _apply_to(self, end: int) -> None:
         if not self._open or self._executor is None or self._savepoints is None or end <= self._read:
             return
-        self._executor.feed(self._transaction, self._segments(end, self._savepoints), self._admits)
+        self._executor.feed(self._transaction, self._segments(end, self._savepoints))
         failpoints.point("apply.stream_open")
 
     def _segments(self, end: int, savepoints: Savepoints) -> Iterator[Segment]:

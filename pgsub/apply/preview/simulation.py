@@ -18,7 +18,7 @@ from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.common.errors import PgsubError, SchemaFault
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, TypeName, Update
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
 from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
@@ -111,10 +111,7 @@ class Simulation:
 
     def learn(self, message: Message) -> None:
         """What the stream says of relations, of transactions that are not looked at too."""
-        if isinstance(message, Relation):
-            self._relations.learn(message)
-        elif isinstance(message, TypeName):
-            self._relations.learn_type(message)
+        self._relations.learn(message)
 
     def take(self, message: Message) -> list[Finding]:
         """What would become of one change; several for a TRUNCATE, none for what changes nothing."""

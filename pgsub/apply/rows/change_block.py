@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.protocol.changes import RELID_AT
 from pgsub.protocol.columnar import PAD, Messages, Offsets
 from pgsub.protocol.frames import ENVELOPE, Segment
 
@@ -65,7 +66,7 @@ class ChangeBlock:
 
     def _relids(self) -> Offsets:
         buffer, starts, _ = self.messages
-        data, at = np.frombuffer(buffer, np.uint8), starts + (5 if self.in_stream else 1)
+        data, at = np.frombuffer(buffer, np.uint8), starts + RELID_AT[self.in_stream]
         found = np.zeros(len(at), np.int64)
         for byte in range(4):
             found = found << 8 | data[at + byte]

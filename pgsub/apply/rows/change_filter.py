@@ -1,11 +1,12 @@
-"""Which changes of a target transaction are taken, and which table they go to. Mirrors should_apply_changes_for_rel and
+"""Which changes of a target transaction are applied, and to which table. Mirrors should_apply_changes_for_rel and
 logicalrep_rel_open (worker.c, relation.c).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place
@@ -18,45 +19,54 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import statements
 
-#: Decides whether a change is taken, by the remote relation, the oid of the target's table of that name, and the
-#: finish LSN: the oid of the subscribed table, or None to leave it.
-Filter = Callable[[Relation, int, int], int | None]
-#: Stands for the oid of a table that the target lacks: only a held one need not be there.
-LACKING = -1
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A table takes a relation's changes.
+
+    :ivar oid: of the subscribed table.
+    :ivar held: the table is held: its changes are kept, not made.
+    """
+
+    oid: int
+    held: bool = False
 
 
-class Kept(int):
-    """What a filter says of a held table: its changes are to be kept, not made."""
+#: Decides about a remote relation's changes, by the oid of the target's table of that name (None: there is none) and
+#: the finish LSN; None: they are left out.
+Filter = Callable[[Relation, int | None, int], Decision | None]
+
+
+def _leave_out(relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
+    return None
 
 
 class ChangeFilter:
-    """Of one executor; what was decided holds until the target transaction ends.
+    """Decides about the changes of one executor. What it decided holds until the target transaction ends.
 
     :param rows: the session's writer, between whose statements the catalogs are asked.
-    :param subid: names the origin in contexts.
     """
 
-    def __init__(self, rows: RowWriter, relations: RelationCache, subid: int) -> None:
+    def __init__(self, rows: RowWriter, relations: RelationCache) -> None:
         self._rows = rows
         self._relations = relations
-        self._subid = subid
-        self.begin()
+        self.begin(_leave_out)
 
-    def begin(self) -> None:
-        """A target transaction was opened."""
+    def begin(self, should_apply: Filter) -> None:
+        """Begin a target transaction."""
+        self._should_apply = should_apply
         self._touched: dict[tuple[str, str], int] = {}
         self._replaced: list[tuple[str, str]] = []
-        self._admitted: dict[int, RelationMap] = {}
-        self._kept: dict[int, Kept] = {}
+        self._targets: dict[int, RelationMap] = {}
+        self._held: dict[int, int] = {}
 
     def forget(self, relid: int | None = None) -> None:
-        """A relation was described anew, or with None perhaps any."""
-        if relid is None:
-            self._admitted.clear()
-            self._kept.clear()
-        else:
-            self._admitted.pop(relid, None)
-            self._kept.pop(relid, None)
+        """Forget what was decided about a relation that was described anew; with None about all."""
+        for known in (self._targets, self._held):
+            if relid is None:
+                known.clear()
+            else:
+                known.pop(relid, None)
 
     def look_for_replaced(self) -> None:
         """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
@@ -73,7 +83,7 @@ class ChangeFilter:
             self._rows.command(statements.NAME_UNCHANGED, values, on_count)
 
     def refuse_replaced(self) -> None:
-        """Once that was run.
+        """Refuse the transaction, once that was run.
 
         :raises SchemaFault: a table was replaced by another.
         """
@@ -83,61 +93,59 @@ class ChangeFilter:
                 detail=f"The changes were meant for OID {self._touched[schema, name]}.",
             )
 
-    def target(
-        self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter
-    ) -> RelationMap | None:
+    def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
         """Where a change goes; None: it is left out.
 
         :raises PgsubError: located.
         """
-        admitted = self._admitted.get(relid)
-        if admitted is not None:  # once it is, whatever ends later is: states are fixed for this transaction
-            return admitted
-        taken = self._taken(transaction, message_type, relid, admits)
-        if taken is None or isinstance(taken, Kept):
+        known = self._targets.get(relid)
+        if known is not None:  # once it is, whatever ends later is: states are fixed for this transaction
+            return known
+        decision = self._decide(transaction, message_type, relid)
+        if decision is None or decision.held:
             return None
         relation = self._relations.known(relid)
         if relation is None:
             with self._asking(transaction, message_type, self._relations.remote(relid)):
-                relation = self._relations.make(relid, taken)
-        self._admitted[relid] = relation
+                relation = self._relations.make(relid, decision.oid)
+        self._targets[relid] = relation
         return relation
 
-    def _taken(self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter) -> int | None:
+    def _decide(self, transaction: RemoteTransaction, message_type: str, relid: int) -> Decision | None:
         relations, remote = self._relations, self._relations.remote(relid)
         oid = relations.oid(relid)
         if oid is None:
             with self._asking(transaction, message_type, remote):
                 try:
                     oid = relations.find(relid)
-                except SchemaFault:
-                    taken = admits(remote, LACKING, transaction.decision_lsn)
-                    if isinstance(taken, Kept):
-                        return taken
-                    raise
-        taken = admits(remote, oid, transaction.decision_lsn)
+                except SchemaFault:  # only a held table need not be there
+                    decision = self._should_apply(remote, None, transaction.decision_lsn)
+                    if decision is None or not decision.held:
+                        raise
+                    return decision
         if oid != NEVER:
             self._touched[local_name(remote)] = oid
-        return taken
+        return self._should_apply(remote, oid, transaction.decision_lsn)
 
-    def kept(self, transaction: RemoteTransaction, message_type: str, relid: int, admits: Filter) -> int | None:
+    def held_table(self, transaction: RemoteTransaction, message_type: str, relid: int) -> int | None:
         """The held table that a change is kept for; None: it is made, or left out.
 
         :raises PgsubError: located.
         """
-        known = self._kept.get(relid)
-        if known is None and relid not in self._admitted:
-            taken = self._taken(transaction, message_type, relid, admits)
-            if isinstance(taken, Kept):
-                known = self._kept[relid] = taken
+        known = self._held.get(relid)
+        if known is None and relid not in self._targets:
+            decision = self._decide(transaction, message_type, relid)
+            if decision is not None and decision.held:
+                known = self._held[relid] = decision.oid
         return known
 
-    def keeps(self, block: ChangeBlock, admits: Filter) -> list[int]:
-        """Remote relations of a block of which changes are kept: from one of its transactions on, to its last."""
+    def held_relations(self, block: ChangeBlock) -> list[int]:
+        """Remote relations of a block whose changes are kept: from one of its transactions on, to its last."""
         last, found = block.transaction_of(len(block) - 1), []
         for relid in block.relids():
-            with contextlib.suppress(PgsubError):  # who makes the change is told, and of which transaction it is
-                if isinstance(self._taken(last, "COMMIT", relid, admits), Kept):
+            with contextlib.suppress(PgsubError):  # raised again for the change itself, with its transaction
+                decision = self._decide(last, "COMMIT", relid)
+                if decision is not None and decision.held:
                     found.append(relid)
         return found
 
@@ -148,40 +156,21 @@ class ChangeFilter:
         try:
             yield
         except PgsubError as error:
-            conflict.locate(error, self._subid, Place(transaction, message_type))
+            conflict.locate(error, self._relations.subid, Place(transaction, message_type))
             if isinstance(error, ApplyError):
                 error.relation = ".".join(local_name(remote))
             raise
 
-    def target_of_all(self, block: ChangeBlock, relid: int, admits: Filter) -> RelationMap | None:
+    def target_of_all(self, block: ChangeBlock, relid: int) -> RelationMap | None:
         """Where all changes of a relation in a block go; None: they are left out.
 
-        :raises KeyError: some are taken and some are not.
+        :raises KeyError: some are applied and some are not.
         """
-        relation = self.target(block.transaction_of(0), "COMMIT", relid, admits)
+        relation = self.target(block.transaction_of(0), "COMMIT", relid)
         if relation is None:
             remote, oid = self._relations.remote(relid), self._relations.oid(relid)
             last = block.transaction_of(len(block) - 1)
             # not by target(): it would hold for those before the last, too
-            if oid is not None and admits(remote, oid, last.decision_lsn) is not None:
+            if oid is not None and self._should_apply(remote, oid, last.decision_lsn) is not None:
                 raise KeyError(relid)
         return relation
-
-
-class Targets(Mapping[int, "RelationMap | None"]):
-    """Targets of a block's relations, looked up as they are asked for; those that take a part only are not in it."""
-
-    def __init__(self, admission: ChangeFilter, block: ChangeBlock, admits: Filter) -> None:
-        self._admission, self._block, self._admits = admission, block, admits
-        self._known: dict[int, RelationMap | None] = {}
-
-    def __getitem__(self, relid: int) -> RelationMap | None:
-        if relid not in self._known:
-            self._known[relid] = self._admission.target_of_all(self._block, relid, self._admits)
-        return self._known[relid]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -17,7 +17,8 @@ from pgsub.common import conflict_rules, quoting
 from pgsub.common.conflict_rules import Rule, RuleSet
 from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.messages import Relation, TypeName
+from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.messages import Message, Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
 from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
@@ -27,6 +28,7 @@ from pgsub.target.sql.statements import Statement
 Name = tuple[str, str]
 #: Seconds that DDL on the target may go unnoticed.
 LOOK_SECONDS = 1.0
+_DESCRIBING = frozenset(b"RY")
 NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
 
 
@@ -45,7 +47,8 @@ class RelationCache:
     ) -> None:
         self._connection = connection
         self._sub = sub
-        self._replica = replica
+        self.subid, self.subname = sub.subid, sub.name
+        self.replica = replica
         self._tracked = tracked
         self._remote: dict[int, Relation] = {}
         self._maps: dict[int, RelationMap] = {}
@@ -56,43 +59,33 @@ class RelationCache:
         self.rules = RuleSet(sub.on_conflict)
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
-    @property
-    def replica(self) -> bool:
-        """Whether session_replication_role = replica is in effect."""
-        return self._replica
-
-    @property
-    def subid(self) -> int:
-        """The subscription."""
-        return self._sub.subid
-
-    @property
-    def subname(self) -> str:
-        """Its name."""
-        return self._sub.name
-
     def limit_rules(self, limited: Iterable[Rule]) -> None:
         """Set the conflict rules with a limit; where other conflicts have one, all maps are made anew."""
         before, self.rules = self.rules, self.rules.with_limited(limited)
         if not self.rules.decides_alike(before):
             self._maps.clear()
 
-    def learn(self, relation: Relation) -> None:
-        """A Relation message: forget the old map and what was prepared for it."""
-        self._oids.pop(local_name(relation), None)
-        if self._remote.get(relation.relid) == relation:
-            return
-        self._remote[relation.relid] = relation
-        self._forget(relation.relid)
+    def learn(self, message: Message) -> None:
+        """Take a Relation message, which replaces the old map, or a Type message, which only hints need."""
+        if isinstance(message, TypeName):
+            self._types[message.oid] = message
+        elif isinstance(message, Relation):
+            self._oids.pop(local_name(message), None)
+            if self._remote.get(message.relid) != message:
+                self._remote[message.relid] = message
+                self._forget(message.relid)
 
     def learn_from(self, transaction: RemoteTransaction) -> None:
-        """Its changes are done: what it says of relations holds for what follows."""
+        """Take the descriptions that hold once a transaction's changes are done."""
         for relation in transaction.leaves:
             self.learn(relation)
 
-    def learn_type(self, name: TypeName) -> None:
-        """A Type message: what the publisher calls a type of its own; only hints need it."""
-        self._types[name.oid] = name
+    def learn_all(self, transaction: RemoteTransaction) -> None:
+        """Take the descriptions of a transaction that is not applied: they are not sent again."""
+        for payload in transaction.payloads():
+            if payload[0] in _DESCRIBING:
+                self.learn(decode_change(payload, transaction.in_stream))
+        self.learn_from(transaction)
 
     def _forget(self, relid: int) -> None:
         self._maps.pop(relid, None)
@@ -190,7 +183,7 @@ class RelationCache:
         remote = self.remote(relid)
         schema, name = local_name(remote)
         self._prints.update(ddl_watch.definition_versions(self._connection, [target_oid]))
-        target = describe(self._connection, schema, name, replica=self._replica)
+        target = describe(self._connection, schema, name, replica=self.replica)
         if target is None:
             raise self._missing(remote)
         if target.oid != target_oid:

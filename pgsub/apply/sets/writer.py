@@ -7,7 +7,7 @@ not checked; where they might, the whole block is left.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.apply.rows.set_fallback import SetFallback as SetFallback
@@ -69,12 +69,12 @@ class SetWriter:
         self._deviation = None
 
     def apply(
-        self, messages: Messages | Sequence[bytes], relations: Mapping[int, RelationMap | None], *, in_stream: bool
+        self, messages: Messages | Sequence[bytes], target: Callable[[int], RelationMap | None], *, in_stream: bool
     ) -> SetResult:
         """Execute a block of row messages; whether all went well is known at :meth:`finish`.
 
         :param messages: INSERT, UPDATE and DELETE messages, in order; with any other one all are left.
-        :param relations: of each remote relid; None: its changes are not to be applied. Without one, all are left.
+        :param target: of a remote relid; None: its changes are not applied. Where it raises KeyError, all are left.
         :param in_stream: messages carry an xid.
         :raises SetFallback: see :meth:`finish`.
         :raises StatementFailed: the target transaction is aborted.
@@ -85,7 +85,7 @@ class SetWriter:
         for group in groups:
             by_relid.setdefault(group.relid, []).append(group)
         try:
-            mapped = {relid: one for relid in by_relid if (one := relations[relid]) is not None}
+            mapped = {relid: one for relid in by_relid if (one := target(relid)) is not None}
         except KeyError:
             mapped = None
         if mapped is None or others:

@@ -42,22 +42,20 @@ class PartialSkip:
         executor: Executor,
         ledger_commit: LedgerCommit,
         left: SkippedChanges,
-        admits: Filter,
     ) -> None:
         self._session = session
         self._executor = executor
         self._ledger_commit = ledger_commit
         self._left = left
-        self._admits = admits
         self._together = TRIED
         self._looks: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
         self._met: list[ResolvedConflict] = []  #: to be recorded
 
-    def run(self, transaction: RemoteTransaction) -> None:
+    def run(self, transaction: RemoteTransaction, should_apply: Filter) -> None:
         """Row by row, as far as it must be."""
         self._transaction = transaction
-        self._executor.begin()
+        self._executor.begin(should_apply)
         with self._executor.row_by_row():
             waiting: list[bytes] = []
             for payload in transaction.payloads():
@@ -98,7 +96,7 @@ class PartialSkip:
         try:
             with self._executor.undoing():
                 for payload in payloads:
-                    self._executor.change(self._transaction, payload, self._admits)
+                    self._executor.change(self._transaction, payload)
         except ApplyError as error:
             if error.sqlstate == _DEALLOCATED:
                 raise

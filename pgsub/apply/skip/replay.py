@@ -17,6 +17,7 @@ import psycopg
 from pgsub.apply.conflicts.conflict import MissingRow, OriginDiffers
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
+from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import TargetSession, target_session
 from pgsub.apply.skip.skipped_reader import SkippedReader
@@ -121,24 +122,24 @@ def _apply(session: TargetSession, subid: int, order: ReplayRequest, revival: Sk
             "another command has replayed it meanwhile", detail="Nothing was changed by this one.", sqlstate="55000"
         )
     failpoints.point("replay.taken")
-    executor = Executor(connection, subid, session.relations, set_based=False)
+    executor = Executor(connection, session.relations, set_based=False)
     tables = ReplayFilter(connection, subid, order.finish_lsn)
 
-    def admits(remote: Relation, oid: int, _finish_lsn: int) -> int:
-        taken = tables.admits(remote, oid)
+    def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
+        taken = tables.admits(remote, oid or NEVER)
         if isinstance(taken, str):
             raise _refused(remote, taken)
-        return taken
+        return Decision(taken)
 
     others: list[OriginDiffers] = []
-    executor.begin()
+    executor.begin(should_apply)
     try:
         with executor.row_by_row():
             for number, (letter, relations, change) in enumerate(revival.changes(_read(executor, session, subid, ids))):
                 for relation in relations:
                     session.relations.learn(relation)
                 tables.of_sync = bool(letter.body.get("sync"))
-                executor.change(revival.transaction, encode(change), admits)
+                executor.change(revival.transaction, encode(change))
                 if number % skipped_changes.CHUNK == 0:
                     others += _checked(executor.taken(), subid)
             return others + _checked(executor.finish(), subid)

@@ -22,7 +22,7 @@ from pgsub.common.errors import LogText, log_text
 from pgsub.common.plural import counted
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.messages import Relation, TypeName
+from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.skip import WHOLE, Skip, cleared
 
 
@@ -32,11 +32,10 @@ class SkipHandler:
     :param executor: of that session.
     """
 
-    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, executor: Executor, subid: int) -> None:
+    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, executor: Executor) -> None:
         self._session = session
         self._ledger_commit = ledger_commit
         self._executor = executor
-        self._subid = subid
 
     def part(self, skip: Skip, batch: Batch) -> Batch:
         """The first transactions of a batch that :meth:`run` takes at once.
@@ -52,7 +51,7 @@ class SkipHandler:
                 return batch.cut(number + 1)[0]
         return batch
 
-    def run(self, skip: Skip, batch: Batch, admits: Filter) -> None:
+    def run(self, skip: Skip, batch: Batch, should_apply: Filter) -> None:
         """Apply a :meth:`part`, but for what is to be skipped of its last transaction; record what is to be recorded.
 
         :raises PgsubError: located; the target transaction is aborted.
@@ -61,18 +60,18 @@ class SkipHandler:
         clears = self._session.progress.applies and bool(last.relids())
         # guard: a transaction is skipped by its own finish LSN only
         if last.finish_lsn not in skip.lsns or not last.relids():
-            self._ledger_commit.record(self._executor.run(batch.items, admits))
+            self._ledger_commit.record(self._executor.run(batch.items, should_apply))
             if clears:
                 self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, self._session.relations.subname))
             return
         before = batch.cut(len(batch) - 1)[0]
-        self._ledger_commit.record(self._executor.run(before.items, admits))
+        self._ledger_commit.record(self._executor.run(before.items, should_apply))
         of_sync = not self._session.progress.applies
-        left = SkippedChanges(self._session.connection, self._subid, last, of_sync=of_sync)
+        left = SkippedChanges(self._session.connection, self._session.relations.subid, last, of_sync=of_sync)
         if skip.rows == WHOLE:
-            self._whole(last, left, admits)
+            self._whole(last, left, should_apply)
         else:
-            PartialSkip(self._session, self._executor, self._ledger_commit, left, admits).run(last)
+            PartialSkip(self._session, self._executor, self._ledger_commit, left).run(last, should_apply)
         left.write()
         failpoints.point("apply.skipped")
         if clears:
@@ -101,30 +100,28 @@ class SkipHandler:
             ),
         )
 
-    def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, admits: Filter) -> None:
+    def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, should_apply: Filter) -> None:
         """Nothing is applied, and the target need not even have the tables."""
         relations = self._session.relations
         taken: dict[int, bool] = {}
         for payload in transaction.payloads():
             message = decode_change(payload, transaction.in_stream)
+            relations.learn(message)
             if isinstance(message, Relation):
-                relations.learn(message)
                 taken.pop(message.relid, None)
-            elif isinstance(message, TypeName):
-                relations.learn_type(message)
             for relid in changed(message):
                 if relid not in taken:
-                    taken[relid] = self._taken(relations.remote(relid), transaction, admits)
+                    taken[relid] = self._taken(relations.remote(relid), transaction, should_apply)
                 if taken[relid]:
                     left.keep(relations.remote(relid), message, {"skipped": WHOLE})
             if left.full:
                 left.write()
         relations.learn_from(transaction)
 
-    def _taken(self, remote: Relation, transaction: RemoteTransaction, admits: Filter) -> bool:
+    def _taken(self, remote: Relation, transaction: RemoteTransaction, should_apply: Filter) -> bool:
         """Whether apply would have made the changes of a relation; those of one that the target lacks stop it."""
         oids = self._session.relations.oids([local_name(remote)])
         if not oids:
             return self._session.progress.applies
         [oid] = oids
-        return oid != NEVER and admits(remote, oid, transaction.decision_lsn) is not None
+        return oid != NEVER and should_apply(remote, oid, transaction.decision_lsn) is not None

@@ -12,6 +12,7 @@ from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import envelope, frames
+from pgsub.protocol.changes import relid_of
 from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames, Segment
@@ -32,7 +33,6 @@ from pgsub.protocol.messages import (
     StreamStart,
     StreamStop,
 )
-from pgsub.protocol.reader import INT32
 
 _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
@@ -132,35 +132,29 @@ class Assembler:
         run = TransactionRun.of(received.range(start, end))
         if run is None or not self._decoder.passes(int(run.end_lsns[0]), run.end_lsn):
             return None
-        self._describes(run.segment, 1)
+        self._describes(run.segment, in_stream=False)
         return run
 
     def _change(self, messages: Segment) -> None:
         stream, current = self._stream, self._current
         if stream is not None:
-            stream.described.update(self._describes(messages, 5))
+            stream.described.update(self._describes(messages, in_stream=True))
             stream.spooled.append(messages)
         elif current is not None:
-            self._describes(messages, 1)
+            self._describes(messages, in_stream=False)
             current.size += messages.size
             current.received.append(messages)
             if current.spooled is not None or current.size > MEMORY_LIMIT:
                 self._spill(current)
 
-    def _describes(self, messages: Segment, start: int) -> list[int]:
-        """Remember what it says of relations.
-
-        :param start: of the relation's oid in a message.
-        :return: their oids.
-        """
+    def _describes(self, messages: Segment, *, in_stream: bool) -> list[int]:
+        """Remember the Relation messages; return the relations' oids."""
         found, codes = [], messages.codes
         at = codes.find(_RELATION)
         while at >= 0:
             payload = messages.frames.payload(messages.start + at)
-            if len(payload) < start + 4:
-                raise ProtocolViolation("insufficient data left in message")
-            found.append(int(INT32.unpack_from(payload, start)[0]))
-            self._described[found[-1]] = (payload, start == 5)
+            found.append(relid_of(payload, in_stream=in_stream))
+            self._described[found[-1]] = (payload, in_stream)
             at = codes.find(_RELATION, at + 1)
         if len(self._described) > MAX_RELATIONS:
             raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")

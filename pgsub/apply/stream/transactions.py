@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pgsub.apply.stream.spool import SpooledTransaction
-from pgsub.common.errors import ProtocolViolation
+from pgsub.protocol.changes import relid_of
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Relation, Truncate
-from pgsub.protocol.reader import INT32
 
 _ROWS = frozenset(b"IUD")
 _DECODED = frozenset(b"RT")
@@ -85,20 +84,13 @@ class RemoteTransaction:
             described: list[Relation] = []
             for payload in self.payloads():
                 if payload[0] in _ROWS:
-                    found.add(self._relid(payload))
+                    found.add(relid_of(payload, in_stream=self.in_stream))
                 elif payload[0] in _DECODED:
                     message = decode_change(payload, self.in_stream)
                     found.update(message.relids if isinstance(message, Truncate) else ())
                     described += [message] if isinstance(message, Relation) else []
             self._scanned = found, described
         return self._scanned
-
-    def _relid(self, payload: bytes) -> int:
-        start = 5 if self.in_stream else 1
-        if len(payload) < start + 4:
-            raise ProtocolViolation("insufficient data left in message")
-        relid: int = INT32.unpack_from(payload, start)[0]
-        return relid
 
     def release(self) -> None:
         """It is done: nothing of it is needed again."""

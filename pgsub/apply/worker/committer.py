@@ -64,7 +64,6 @@ class Committer:
         self,
         session: TargetSession,
         policy: ChangePolicy,
-        subid: int,
         *,
         stop_streaming: Callable[[], bool],
         beat: Callable[[], None],
@@ -72,13 +71,11 @@ class Committer:
     ) -> None:
         self._session = session
         self._policy = policy
-        self._subid = subid
         self._give_way = stop_streaming
         self._beat = beat
-        self._ledger_commit = LedgerCommit(session.connection, session.progress, subid)
+        self._ledger_commit = LedgerCommit(session)
         self._executor = Executor(
             session.connection,
-            subid,
             session.relations,
             self._ledger_commit.record,
             set_based=set_based,
@@ -86,8 +83,8 @@ class Committer:
         )
         self._set_based = set_based
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
-        self._skipping = SkipHandler(session, self._ledger_commit, self._executor, subid)
-        self._two_phase = TwoPhase(session, self._ledger_commit, subid)
+        self._skipping = SkipHandler(session, self._ledger_commit, self._executor)
+        self._two_phase = TwoPhase(session, self._ledger_commit)
         self._emitted: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
@@ -105,10 +102,6 @@ class Committer:
     def changes(self) -> int:
         """Rows applied, for statistics."""
         return self._executor.changes + self.applied_in_parallel
-
-    def learn_relations(self, transaction: RemoteTransaction) -> None:
-        """Nothing of it is applied; what it says of relations is learnt."""
-        self._executor.learn_relations(transaction)
 
     def emitted(self, message: LogicalMessage) -> None:
         """A message that belongs to no transaction came in."""
@@ -221,10 +214,10 @@ class Committer:
         """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
         skip = self._skips()
         if skip is None:
-            self._ledger_commit.record(self._executor.run(batch.items, self._policy.admits))
+            self._ledger_commit.record(self._executor.run(batch.items, self._policy.should_apply))
             return batch
         part = self._skipping.part(skip, batch)
-        self._skipping.run(skip, part, self._policy.admits)
+        self._skipping.run(skip, part, self._policy.should_apply)
         return part
 
     def _skips(self) -> Skip | None:
@@ -246,7 +239,7 @@ class Committer:
         if records is None or session is None:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
             return False
-        ledger_commit = LedgerCommit(session.connection, session.progress, self._subid)
+        ledger_commit = LedgerCommit(session)
         try:
             session.progress.lock(self.remote_lsn)
             changed = session.progress.states_version != parallel.version
@@ -282,9 +275,7 @@ class Committer:
             return self._applied(transaction, once) or self._open(transaction)
 
         def attempt() -> int:
-            moved = self._two_phase.prepare(
-                self.remote_lsn, transaction, applied, lambda: self.learn_relations(transaction)
-            )
+            moved = self._two_phase.prepare(self.remote_lsn, transaction, applied)
             return 0 if moved is None else self._moved(moved)
 
         done = self._trying(attempt)
@@ -308,8 +299,8 @@ class Committer:
         self._session.connection.execute("BEGIN")
         skip = self._skips()
         if skip is None:
-            return self._session, self._executor.run([transaction], self._policy.admits)
-        self._skipping.run(skip, Batch([transaction]), self._policy.admits)
+            return self._session, self._executor.run([transaction], self._policy.should_apply)
+        self._skipping.run(skip, Batch([transaction]), self._policy.should_apply)
         return self._session, ()
 
     def _applied(
@@ -323,7 +314,7 @@ class Committer:
             return None
         self._session.progress.read()
         if self._session.progress.states_version != parallel.version or self._session.progress.skips:
-            LedgerCommit(session.connection, session.progress, self._subid).rolled_back()
+            LedgerCommit(session).rolled_back()
             return None
         self._done_in_parallel(transaction, parallel, recorded=False)
         return session, records

@@ -12,6 +12,7 @@ from itertools import groupby
 
 import psycopg
 
+from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.rows.session import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
@@ -87,7 +88,6 @@ class HeldRelease:
         return Committer(
             session,
             policy,
-            self._spec.subscription.subid,
             stop_streaming=lambda: False,
             beat=lambda: None,
             set_based=self._streams.set_based,
@@ -184,9 +184,9 @@ class _KeptChanges:
             raise StreamsMustRestart("kept changes were removed meanwhile")
         return count
 
-    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
-        """All of them: they were taken when they were kept."""
-        return self._tables[relation.relid]
+    def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
+        """All of them: that was decided when they were kept."""
+        return Decision(self._tables[relation.relid])
 
     def holds(self) -> bool:
         """Never."""

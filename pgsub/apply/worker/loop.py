@@ -76,15 +76,13 @@ class ApplyLoop:
         self._leader = streams.assembler.watch = ParallelLeader(
             streams.parallel_workers,
             streams.open_session,
-            heartbeat.subid,
-            admits=policy.filter_for_streaming,
+            should_apply=policy.filter_for_streaming,
             before_block=self._apply_batch,
             set_based=streams.set_based,
         )
         self._committer = Committer(
             streams.session,
             policy,
-            heartbeat.subid,
             stop_streaming=self._leader.stop_streaming,
             beat=self._beat,
             set_based=streams.set_based,
@@ -183,7 +181,7 @@ class ApplyLoop:
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
             self._apply_batch()
-            self._committer.learn_relations(transaction)
+            self._streams.relations.learn_all(transaction)
             transaction.release()
         elif parallel is not None or transaction.kind is not Kind.COMMIT:
             self._apply_batch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control
@@ -28,15 +28,11 @@ class ChangePolicy(Protocol):
     def admit(self, batch: Batch) -> int:
         """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
 
-    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
-        """The oid of the subscribed table if a change is taken, None to leave it; asked under the progress row's lock.
-
-        :param oid: of the target's table that bears the relation's name; negative where there is none.
-        :return: as :class:`~pgsub.apply.rows.change_filter.Kept` where the change is to be kept.
-        """
+    def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
+        """Decide about a change, under the progress row's lock: a :data:`~pgsub.apply.rows.change_filter.Filter`."""
 
     def holds(self) -> bool:
-        """Whether :meth:`admits` may have a change kept."""
+        """Whether :meth:`should_apply` may have a change kept."""
 
 
 class WorkerPolicy(ChangePolicy, Protocol):

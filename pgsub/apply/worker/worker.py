@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.apply.conflicts.report import complete_errors
-from pgsub.apply.rows.change_filter import Filter, Kept
+from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch
@@ -158,17 +158,17 @@ class ApplyPolicy:
                 names.add(local_name(known))
         return relations.oids(names)
 
-    def admits(self, relation: Relation, oid: int, finish_lsn: int) -> int | None:
+    def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
 
         A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
         """
-        state = self._states.get(oid) or self._names.get(local_name(relation))
+        state = self._states.get(oid or NEVER) or self._names.get(local_name(relation))
         if state is None or state.srsubstate not in "rs" or oid == NEVER:
             return None
         if state.srsublsn is not None and covered(finish_lsn, state.srsublsn):
             return None
-        return Kept(state.srrelid) if state.srrelid in self._keeps else state.srrelid
+        return Decision(state.srrelid, held=state.srrelid in self._keeps)
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """Only once every table is ready (pa_can_start): then it takes no LSN to decide. Nor is any held."""
@@ -176,11 +176,11 @@ class ApplyPolicy:
         if self._held or any(state.srsubstate != "r" for state in states.values()):
             return None
 
-        def admits(relation: Relation, oid: int, finish_lsn: int) -> int | None:
-            state = states.get(oid) or names.get(local_name(relation))
-            return None if state is None or oid == NEVER else state.srrelid
+        def should_apply(relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
+            state = states.get(oid or NEVER) or names.get(local_name(relation))
+            return None if state is None or oid == NEVER else Decision(state.srrelid)
 
-        return self._version, admits
+        return self._version, should_apply
 
     def refused(self) -> bool:
         """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.

@@ -16,7 +16,9 @@ from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
+from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ProtocolViolation
@@ -72,8 +74,10 @@ class Writer:
     def __init__(self, session: psycopg.Connection, sub: Subscription, claim: Claim, *, tagged: bool) -> None:
         tracked = tagged and target.tracks_commits(session)
         self.relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
-        self.ledger_commit = LedgerCommit(session, Progress(session, claim, tagged=tagged), sub.subid)
-        self.executor = Executor(session, sub.subid, self.relations, self.ledger_commit.record, set_based=False)
+        self.ledger_commit = LedgerCommit(
+            TargetSession(session, Progress(session, claim, tagged=tagged), self.relations)
+        )
+        self.executor = Executor(session, self.relations, self.ledger_commit.record, set_based=False)
         self.session, self.sub = session, sub
 
 
@@ -103,9 +107,9 @@ def store(writer: Writer, rows_of: CopiedRelation, rows: Iterable[bytes]) -> Ite
     executor = writer.executor
     writer.relations.learn(rows_of.relation)
     with complete_errors(writer.session, writer.sub), executor.row_by_row():
-        executor.begin()
+        executor.begin(lambda relation, oid, finish_lsn: Decision(rows_of.oid))
         for changes, size in _batches(rows, rows_of.relation):
-            executor.copied(changes, lambda relation, oid, finish_lsn: rows_of.oid)
+            executor.copied(changes)
             yield len(changes), size
         writer.ledger_commit.record(executor.finish())
 
