@@ -12,7 +12,7 @@ def _stopped(p: Pair, change: str) -> ApplyError:
     p.pubdb.execute(change)
     with pytest.raises(ApplyError) as caught:
         p.catch_up()
-    assert caught.value.record is not None and caught.value.clash is None
+    assert caught.value.record is not None and caught.value.unique_failure is None
     return caught.value
 
 

@@ -60,9 +60,14 @@ class Place(NamedTuple):
 
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
         """Values and formats that a statement takes of the rows."""
-        rows = [(self.new if source == "n" else self.old) or self.searched for source, _ in statement.takes]
-        taken = [(row, position) for row, (_, position) in zip(rows, statement.takes, strict=True)]
-        return [row.values[i] for row, i in taken], [int(row.kinds[i] == BINARY) for row, i in taken]
+        values: list[bytes | None] = []
+        formats: list[int] = []
+        for source, position in statement.takes:
+            row = self.new if source == "n" or self.old is None else self.old
+            assert row is not None
+            values.append(row.values[position])
+            formats.append(row.kinds[position] == BINARY)
+        return values, formats
 
     def columns(self, *, sent: bool) -> list[str]:
         """Columns of the new row that the publisher sent, or left out as unchanged."""

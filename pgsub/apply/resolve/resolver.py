@@ -30,7 +30,7 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
-from pgsub.target.sql.pipeline import StatementFailed
+from pgsub.target.sql.pipeline import DEALLOCATED, StatementFailed
 
 #: Rows that are tried together at most.
 TOGETHER = 256
@@ -38,9 +38,8 @@ TOGETHER = 256
 TRIES = 10
 
 _UNIQUE = "23505"
-_DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
 #: Failures after which rows are looked at one by one.
-RESOLVABLE = (_UNIQUE, _DEALLOCATED)
+RESOLVABLE = (_UNIQUE, DEALLOCATED)
 _OF_ROWS = ("22", "23")  #: data_exception, integrity_constraint_violation
 
 Change = tuple[RemoteTransaction, bytes]
@@ -54,6 +53,21 @@ class Changes(Protocol):
 
     def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
         """Where a change goes; None: it is left out."""
+
+
+class AttemptSize:
+    """How many rows are tried together inside a savepoint: fewer after a failure, more after a success."""
+
+    def __init__(self) -> None:
+        self.rows = TOGETHER
+
+    def succeeded(self, rows: int) -> None:
+        """So many were applied."""
+        self.rows = min(TOGETHER, 2 * rows)
+
+    def failed(self, rows: int) -> None:
+        """One of so many was refused."""
+        self.rows = max(1, rows // 4)
 
 
 class Resolver:
@@ -76,7 +90,7 @@ class Resolver:
         self._relations = relations
         self._subid = relations.subid
         self._dispatch = dispatch
-        self._together = TOGETHER
+        self._size = AttemptSize()
         self._conflicting_rows = ConflictingRows(connection)
         self._decisions = Decisions(connection, relations)
         self._records = Records(rows, relations)
@@ -94,14 +108,14 @@ class Resolver:
         """
         at = 0
         while at < len(changes):
-            part = changes[at : at + self._together]
+            part = changes[at : at + self._size.rows]
             if len(part) == 1:
                 met = self._one(*part[0])
-                self._together = 1 if met else 2
+                self._size.rows = 1 if met else 2
             elif self.together(part):
-                self._together = min(TOGETHER, 2 * len(part))
+                self._size.succeeded(len(part))
             else:
-                self._together = max(1, len(part) // 4)
+                self._size.failed(len(part))
                 continue
             at += len(part)
             between()
@@ -287,7 +301,7 @@ def _look_next(failure: StatementFailed, where: tuple[str, str] | None, *, asks:
     :raises StatementFailed: no rule is, or it is a row of another table, which a trigger wrote.
     """
     error = failure.error
-    if error.sqlstate == _DEALLOCATED:
+    if error.sqlstate == DEALLOCATED:
         return where
     at = error.diag.schema_name or "", error.diag.table_name or ""
     if error.sqlstate not in RESOLVABLE or not asks or (where is not None and at != where):

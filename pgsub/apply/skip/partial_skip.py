@@ -1,20 +1,27 @@
-"""What can be applied of a transaction that stops apply, row by row as far as it must be; the rest is kept.
+"""Applies a transaction that stops apply without its conflicting rows, which are kept (``--rows conflicting``).
 
 Rows are tried together inside a savepoint: fewer after one that failed, until it is alone, and more again after that.
-What changes a row that an earlier change of the transaction could not bring depends on it and is left out too.
+
+NOTES: A key is tainted as long as the target's row of it is not the publisher's: its change was skipped. An UPDATE or
+DELETE of a tainted key depends on the skipped change and is skipped too, which taints the key that it leaves. An INSERT
+of a tainted key, or a TRUNCATE, may restore the publisher's row; it is tried alone, and if it succeeds the key is
+clean. Two keys are one where the target takes them for equal (1.0 and 1.00): only the target knows that of most types.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from itertools import groupby, islice
+
+import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
 from pgsub.apply.conflicts.conflict import MissingRow, ResolvedConflict
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
+from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -23,32 +30,25 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Message, Truncate, Tuple, Update
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql.pipeline import DEALLOCATED
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
-#: Rows that are tried together at most.
-TRIED = 256
-_DEALLOCATED = "26000"  #: no fault of a row: psycopg took away what was prepared
-_NUMERIC = 1700
 _ROWS = frozenset(b"IUD")
-_Key = tuple[int, tuple[object, ...]]
+_Key = tuple[int, tuple[bytes | str | None, ...]]
 
 
 class PartialSkip:
     """Applies what can be applied of one transaction."""
 
     def __init__(
-        self,
-        session: TargetSession,
-        executor: Executor,
-        ledger_commit: LedgerCommit,
-        left: SkippedChanges,
+        self, session: TargetSession, executor: Executor, ledger_commit: LedgerCommit, left: SkippedChanges
     ) -> None:
         self._session = session
         self._executor = executor
         self._ledger_commit = ledger_commit
         self._left = left
-        self._together = TRIED
-        self._looks: dict[int, TableLookup] = {}
+        self._size = AttemptSize()
+        self._lookups: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
         self._met: list[ResolvedConflict] = []  #: to be recorded
 
@@ -57,21 +57,14 @@ class PartialSkip:
         self._transaction = transaction
         self._executor.begin(should_apply)
         with self._executor.row_by_row():
-            waiting: list[bytes] = []
-            for payload in transaction.payloads():
-                if payload[0] in _ROWS:
-                    waiting.append(payload)
-                if waiting and (payload[0] not in _ROWS or len(waiting) >= TRIED):
-                    self._try(waiting)
-                    waiting = []
-                if payload[0] not in _ROWS:
-                    self._try([payload])
-            self._try(waiting)
+            for is_row, group in groupby(transaction.payloads(), lambda payload: payload[0] in _ROWS):
+                while payloads := list(islice(group, TOGETHER if is_row else 1)):
+                    self._try(payloads)
             self._ledger_commit.record(self._executor.finish())
         self._session.relations.learn_from(transaction)
 
     def _try(self, payloads: Sequence[bytes]) -> None:
-        """In their order; what changes a row that an earlier change could not bring depends on it, and is left out."""
+        """Apply messages in their order, or skip them."""
         at = 0
         while at < len(payloads):
             if self._concerns_tainted(payloads[at]):
@@ -79,7 +72,7 @@ class PartialSkip:
                 at += 1
                 continue
             end = at + 1
-            while end < min(at + self._together, len(payloads)) and not self._concerns_tainted(payloads[end]):
+            while end < min(at + self._size.rows, len(payloads)) and not self._concerns_tainted(payloads[end]):
                 end += 1
             at += self._apply(payloads[at:end])
         self._ledger_commit.record(self._executor.taken())
@@ -89,7 +82,7 @@ class PartialSkip:
             self._left.write()
 
     def _apply(self, payloads: Sequence[bytes]) -> int:
-        """All of them, or none and fewer the next time; a single one that fails is left out.
+        """Apply all of them, or none and fewer the next time; skip a single one that fails.
 
         :return: how many are dealt with.
         """
@@ -98,36 +91,35 @@ class PartialSkip:
                 for payload in payloads:
                     self._executor.change(self._transaction, payload)
         except ApplyError as error:
-            if error.sqlstate == _DEALLOCATED:
+            if error.sqlstate == DEALLOCATED:
                 raise
-            self._together = max(1, len(payloads) // 4)
+            self._size.failed(len(payloads))
             if len(payloads) > 1:
                 return 0
             self._refused(payloads[0], error)
             return 1
-        self._together = min(TRIED, 2 * self._together)
+        self._size.succeeded(self._size.rows)
         return len(payloads)
 
     def _refused(self, payload: bytes, error: ApplyError) -> None:
-        """A change that cannot be applied, which is known by itself now."""
+        """Skip a change that was refused alone."""
         identical, ref = self._identical(payload, error), None
         complete_report(self._session.connection, error)
         if not identical:
             ref = uuid.uuid4().hex if error.record is not None else None
-            self._leave(payload, {"error": error.message, "detail": error.detail, "ref": ref} | _told(error))
+            reason = {"error": error.message, "detail": error.detail, "ref": ref}
+            self._leave(payload, reason | {"sqlstate": error.sqlstate, "conflict": error.conflict})
         if error.record is not None:
             error.record.action, error.record.letter = "skipped", ref
             self._met.append(ResolvedConflict(self._transaction, error.record))
 
     def _on_tainted(self, payload: bytes) -> None:
+        """Skip what depends on a skipped change; what may restore the publisher's row is tried alone."""
+        message = self._decoded(payload)
         # guard: what depends on a skipped row is skipped
-        if self._depends(payload):
+        if isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1]):
             self._leave(payload, {"error": "it depends on a change that was skipped"})
-        else:
-            self._apply_on_tainted(payload)
-
-    def _apply_on_tainted(self, payload: bytes) -> None:
-        """A change that may leave the publisher's row where the target had another: that is nobody's fault any more."""
+            return
         self._ledger_commit.record(self._executor.taken())
         before = self._left.count
         self._apply([payload])
@@ -135,7 +127,6 @@ class PartialSkip:
         self._ledger_commit.record(records)
         if self._left.count > before or any(isinstance(one, MissingRow) for one in records):
             return
-        message = self._decoded(payload)
         if isinstance(message, Truncate):
             self._tainted = {key for key in self._tainted if key[0] not in message.relids}
         self._tainted.difference_update(self._keys(message)[-1:])
@@ -146,12 +137,15 @@ class PartialSkip:
         message = self._decoded(payload)
         return isinstance(message, Truncate) or not self._tainted.isdisjoint(self._keys(message))
 
-    def _depends(self, payload: bytes) -> bool:
-        message = self._decoded(payload)
-        return isinstance(message, Update | Delete) and not self._tainted.isdisjoint(self._keys(message)[:1])
-
     def _decoded(self, payload: bytes) -> Message:
         return decode_change(payload, self._transaction.in_stream)
+
+    def _lookup(self, relation: RelationMap) -> TableLookup:
+        known = self._lookups.get(relation.target.oid)
+        if known is None:
+            known = TableLookup(InTransaction(self._session.connection), relation.target)
+            self._lookups[relation.target.oid] = known
+        return known
 
     def _identical(self, payload: bytes, error: ApplyError) -> bool:
         """Whether the row that could not be inserted is there already: nothing of it is missing then."""
@@ -161,12 +155,9 @@ class PartialSkip:
         relation = self._session.relations.known(message.relid)
         if relation is None:
             return False
-        look = self._looks.get(relation.target.oid)
-        if look is None:
-            within = InTransaction(self._session.connection)
-            look = self._looks[relation.target.oid] = TableLookup(within, relation.target)
-        row = look.read({c.name: _text(message.new.values[i]) for i, c in enumerate(relation.columns)})
-        there = look.taken(row)
+        lookup = self._lookup(relation)
+        row = lookup.read({c.name: _text(message.new.values[i]) for i, c in enumerate(relation.columns)})
+        there = lookup.taken(row)
         return bool(there) and all(one.values[name] == value for _, one in there for name, value in row.items())
 
     def _leave(self, payload: bytes, reason: dict[str, str | None]) -> None:
@@ -187,31 +178,22 @@ class PartialSkip:
             case _:
                 return []
         relation = self._session.relations.known(message.relid)
-        if relation is None:
-            return []
-        return [(message.relid, _key(relation, row, rows[0])) for row in rows]
+        return [] if relation is None else [(message.relid, self._key(relation, row, rows[0])) for row in rows]
 
-
-def _key(relation: RelationMap, row: Tuple, searched: Tuple) -> tuple[object, ...]:
-    values: list[object] = []
-    for i in relation.lookup:
-        value = (searched if row.kinds[i] == UNCHANGED else row).values[i]
-        values.append(_number(value) if relation.columns[i].type_oid == _NUMERIC and value else value)
-    return tuple(values)
+    def _key(self, relation: RelationMap, row: Tuple, searched: Tuple) -> tuple[bytes | str | None, ...]:
+        sources = {i: searched if row.kinds[i] == UNCHANGED else row for i in relation.lookup}
+        if any(source.kinds[i] == BINARY for i, source in sources.items()):
+            return tuple(source.values[i] for i, source in sources.items())
+        values = {relation.columns[i].name: _text(source.values[i]) for i, source in sources.items()}
+        prints = self._lookup(relation).fingerprints
+        if prints.are_texts(values):
+            return prints.of(values, list(values))
+        try:
+            with self._executor.undoing():
+                return prints.of(values, list(values))
+        except psycopg.DataError:  # it fits into no row of the target, so it is the key of none
+            return tuple(values.values())
 
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
-
-
-def _number(value: bytes) -> object:
-    """1.0 and 1.00 are one key."""
-    try:
-        number = Decimal(value.decode())
-    except (InvalidOperation, UnicodeDecodeError):
-        return value
-    return number if number.is_finite() else value
-
-
-def _told(error: ApplyError) -> dict[str, str | None]:
-    return {"sqlstate": error.sqlstate, "conflict": error.conflict}

@@ -29,12 +29,10 @@ from pgsub.common.errors import ApplyError, Directive, PgsubError, StreamsMustRe
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import LogicalMessage, Relation
 from pgsub.target.ledger.skip import Skip
+from pgsub.target.sql.pipeline import DEALLOCATED
 
 _log = logging.getLogger(__name__)
 
-#: invalid_sql_statement_name: psycopg deallocates every prepared statement of the session after a rollback that it
-#: sees, the pipeline's too; they are prepared again.
-_DEALLOCATED = "26000"
 _DEADLOCK = "40P01"
 #: out_of_memory, also where no lock is left: a batch needs more than its transactions one by one, and it would be the
 #: same batch after a restart.
@@ -162,7 +160,7 @@ class Committer:
             except PgsubError as error:
                 if not self._back_to(before):
                     raise
-                if error.sqlstate == _DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
+                if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
                     continue
                 if not _ours(error):
                     raise

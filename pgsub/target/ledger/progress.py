@@ -21,7 +21,7 @@ from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import APPLY, Claim
-from pgsub.target.sql.pipeline import FirstRow, Pipeline, StatementFailed
+from pgsub.target.sql.pipeline import DEALLOCATED, FirstRow, Pipeline, StatementFailed
 from pgsub.target.sql.statements import Statement
 
 _COLUMNS = (
@@ -58,7 +58,6 @@ SELECT a.place, 1 / (SELECT pg_catalog.count(*) FROM advanced){} FROM (SELECT) A
 # In the outermost select list, where no planner leaves it out; as an argument of an aggregate 19's does.
 _TAG = ", pg_catalog.pg_replication_origin_xact_setup(a.remote_lsn, a.remote_commit_ts)"
 _NOT_HIT = "22012"  #: division_by_zero
-_DEALLOCATED = "26000"  #: invalid_sql_statement_name; see :mod:`pgsub.apply.worker.committer`
 _TEXT = (0,)
 #: What is sent, with which values, and who takes its first row.
 _Step = tuple[Statement, Sequence[object], FirstRow | None]
@@ -164,7 +163,7 @@ class Progress:
             try:
                 self._together(*steps)
             except StatementFailed as failure:
-                if failure.error.sqlstate != _DEALLOCATED:
+                if failure.error.sqlstate != DEALLOCATED:
                     raise
                 self._together(*steps)
         except StatementFailed as failure:

@@ -5,7 +5,7 @@ Types and collations decide what is equal: 1.0 and 1.00, or "Bob" and "bob". Onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -68,10 +68,14 @@ class Fingerprints:
         """What rows have in common that are equal in these columns, NULLs being equal too."""
         columns = [c for c in self._columns if c.name in names]
         known = {c.name: row.get(c.name) for c in columns}
-        if all(c.type_oid in _BY_TEXT and c.deterministic for c in columns):
+        if self.are_texts(names):
             return tuple(known.values())
         values = sql.SQL("ROW({})").format(sql.SQL(", ").join(c.collated(sql.Identifier(c.name)) for c in columns))
         return self._made("key", known, [lambda text: sql.SQL(text).format(values)])
+
+    def are_texts(self, names: Collection[str]) -> bool:
+        """Whether values of these columns are equal where their texts are: the target need not be asked."""
+        return all(c.type_oid in _BY_TEXT and c.deterministic for c in self._columns if c.name in names)
 
     def _plain_columns(self, index: UniqueIndex) -> list[str]:
         """The columns of an index in which values are equal where their texts are; none for any other index."""

@@ -28,6 +28,10 @@ _STATEMENT = 8  #: what a statement without parameters costs
 
 _OWN_STATEMENTS = "SELECT name FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.starts_with(name, %s)"
 
+#: invalid_sql_statement_name: psycopg deallocates every prepared statement of a session after a rollback that it sees,
+#: the pipeline's too. It is no fault of a row; they are prepared again.
+DEALLOCATED = "26000"
+
 RowCount = Callable[[int], None]
 #: Takes the values of a row as text.
 FirstRow = Callable[[list[str | None]], None]
