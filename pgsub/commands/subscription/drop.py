@@ -12,16 +12,15 @@ import psycopg
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_publisher, connect_target
-from pgsub.commands.subscription.main_slot import MainSlot
+from pgsub.commands.sessions import connect_target
+from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import failpoints
-from pgsub.common.errors import PublisherUnavailable, SubscriptionNotFound, TargetUnavailable
+from pgsub.common.errors import SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
-from pgsub.publisher import slots
 from pgsub.target.ledger import (
     held_tables,
     owner,
@@ -72,11 +71,16 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
             reporter.notice(f"{error.message}, skipping")
             return
         with _alone(store, options.state_dir, sub) as lock:
-            slot = MainSlot.of(sub, store)
-            if options.keep_target:
-                _leave(slot, options, reporter)
+            lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
+            if not options.keep_target:
+                _forget(sub, options, reporter, lost=lost)
             else:
-                _forget(slot, options, reporter)
+                if not options.keep_slot:
+                    drop_slots(sub, None, None, reporter, lost=lost)
+                reporter.notice(
+                    f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its'
+                    " schema pgsub, and what is prepared there keeps its locks"
+                )
             store.remove_subscription(sub.subid)
             kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
             store.journal("drop", sub.subid, sub.name, kept)
@@ -105,26 +109,14 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
         lock.release()
 
 
-def _forget(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
-    """Remove it from both servers."""
-    sub = slot.sub
+def _forget(sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
+    """Remove the subscription from both servers. Slots first: as long as one may be there the ledger names it."""
     with _target(sub) as session:
         try:
             with subscription_tables.maintenance(session, sub.subid, sub.name):
-                _remove(session, slot, options, reporter)
+                _remove(session, sub, options, reporter, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
-
-
-def _leave(slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
-    """The target is gone: which slots its tables have is asked of the publisher, by the names that they get."""
-    sub = slot.sub
-    if not options.keep_slot:
-        _drop_slots(slot, None, reporter)
-    reporter.notice(
-        f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its schema'
-        " pgsub, and what is prepared there keeps its locks"
-    )
 
 
 def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
@@ -138,15 +130,15 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
         raise
 
 
-def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, reporter: Reporter) -> None:
-    """Slots first: as long as one may be there its name stays in the ledger."""
-    sub = slot.sub
+def _remove(
+    session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool
+) -> None:
     owner.check(session)
     known = schema.installed_version(session) > 0
     tables: list[RelationState] = []
     skipped = Usage(0, 0, 0)
     if known:
-        schema.install(session)  # it may be an older one
+        schema.install(session)  # one that an older pgsub made names fewer slots
         tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)
@@ -154,15 +146,22 @@ def _remove(session: psycopg.Connection, slot: MainSlot, options: DropOptions, r
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
     if not options.keep_slot:
-        _drop_slots(slot, tables, reporter, session if known else None)
+        drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
+    # as long as the subscription may go on, it is the publisher that decides them
     # guard: a dropped subscription leaves nothing prepared
     _roll_back(session, prepared, reporter)
     origins.drop_all(session, sub.subid)
     if known:
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
-        _tell_what_stays(session, sub, skipped, reporter)
+        _report_leftovers(session, sub, skipped, reporter)
+
+
+def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
+    for one in prepared:
+        two_phase.roll_back(session, [one])
+        reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
 
 
 def _warn_of_kept(
@@ -176,7 +175,7 @@ def _warn_of_kept(
             )
 
 
-def _tell_what_stays(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
+def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: Usage, reporter: Reporter) -> None:
     """Name what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
     if not subscriptions.any_left(session):
@@ -189,42 +188,3 @@ def _tell_what_stays(session: psycopg.Connection, sub: Subscription, skipped: Us
             f"{kept} of the subscription stay in schema pgsub of the target",
             f"To remove them:\nDELETE FROM pgsub.skipped_change WHERE subid = {sub.subid};",
         )
-
-
-def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:
-    """Once the slots are gone: as long as the subscription may go on, it is the publisher that decides them."""
-    for one in prepared:
-        two_phase.roll_back(session, [one])
-        reporter.notice(f'rolled back prepared transaction "{one.gid}" on the target')
-
-
-def _drop_slots(
-    slot: MainSlot,
-    tables: Sequence[RelationState] | None,
-    reporter: Reporter,
-    session: psycopg.Connection | None = None,
-) -> None:
-    """Drop the subscription's slots on the publisher.
-
-    :param tables: None where nobody knows; their slots are then found by their names.
-    :param session: on the target, where the ledger knows the subscription.
-    """
-    sub = slot.sub
-    leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
-    if sub.slot_name is None and tables is not None and not leftover:
-        return
-    first = sub.slot_name or next(iter(leftover), "pgsub_*")
-    try:
-        opened = connect_publisher(sub)
-    except PublisherUnavailable as error:
-        raise PublisherUnavailable(
-            f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
-            detail=error.detail,
-            hint=f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes",
-            sqlstate=error.sqlstate,
-        ) from None
-    with opened as connection:
-        for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
-            slots.drop_sync_slot(connection, sub.subid, name)
-        if sub.slot_name is not None:
-            slot.drop(connection, sub.slot_name, session, reporter)

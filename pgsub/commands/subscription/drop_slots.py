@@ -1,0 +1,80 @@
+"""The replication slots of a dropped subscription. Mirrors ReplicationSlotDropAtPubNode (subscriptioncmds.c)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import psycopg
+
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import connect_publisher
+from pgsub.common.errors import PublisherUnavailable, SlotLost
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.publisher import slots
+from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger.subscriptions import RelationState
+
+
+def drop_slots(
+    sub: Subscription,
+    tables: Sequence[RelationState] | None,
+    session: psycopg.Connection | None,
+    reporter: Reporter,
+    *,
+    lost: bool,
+) -> None:
+    """Drop the subscription's slots on the publisher.
+
+    :param tables: None where nobody knows them; the slots of their synchronization are then found by their names.
+    :param session: on the target, None where no ledger knows the subscription.
+    :param lost: whether the main slot is known to be lost.
+    :raises SlotLost: the main slot is missing, and neither is known to be lost nor was dropped by an earlier command.
+    """
+    leftover = sorted({one for t in tables or () for one in (t.sync_slot, t.spare_slot) if one is not None})
+    if sub.slot_name is None and tables is not None and not leftover:
+        return
+    hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
+    first = sub.slot_name or next(iter(leftover), "pgsub_*")
+    try:
+        opened = connect_publisher(sub)
+    except PublisherUnavailable as error:
+        raise PublisherUnavailable(
+            f'could not connect to publisher when attempting to drop replication slot "{first}": {error.message}',
+            detail=error.detail,
+            hint=hint,
+            sqlstate=error.sqlstate,
+        ) from None
+    with opened as connection:
+        for name in leftover if tables is not None else slots.sync_slots(connection, sub.subid):
+            slots.drop_sync_slot(connection, sub.subid, name)
+        if sub.slot_name is None:
+            return
+        with _begun(None if lost else session, sub.subid) as may_be_missing:
+            try:
+                slots.drop_slot(connection, sub.slot_name, missing_ok=False)
+            except SlotLost as error:
+                if not may_be_missing:
+                    error.hint = hint
+                    raise
+                reporter.warning(f'replication slot "{sub.slot_name}" does not exist on the publisher')
+                return
+        reporter.notice(f'dropped replication slot "{sub.slot_name}" on publisher')
+
+
+@contextlib.contextmanager
+def _begun(session: psycopg.Connection | None, subid: int) -> Iterator[bool]:
+    """Record in the ledger that the slot is being dropped: the next drop need not ask why it is missing.
+
+    :return: whether it may be missing.
+    """
+    if session is None:
+        yield True
+        return
+    before = subscriptions.begin_slot_drop(session, subid)
+    try:
+        yield before
+    except SlotLost:
+        subscriptions.registered(session, subid)  # or the next drop would take it for its own work
+        raise
