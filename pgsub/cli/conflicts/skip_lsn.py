@@ -181,7 +181,7 @@ def _ask(name: str, skip: Skip) -> None:
 
 
 def _preview(options: Any, as_json: bool) -> None:
-    from pgsub.commands.skip.preview_json import document
+    from pgsub.commands.skip.preview import document
     from pgsub.commands.skip.skip_lsn import show
 
     found = document(show(options))

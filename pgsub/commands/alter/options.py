@@ -10,6 +10,7 @@ from typing import Any
 from pgsub.commands.alter import upgraded_publisher
 from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.commands.subscription import definition
+from pgsub.commands.subscription.enable_disable import require_disabled
 from pgsub.common import conflict_rules
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import Subscription
@@ -77,7 +78,10 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
         definition.check_name(options.rename_to)
         fields["name"] = options.rename_to
     if options.slot_name is not None:
-        fields["slot_name"] = _slot_name(options.slot_name, sub)
+        none = options.slot_name.lower() == "none"
+        if none:
+            require_disabled(sub, "cannot set slot_name = NONE for enabled subscription")
+        fields["slot_name"] = None if none else definition.valid_slot_name(options.slot_name)
     if options.publications:
         fields["publications"] = _publications(options, sub)
         if options.refreshes and not sub.enabled:
@@ -138,18 +142,6 @@ def _check_words(options: AlterOptions) -> None:
         raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
 
 
-def _slot_name(text: str, sub: Subscription) -> str | None:
-    if text.lower() != "none":
-        return definition.valid_slot_name(text)
-    if sub.enabled:
-        raise StateForbids(
-            "cannot set slot_name = NONE for enabled subscription",
-            hint=f"Disable it first:\npgsub disable {sub.name}",
-            sqlstate=_STATE,
-        )
-    return None
-
-
 def _publications(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
     """``merge_publications``: the present ones in their order, then the new ones."""
     if options.set_publication:
@@ -174,38 +166,23 @@ def _of_publication(message: str, sub: Subscription, sqlstate: str) -> StateForb
 
 
 def _check_failover(options: AlterOptions, sub: Subscription) -> None:
-    _check_disabled("failover", sub)
+    require_disabled(sub, 'cannot set option "failover" for enabled subscription')
     _check_slot("failover", sub)
-    if options.slot_name is not None:
-        raise StateForbids(
-            "slot_name and failover cannot be altered at the same time",
-            hint="Alter the subscription twice.",
-            sqlstate=_STATE,
-        )
+    _check_same_slot(options, "slot_name and failover cannot be altered at the same time", _STATE)
 
 
 def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
     """The slot becomes two-phase by its next start, and must be asked to be it no more."""
-    _check_disabled("two_phase", sub)
-    if options.two_phase:
-        return
-    if sub.two_phase != "d":
-        _check_slot("two_phase", sub)
+    require_disabled(sub, 'cannot set option "two_phase" for enabled subscription')
+    if not options.two_phase:
+        if sub.two_phase != "d":
+            _check_slot("two_phase", sub)
+        _check_same_slot(options, '"slot_name" and "two_phase" cannot be altered at the same time', "42601")
+
+
+def _check_same_slot(options: AlterOptions, message: str, sqlstate: str) -> None:
     if options.slot_name is not None:
-        raise StateForbids(
-            '"slot_name" and "two_phase" cannot be altered at the same time',
-            hint="Alter the subscription twice.",
-            sqlstate="42601",
-        )
-
-
-def _check_disabled(option: str, sub: Subscription) -> None:
-    if sub.enabled:
-        raise StateForbids(
-            f'cannot set option "{option}" for enabled subscription',
-            hint=f"Disable it first:\npgsub disable {sub.name}",
-            sqlstate=_STATE,
-        )
+        raise StateForbids(message, hint="Alter the subscription twice.", sqlstate=sqlstate)
 
 
 def _check_slot(option: str, sub: Subscription) -> None:

@@ -16,6 +16,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.two_phase import alone
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
+from pgsub.commands.subscription.enable_disable import require_disabled
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -27,12 +28,7 @@ from pgsub.target.session.owner import must_use_password
 
 def check_allowed(sub: Subscription) -> None:
     """:raises StateForbids: the subscription is enabled, or has no slot that could have come along."""
-    if sub.enabled:
-        raise StateForbids(
-            "cannot go over to an upgraded publisher while the subscription is enabled",
-            hint=f"Disable it first:\npgsub disable {sub.name}",
-            sqlstate="55000",
-        )
+    require_disabled(sub, "cannot go over to an upgraded publisher while the subscription is enabled")
     if sub.slot_name is None:
         raise StateForbids(
             "cannot go over to an upgraded publisher with a subscription that does not have a slot name",
@@ -58,7 +54,9 @@ def adopt(
     """
     known = subscriptions.identity(session, sub.subid)
     with alone(session, sub, folder, "go over to an upgraded publisher") as claim:
-        who, state = _look(session, sub, connection)
+        must = must_use_password(session, sub)
+        with connect_publisher(sub, connection, replication=True, must_use_password=must) as replication:
+            who, state = identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")
         if known.system_identifier in (None, who.system_identifier):
             reporter.notice("the publisher is the one that the subscription follows")
             return
@@ -73,14 +71,6 @@ def adopt(
     )
     _warn(session, sub, reporter)
     reporter.notice(f"apply goes on from {format_lsn(position)} of the upgraded publisher")
-
-
-def _look(
-    session: psycopg.Connection, sub: Subscription, connection: str
-) -> tuple[identity.PublisherIdentity, slots.SlotState | None]:
-    must = must_use_password(session, sub)
-    with connect_publisher(sub, connection, replication=True, must_use_password=must) as replication:
-        return identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")
 
 
 def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:

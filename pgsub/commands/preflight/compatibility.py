@@ -77,6 +77,12 @@ def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None
     return Caution(message, detail, hint, tables=(pair.table.name,))
 
 
+def _listing(pair: Pair, names: Sequence[str], fault: str, detail: str, hint: str = _FITS) -> Iterator[Caution]:
+    """A fault of the table that concerns these columns, indexes or constraints, if there are any."""
+    if names:
+        yield _about(pair, f'table "{pair.table.name}" {fault}', f"{detail}: {some(names)}.", hint)
+
+
 def _types(
     pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
 ) -> Iterator[Caution]:
@@ -98,48 +104,41 @@ def _types(
 def _nulls(pair: Pair) -> Iterator[Caution]:
     sent = set(pair.sent)
     columns = pair.target.columns.values()
-    unfilled = [c.name for c in columns if c.not_null and c.name not in sent and not c.filled]
-    if unfilled:
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" on the target has NOT NULL columns without a default that are not published',
-            f"Every row fails. Columns: {some(unfilled)}.",
-        )
+    yield from _listing(
+        pair,
+        [c.name for c in columns if c.not_null and c.name not in sent and not c.filled],
+        "on the target has NOT NULL columns without a default that are not published",
+        "Every row fails. Columns",
+    )
     nullable = {c.name for c in pair.source.columns.values() if not c.not_null}
-    stricter = [c.name for c in columns if c.not_null and c.name in sent & nullable]
-    if stricter:
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" on the target has NOT NULL columns that are nullable on the publisher',
-            f"Rows with NULL in them fail. Columns: {some(stricter)}.",
-        )
+    yield from _listing(
+        pair,
+        [c.name for c in columns if c.not_null and c.name in sent & nullable],
+        "on the target has NOT NULL columns that are nullable on the publisher",
+        "Rows with NULL in them fail. Columns",
+    )
 
 
 def _generated(pair: Pair) -> Iterator[Caution]:
-    sent = set(pair.sent)
-    lost = [
-        c.name
-        for c in pair.source.columns.values()
-        if c.generated and c.name not in sent and c.name in pair.target.columns
-        if not pair.target.columns[c.name].filled
-    ]
-    if lost:
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" has unpublished generated columns that are ordinary ones on the target',
-            f"They stay NULL there. Columns: {some(lost)}.",
-            "Make them generated on the target too, or publish them (publish_generated_columns, 18 and newer).",
-        )
+    ours, sent = pair.target.columns, set(pair.sent)
+    unpublished = [c.name for c in pair.source.columns.values() if c.generated and c.name not in sent]
+    yield from _listing(
+        pair,
+        [name for name in unpublished if name in ours and not ours[name].filled],
+        "has unpublished generated columns that are ordinary ones on the target",
+        "They stay NULL there. Columns",
+        "Make them generated on the target too, or publish them (publish_generated_columns, 18 and newer).",
+    )
 
 
 def _uniques(pair: Pair) -> Iterator[Caution]:
     stricter = [one for one in pair.target.unique if not any(_implies(theirs, one) for theirs in pair.source.unique)]
-    if stricter:
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" on the target has unique indexes that the publisher\'s table lacks',
-            f"Rows that are equal in them fail. Indexes: {some([one.name for one in stricter])}.",
-        )
+    yield from _listing(
+        pair,
+        [one.name for one in stricter],
+        "on the target has unique indexes that the publisher's table lacks",
+        "Rows that are equal in them fail. Indexes",
+    )
 
 
 def _implies(source: Unique, target: Unique) -> bool:
@@ -154,13 +153,12 @@ def _implies(source: Unique, target: Unique) -> bool:
 
 
 def _constraints(pair: Pair) -> Iterator[Caution]:
-    stricter = [name for text, name in pair.target.constraints.items() if text not in pair.source.constraints]
-    if stricter:
-        yield _about(
-            pair,
-            f'table "{pair.table.name}" on the target has constraints that the publisher\'s table lacks',
-            f"Rows that violate them fail. Constraints: {some(sorted(stricter))}.",
-        )
+    yield from _listing(
+        pair,
+        sorted(name for text, name in pair.target.constraints.items() if text not in pair.source.constraints),
+        "on the target has constraints that the publisher's table lacks",
+        "Rows that violate them fail. Constraints",
+    )
 
 
 def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:

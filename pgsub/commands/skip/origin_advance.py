@@ -21,8 +21,9 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.skip import preview
-from pgsub.commands.skip.preview_json import transaction
+from pgsub.commands.skip.preview import transaction
+from pgsub.commands.skip.transaction_search import read_from
+from pgsub.commands.subscription.enable_disable import require_disabled
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
@@ -93,12 +94,8 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
     """
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
-        if sub.enabled and not options.preview:
-            raise StateForbids(
-                "cannot advance the replication origin of an enabled subscription",
-                hint=f"Disable it first:\npgsub disable {sub.name}",
-                sqlstate="55000",
-            )
+        if not options.preview:
+            require_disabled(sub, "cannot advance the replication origin of an enabled subscription")
         with ledger_session(sub) as session:
             found = survey(session, sub, options.lsn)
             _explain(found, reporter)
@@ -150,7 +147,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRa
     )
     if to > found.old.furthest:
         prepared = {one.xid: one.gid for one in two_phase.pending(session, sub.subid)}
-        with preview.read_from(session, sub, found.old.remote_lsn) as reading:
+        with read_from(session, sub, found.old.remote_lsn) as reading:
             if to > reading.flush_lsn:
                 raise StateForbids(
                     f"the replication origin cannot be moved beyond the publisher's WAL to {format_lsn(to)}",

@@ -25,9 +25,8 @@ from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.skip import preview
-from pgsub.commands.skip.preview import Preview
-from pgsub.commands.skip.preview_json import row
+from pgsub.commands.skip.preview import Preview, row, simulate
+from pgsub.commands.skip.transaction_search import COMPARED
 from pgsub.commands.status.conflicts import require_conflict
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, StateForbids
@@ -195,9 +194,9 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
         SkippedReader(session, order.finish_lsn, order.kept),
     )
     cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
-    with preview.looking(session, sub, cache, tables.admits) as comparison:
+    with simulate(session, sub, cache, tables.admits) as comparison:
         for letter, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
-            if found.preview.changes >= preview.COMPARED:
+            if found.preview.changes >= COMPARED:
                 found.preview.not_compared += 1
                 continue
             tables.of_sync = bool(letter.body.get("sync"))

@@ -17,14 +17,15 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip import preview
-from pgsub.commands.skip.preview import Preview, TransactionSearch
+from pgsub.commands.skip.preview import Preview
+from pgsub.commands.skip.transaction_search import TransactionSearch, read_from
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger import held_tables, skip, subscription_tables, subscriptions, two_phase
+from pgsub.target.ledger import held_tables, skip, subscription_tables, subscriptions
 from pgsub.target.ledger.skip import WHOLE, Skip
 from pgsub.target.session import transactions
 
@@ -103,12 +104,10 @@ def show(options: SkipOptions) -> Preview:
             found.error = recorded
         start = subscriptions.apply_position(session, sub.subid)
         with (
-            preview.comparing(session, sub, wanted.lsn) as comparison,
-            preview.read_from(session, sub, start) as reading,
+            preview.simulate_skip(session, sub, wanted.lsn) as simulation,
+            read_from(session, sub, start) as stream,
         ):
-            located = _finder(session, sub, wanted.lsn).find(reading, comparison, found)
-        if located.transaction is None:
-            raise preview.refused(sub, wanted.lsn, located, reading.flush_lsn)
+            TransactionSearch(session, sub, wanted.lsn).find(stream, simulation, found)
         return found
 
 
@@ -151,11 +150,6 @@ def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip
         skip.check(wanted, subscriptions.apply_position(session, sub.subid))
 
 
-def _finder(session: psycopg.Connection, sub: Subscription, wanted: int) -> TransactionSearch:
-    prepared = two_phase.pending(session, sub.subid)
-    return TransactionSearch(wanted, frozenset((one.xid, one.prepare_lsn) for one in prepared))
-
-
 def _check_in_stream(
     session: psycopg.Connection, sub: Subscription, lsn: int, reporter: Reporter, *, alone: bool
 ) -> None:
@@ -164,16 +158,13 @@ def _check_in_stream(
     :param alone: it is the only one, which any other transaction clears.
     :raises StateForbids: with what was meant.
     """
-    finder = _finder(session, sub, lsn)
-    start = subscriptions.apply_position(session, sub.subid)
-    with preview.read_from(session, sub, start) as reading:
-        located = finder.find(reading)
-    if located.transaction is None:
-        raise preview.refused(sub, lsn, located, reading.flush_lsn)
-    first = finder.first
+    search = TransactionSearch(session, sub, lsn)
+    with read_from(session, sub, subscriptions.apply_position(session, sub.subid)) as stream:
+        found = search.find(stream)
+    first = search.first
     if alone and first is not None and first.finish_lsn != lsn:
         reporter.warning(
-            f"transaction {located.transaction.xid} is not the next one to be applied",
+            f"transaction {found.xid} is not the next one to be applied",
             detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
             " has changes and ends next clears what is to be skipped, as in the server.",
             hint="Skip it when apply has come to it:\n"

@@ -68,16 +68,25 @@ def resolve(options: CreateOptions) -> Definition:
     :raises UsageError: names, connection strings, and options that exclude each other, in the server's words.
     :raises StateForbids: what is not supported, and secrets that no passfile can hold.
     """
-    _check_names(options)
+    check_name(options.name)
+    if not options.publications:
+        raise UsageError("no publication given", hint="Name one with --publication.")
+    check_publications(options.publications)
     connect = options.connect is not False
-    if not connect:
-        _refuse_unconnected(options)
+    for option in ("enabled", "create_slot", "copy_data"):
+        if not connect and getattr(options, option):
+            raise _exclusive("connect = false", option, "--no-connect")
     slot_name = _slot_name(options)
     create_slot = connect if options.create_slot is None else options.create_slot
     enabled = connect if options.enabled is None else options.enabled
     subid = secrets.randbelow(2**31 - 1) + 1
     folder = options.state_dir / "passfiles"
-    connection = _publisher(options)
+    if options.connection is None:
+        raise UsageError(
+            "no connection string for the publisher",
+            hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
+        )
+    connection = publisher_parameters(options.connection)
     target = target_parameters(options.target, options.environment)
     files = {folder / f"{subid}.publisher": connection, folder / f"{subid}.target": target}
     sub = Subscription(
@@ -99,13 +108,6 @@ def resolve(options: CreateOptions) -> Definition:
     return Definition(sub, connect, create_slot, copy_data, passwords)
 
 
-def _check_names(options: CreateOptions) -> None:
-    check_name(options.name)
-    if not options.publications:
-        raise UsageError("no publication given", hint="Name one with --publication.")
-    check_publications(options.publications)
-
-
 def check_name(name: str) -> None:
     """:raises UsageError: no name that the server would take."""
     if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
@@ -124,13 +126,6 @@ def check_publications(names: Sequence[str]) -> None:
             raise UsageError(
                 f'publication name "{name}" used more than once', hint="Name each publication once.", sqlstate="42710"
             )
-
-
-def _refuse_unconnected(options: CreateOptions) -> None:
-    given = {"enabled": options.enabled, "create_slot": options.create_slot, "copy_data": options.copy_data}
-    for option, value in given.items():
-        if value:
-            raise _exclusive("connect = false", option, "--no-connect")
 
 
 def _exclusive(cause: str, option: str, words: str) -> UsageError:
@@ -154,15 +149,6 @@ def _slot_name(options: CreateOptions) -> str | None:
                 )
         return None
     return valid_slot_name(options.name if options.slot_name is None else options.slot_name)
-
-
-def _publisher(options: CreateOptions) -> dict[str, str]:
-    if options.connection is None:
-        raise UsageError(
-            "no connection string for the publisher",
-            hint="Give --connection or set PGSUB_CONNECTION; PGHOST and its like never name the publisher.",
-        )
-    return publisher_parameters(options.connection)
 
 
 def publisher_parameters(connection: str) -> dict[str, str]:

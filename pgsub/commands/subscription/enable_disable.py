@@ -12,6 +12,8 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import serving
 from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
 
 
 def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
@@ -59,3 +61,13 @@ def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -
             return
         store.alter(sub.subid, disable_on_error=on)
         store.journal("disable-on-error", sub.subid, name, {"on": on})
+
+
+def require_disabled(sub: Subscription, message: str) -> None:
+    """Refuse what a subscription that is enabled does not allow.
+
+    :param message: in the server's words.
+    :raises StateForbids: it is enabled.
+    """
+    if sub.enabled:
+        raise StateForbids(message, hint=f"Disable it first:\npgsub disable {word(sub.name)}", sqlstate="55000")

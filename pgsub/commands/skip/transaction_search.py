@@ -1,0 +1,156 @@
+"""The search for a transaction by its finish LSN in what the publisher will send; a copy of the slot is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+
+from pgsub.apply.preview.simulation import Simulation
+from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, SlotReader, reading
+from pgsub.apply.stream.transactions import Kind
+from pgsub.commands.skip.preview import Preview
+from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.session.owner import must_use_password
+
+#: Changes of one transaction that are compared: what they do is kept in memory.
+COMPARED = 500_000
+#: Transactions behind the LSN that are read in search of one that begins there.
+_LOOKED_AT = 100
+
+
+@contextlib.contextmanager
+def read_from(session: psycopg.Connection, sub: Subscription, start: int) -> Iterator[SlotReader]:
+    """Read what the publisher will send from a position on.
+
+    :raises StateForbids: the subscription has no slot, or never spoke to a publisher.
+    """
+    if sub.slot_name is None:
+        raise StateForbids(f'subscription "{sub.name}" has no replication slot to read from')
+    known = subscriptions.identity(session, sub.subid)
+    if known.system_identifier is None:
+        raise StateForbids(f'subscription "{sub.name}" has not received anything from a publisher yet')
+    prepares = two_phase.state(session, sub.subid) == two_phase.ENABLED
+    must = must_use_password(session, sub)
+    with reading(sub, known, start, two_phase=prepares, must_use_password=must) as opened:
+        yield opened
+
+
+class TransactionSearch:
+    """The search for one transaction that is still to be applied.
+
+    :param wanted: its finish LSN, as far as anybody knows.
+    :ivar first: the first transaction of the stream that is still to be applied.
+    """
+
+    def __init__(self, session: psycopg.Connection, sub: Subscription, wanted: int) -> None:
+        self._sub = sub
+        self._wanted = wanted
+        #: prepared on the target already: not skipped any more
+        self._prepared = {(one.xid, one.prepare_lsn) for one in two_phase.pending(session, sub.subid)}
+        self._behind = 0
+        self.first: Header | None = None
+        self._before: Header | None = None  #: the last one that finishes before the LSN or there
+        self._after: Header | None = None  #: the first one that finishes behind it
+        self._begins: Header | None = None  #: begins at the LSN
+
+    def find(self, stream: SlotReader, simulation: Simulation | None = None, preview: Preview | None = None) -> Header:
+        """Read until it is found and, with a preview, to its end; or until it is clear that there is none.
+
+        :raises StateForbids: there is none; what the LSN is, and which one may be meant.
+        """
+        found: Header | None = None
+        for step in stream.steps():
+            match step:
+                case Header():
+                    if found is None and self._is_wanted(step):
+                        found = step
+                        if preview is None:
+                            break
+                        preview.header = step
+                        if simulation is not None:
+                            simulation.begin(step.commit_ts)
+                    elif self._is_past(step):
+                        break
+                case Change():
+                    if found is not None and preview is not None and simulation is not None:
+                        _compare(step, simulation, preview)
+                    elif simulation is not None:
+                        simulation.learn(step.message)
+                case Ended():
+                    if found is not None:
+                        break
+                case Reached():
+                    if step.position > self._wanted and self._after is not None:
+                        break
+        if found is None:
+            raise self._not_found(stream.flush_lsn)
+        return found
+
+    def _is_wanted(self, header: Header) -> bool:
+        if (header.xid, header.finish_lsn) in self._prepared:
+            return False  # sent once more, for the copy of the slot does not know
+        applies = header.kind in (Kind.COMMIT, Kind.PREPARE)
+        if applies and self.first is None:
+            self.first = header
+        return applies and header.finish_lsn == self._wanted
+
+    def _is_past(self, header: Header) -> bool:
+        if header.finish_lsn <= self._wanted:
+            self._before = header
+            return False
+        self._after = self._after or header
+        if header.begin_lsn == self._wanted:
+            self._begins = header
+            return True
+        self._behind += 1
+        return self._behind >= _LOOKED_AT
+
+    def _not_found(self, end: int) -> StateForbids:
+        meant, detail = self._meant()
+        if self._wanted > end:
+            detail = f"The publisher's WAL ends at {format_lsn(end)}."
+        hint = None
+        if meant is not None:
+            command = f"pgsub skip-lsn {word(self._sub.name)} {_finish(meant)} --preview"
+            hint = f"Did you mean transaction {meant.xid}, finished at {_finish(meant)}?\n{command}"
+        message = f"no transaction that is still to be applied finishes at {format_lsn(self._wanted)}"
+        return StateForbids(message, detail=detail, hint=hint, sqlstate="22023")
+
+    def _meant(self) -> tuple[Header | None, str]:
+        """The transaction that is probably meant, and what the LSN is."""
+        wanted, before, after, begins = self._wanted, self._before, self._after, self._begins
+        text = format_lsn(wanted)
+        if before is not None and before.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):
+            if before.finish_lsn == wanted:
+                kind = before.kind.value
+                return None, f"{kind} of transaction {before.xid} is there; what was prepared is not skipped."
+        elif before is not None and wanted <= before.end_lsn:
+            where = "the end LSN" if wanted == before.end_lsn else "inside the last record"
+            return before, f"{text} is {where} of transaction {before.xid}, which finished at {_finish(before)}."
+        if begins is not None:
+            return begins, f"{text} is where transaction {begins.xid} begins, which finishes at {_finish(begins)}."
+        if after is not None and after.begin_lsn < wanted:
+            return after, f"{text} lies inside transaction {after.xid}, which finishes at {_finish(after)}."
+        parts = [f"The last one before it finishes at {_finish(before)}."] if before is not None else []
+        parts += [f"The next one finishes at {_finish(after)}."] if after is not None else []
+        nearest = after if after is not None and after.kind in (Kind.COMMIT, Kind.PREPARE) else None
+        return nearest, " ".join(parts) or "Nothing that is published waits to be applied."
+
+
+def _compare(change: Change, simulation: Simulation, preview: Preview) -> None:
+    if preview.changes < COMPARED:
+        for finding in simulation.take(change.message):
+            preview.add(finding)
+    else:
+        simulation.learn(change.message)
+        preview.not_compared += type(change.message).__name__ in ("Insert", "Update", "Delete", "Truncate")
+
+
+def _finish(header: Header) -> str:
+    return format_lsn(header.finish_lsn)
