@@ -116,10 +116,7 @@ class Database:
             return self._connection.execute(sql, parameters).fetchall()
 
     def described(self, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Column names and all rows of a query.
-
-        :param sql: without parameters.
-        """
+        """Column names and all rows of a query without parameters."""
         with self._lock, self._errors():
             cursor = self._connection.execute(sql)
             return tuple(column[0] for column in cursor.description), cursor.fetchall()

@@ -21,22 +21,12 @@ __all__ = ["FILE_NAME", "VIEWS", "StateStore", "state_dir"]
 
 FILE_NAME = "state.db"
 
-#: tables and views that may be shown by name
+#: tables and views that may be shown by name, with the column that says whose a row is where it is not subid
+_OWNERS = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
 VIEWS = (
-    "pg_subscription",
-    "pg_subscription_rel",
-    "pg_replication_origin_status",
-    "pg_stat_subscription",
-    "pg_stat_subscription_stats",
-    "pg_stat_progress_copy",
-    "pgsub_conflict",
-    "pgsub_journal",
-    "pgsub_error",
-    "pgsub_slot",
-    "pgsub_prepared_pending",
-    "pgsub_held_table",
-    "pgsub_skipped",
-    "pgsub_server",
+    *_OWNERS,
+    *("pg_stat_subscription", "pg_stat_subscription_stats", "pg_stat_progress_copy", "pgsub_conflict", "pgsub_journal"),
+    *("pgsub_error", "pgsub_slot", "pgsub_prepared_pending", "pgsub_held_table", "pgsub_skipped", "pgsub_server"),
 )
 
 
@@ -116,13 +106,15 @@ class StateStore(JournalCatalog):
         """
         self._database.check()
 
-    def view(self, name: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    def view(self, name: str, subid: int | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Columns and rows of a table or view as stored.
 
         :param name: one of :data:`VIEWS`.
+        :param subid: only the rows of this subscription; None for all.
         :return: column names, rows in the order of the table.
         :raises UsageError: for any other name.
         """
         if name not in VIEWS:
             raise UsageError(f'view "{name}" does not exist', hint=f"Choose one of {', '.join(VIEWS)}.")
-        return self._database.described(f'SELECT * FROM "{name}"')
+        where = "" if subid is None else f' WHERE "{_OWNERS.get(name, "subid")}" = {subid:d}'
+        return self._database.described(f'SELECT * FROM "{name}"{where}')

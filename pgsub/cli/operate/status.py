@@ -160,7 +160,7 @@ def _show(look: Look) -> None:
 
 def _print(look: Look, found: list[Any]) -> list[str]:
     """Show it; what launchers cannot write at this moment is told, and returned."""
-    from pgsub.commands.status.status import troubles
+    from pgsub.catalog.locks import troubles
 
     unwritten = troubles(current.state_dir)
     if look.as_json:

@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pgsub.catalog import locks
 from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.locks import launcher_lock, subscription_lock
 from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
@@ -22,6 +22,7 @@ from pgsub.commands.status import blocked_state
 from pgsub.common import errors
 from pgsub.common.errors import PgsubError, ReplicationBroken
 from pgsub.common.subscription import Subscription
+from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn
 
 Row = dict[str, Any]
@@ -33,28 +34,10 @@ _BOOLEANS = {
     *("temporary", "active", "two_phase", "conflicting", "failover", "synced", "identical", "waiting_at_least"),
     "releasing",
 }
-_JSON = frozenset(
-    (
-        *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
-        *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
-    )
-)
-#: columns that tell whose row it is, in the views that have no subid
-_OWNER = {"pg_subscription": "oid", "pg_subscription_rel": "srsubid", "pg_replication_origin_status": "local_id"}
-_ERROR_FIELDS = (
-    "class",
-    "sqlstate",
-    "message",
-    "detail",
-    "relation",
-    "column",
-    "conflict",
-    "finish_lsn",
-    "xid",
-    "at",
-    "attempts",
-)
-APPLY = "apply"  #: the apply worker in pg_stat_subscription and in the record of errors
+_JSON = {
+    *("subpublications", "pgsub_unavailable", "pgsub_skips", "pgsub_on_conflict"),
+    *("remote_tuple", "local_tuple", "replica_identity", "local_conflicts"),
+}
 #: Seconds without a sign of life from which on a health check without a threshold of its own objects.
 STUCK_SECONDS = 30.0
 _SEVERITY = (7, 6, 10, 3, 8)
@@ -91,18 +74,10 @@ class SubscriptionStatus:
 
     def document(self) -> Row:
         """The subscription object of the JSON documents; its schema is part of the contract."""
+        parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
         return {
             **self.columns,
-            "relations": self.relations,
-            "origin": self.origin,
-            "workers": self.workers,
-            "stats": self.stats,
-            "slot": self.slot,
-            "prepared": self.prepared,
-            "held": self.held,
-            "skipped": self.skipped,
-            "copies": self.copies,
-            "state": self.state,
+            **{part: getattr(self, part) for part in parts},
             "last_error": _error_object(self.errors[0]) if self.errors else None,
             "blocked": self.blocked,
             "waits": self.waits,
@@ -126,8 +101,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
     """
     with StateStore.open(folder, readable=True, create=False) as store, store.snapshot():
         wanted = store.subscriptions() if name is None else [store.subscription(name)]
-        views = {view: _rows(store, view) for view in (*_PARTS, "pg_stat_progress_copy")}
-        return [_status(store, folder, subscription, views) for subscription in wanted]
+        return [_status(store, folder, sub) for sub in wanted]
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
@@ -139,11 +113,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
     :raises UsageError: if there is no such view.
     """
     with StateStore.open(folder, create=False) as store, store.snapshot():
-        columns, _ = store.view(name)
-        rows = _rows(store, name)
-        if subscription is not None:
-            rows = _owned(name, rows, store.subscription(subscription).subid)
-        return columns, rows
+        return _rows(store, name, None if subscription is None else store.subscription(subscription).subid)
 
 
 def reset_stats(folder: Path, name: str | None = None) -> None:
@@ -164,7 +134,7 @@ def check(
     threshold.
 
     :param max_lag: seconds.
-    :param unwritten: from :func:`troubles`: what is shown may be old.
+    :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.
     """
     found = list(found)
     findings = [finding for one in found if (finding := _finding(one, max_lag))]
@@ -172,11 +142,6 @@ def check(
     if not found:  # a mistyped folder, another user's: never healthy
         findings.append(Finding(3, "no subscription exists"))
     return sorted(findings, key=lambda finding: _SEVERITY.index(finding.code))
-
-
-def troubles(folder: Path) -> list[str]:
-    """What the launchers of a state folder cannot write at this moment: the state store, a log."""
-    return locks.troubles(folder)
 
 
 def serving(store: StateStore, folder: Path, subid: int) -> bool:
@@ -194,56 +159,42 @@ def error_class(row: ErrorRow) -> type[PgsubError]:
     return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
 
 
-_PARTS = (
-    "pg_subscription",
-    "pg_subscription_rel",
-    "pg_replication_origin_status",
-    "pg_stat_subscription",
-    "pg_stat_subscription_stats",
-    "pgsub_slot",
-    "pgsub_prepared_pending",
-    "pgsub_held_table",
-    "pgsub_skipped",
-)
+def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionStatus:
+    def rows(view: str, *order: str, own: bool = False) -> list[Row]:
+        found = _rows(store, view, sub.subid)[1]
+        found = [{key: value for key, value in row.items() if key != "subid"} for row in found] if own else found
+        return sorted(found, key=itemgetter(*order)) if order else found
 
+    def row(view: str, *, own: bool = False) -> Row | None:
+        return next(iter(rows(view, own=own)), None)
 
-def _status(
-    store: StateStore, folder: Path, subscription: Subscription, views: dict[str, list[Row]]
-) -> SubscriptionStatus:
-    columns, relations, origin, workers, stats, slot, prepared, held, skipped = (
-        _owned(view, views[view], subscription.subid) for view in _PARTS
-    )
-    problems = store.errors(subscription.subid)
-    served = serving(store, folder, subscription.subid)
-    state = _state(subscription, problems, served)
-    conflicts = store.conflicts(subscription.subid, 10, action=STOPPED)
+    problems = store.errors(sub.subid)
+    served = serving(store, folder, sub.subid)
+    state = _state(sub, problems, served)
+    conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
+    left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
+    copies = rows("pg_stat_progress_copy", "schemaname", "relname")
     return SubscriptionStatus(
-        definition=subscription,
+        definition=sub,
         state=state,
-        lag=_lag(store.workers(subscription.subid), store.origin(subscription.subid), datetime.now(UTC)),
-        waits=_waits(store.workers(subscription.subid), datetime.now(UTC)),
-        columns=columns[0],
-        relations=sorted(relations, key=lambda row: (row["schemaname"], row["relname"])),
-        origin=_first(origin),
-        workers=[row for row in workers if row["worker_type"] is not None],
-        stats=_first(stats),
-        slot=_first(_own(slot)),
-        prepared=sorted(_own(prepared), key=lambda row: (row["prepared_at"], row["gid"])),
-        held=sorted(_own(held), key=lambda row: (row["schemaname"], row["relname"])),
-        skipped=_first(_own(skipped)),
-        copies=_copies(store, subscription.subid, views["pg_stat_progress_copy"]),
+        lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)),
+        waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
+        columns=rows("pg_subscription")[0],
+        relations=rows("pg_subscription_rel", "schemaname", "relname"),
+        origin=row("pg_replication_origin_status"),
+        workers=[one for one in rows("pg_stat_subscription") if one["worker_type"] is not None],
+        stats=row("pg_stat_subscription_stats"),
+        slot=row("pgsub_slot", own=True),
+        prepared=rows("pgsub_prepared_pending", "prepared_at", "gid", own=True),
+        held=rows("pgsub_held_table", "schemaname", "relname", own=True),
+        skipped=row("pgsub_skipped", own=True),
+        copies=[{**copy, "seconds_left": left[copy["relid"]]} for copy in copies],
         errors=problems,
-        blocked=blocked_state.blocked(subscription.name, problems, conflicts, store.slot(subscription.subid), state),
+        blocked=blocked_state.blocked(sub.name, problems, conflicts, store.slot(sub.subid), state),
         served=served,
         launched=launcher_lock(folder).holder() is not None,
         stopped_by=conflicts,
     )
-
-
-def _copies(store: StateStore, subid: int, view: Sequence[Row]) -> list[Row]:
-    left = {row.relid: row.seconds_left for row in store.copy_progress(subid)}
-    rows = [{**row, "seconds_left": left[row["relid"]]} for row in _owned("pg_stat_progress_copy", view, subid)]
-    return sorted(rows, key=lambda row: (row["schemaname"], row["relname"]))
 
 
 def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool) -> str:
@@ -299,9 +250,9 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     return None
 
 
-def _rows(store: StateStore, view: str) -> list[Row]:
-    columns, rows = store.view(view)
-    return [{column: _value(column, value) for column, value in zip(columns, row, strict=True)} for row in rows]
+def _rows(store: StateStore, view: str, subid: int | None = None) -> tuple[tuple[str, ...], list[Row]]:
+    columns, rows = store.view(view, subid)
+    return columns, [{column: _value(column, value) for column, value in zip(columns, row)} for row in rows]
 
 
 def _value(column: str, value: Any) -> Any:
@@ -312,20 +263,7 @@ def _value(column: str, value: Any) -> Any:
     return json.loads(value) if column in _JSON else value
 
 
-def _owned(view: str, rows: Iterable[Row], subid: int) -> list[Row]:
-    column = _OWNER.get(view, "subid")
-    return [row for row in rows if row[column] == subid]
-
-
-def _own(rows: Iterable[Row]) -> list[Row]:
-    """Without the column that tells whose they are."""
-    return [{key: value for key, value in row.items() if key != "subid"} for row in rows]
-
-
-def _first(rows: Sequence[Row]) -> Row | None:
-    return rows[0] if rows else None
-
-
 def _error_object(row: ErrorRow) -> Row:
-    fields = {name: getattr(row, "class_" if name == "class" else name) for name in _ERROR_FIELDS}
-    return {**fields, "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn)}
+    names = ("sqlstate", "message", "detail", "relation", "column", "conflict", "finish_lsn", "xid", "at", "attempts")
+    fields = {name: getattr(row, name) for name in names}
+    return {"class": row.class_, **fields, "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn)}

@@ -15,10 +15,10 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import utc_now
-from pgsub.commands.status.status import APPLY, error_class, serving
+from pgsub.commands.status.status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, TimeoutExpired
 from pgsub.common.subscription import Subscription
-from pgsub.launcher.error_reporting import sync_name
+from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1
