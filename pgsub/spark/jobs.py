@@ -6,8 +6,10 @@ every result with it, and its end would only be seen when the slowest task had e
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
+import subprocess
 import threading
 import time
 import traceback
@@ -30,6 +32,8 @@ _numbers = itertools.count(1)
 
 #: In memory or ``spark.local.dir`` of the driver's or an executor's machine: a job that failed by it may succeed later.
 _NO_ROOM = ("No space left on device", "OutOfMemoryError", "Failed to create local dir")
+
+_DYING_SECONDS = 2.0  #: that a process without connections may take to end
 
 
 class JobCancelled(PgsubError):
@@ -193,8 +197,11 @@ class Submitter:
 
 
 def _java_died(context: SparkContext, message: str) -> WorkerDied:
-    process = context._gateway.proc
-    if process is None or process.poll() != OUT_OF_MEMORY:
+    process, code = context._gateway.proc, None
+    if process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its connections end before it does
+            code = process.wait(_DYING_SECONDS)
+    if code != OUT_OF_MEMORY:
         return WorkerDied(message)
     hint = "It starts again by itself; if that repeats itself, give it more memory.\n--conf spark.driver.memory=1g"
     return WorkerDied(message, detail="It ran out of memory.", hint=hint)
