@@ -1,4 +1,4 @@
-"""The command tree. Each group of commands registers itself from a module of its own."""
+"""The command tree, of the commands that the modules of the command line register."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pgsub import __version__
-from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn
-from pgsub.cli.operate import completion, demo, run, status, version, wait
+from pgsub.cli.command_tree.command import COMMANDS
+from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn  # noqa: F401
+from pgsub.cli.operate import completion, demo, run, status, version, wait  # noqa: F401
 from pgsub.cli.output.documents import emit
+from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import Color, Debug, Quiet, StateDir, Verbose, remember
-from pgsub.cli.subscription import alter, create, drop, refresh, toggles
+from pgsub.cli.subscription import alter, create, drop, refresh, toggles  # noqa: F401
 
 SUMMARY = "PostgreSQL logical-replication subscriber outside the server"
 DESCRIPTION = """
 pgsub creates subscriptions against a PostgreSQL publisher, copies their tables and applies their changes to a target
 database, and shows how far they are. Words, options and states are those of CREATE SUBSCRIPTION.
 """
+
+#: of the commands in the help; each registered itself when its module was imported
+_ORDER = (
+    *("create", "run", "refresh", "alter", "status", "wait", "enable", "disable", "disable-on-error"),
+    *("conflicts", "skip-lsn", "origin-advance", "drop", "demo", "version", "completion"),
+)
 
 app = typer.Typer(
     name="pgsub",
@@ -57,23 +65,9 @@ def root(
         raise typer.Exit(2)
 
 
-for group in (
-    create,
-    run,
-    refresh,
-    alter,
-    status,
-    wait,
-    toggles,
-    conflicts,
-    skip_lsn,
-    origin_advance,
-    drop,
-    demo,
-    version,
-    completion,
-):
-    group.register(app)
+for _name in _ORDER:
+    _cls, _function = COMMANDS[_name]
+    app.command(_name, short_help=PAGES[_name].summary, cls=_cls)(_function)
 
 
 def program() -> TyperGroup:

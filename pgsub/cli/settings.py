@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +40,8 @@ class Settings:
     color: str = "auto"
     verbosity: int = 0
     debug: bool = False
+    #: libpq's variables by keyword, once a command that connects took them out of the process's environment
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state_dir(self) -> Path:
@@ -46,6 +49,12 @@ class Settings:
         from pgsub.catalog.state_folder import state_dir
 
         return state_dir(self.state_dir_option)
+
+    def take_environment(self) -> None:
+        """Take libpq's variables out of the process's environment, before anything connects."""
+        from pgsub.common.conninfo import take_environment
+
+        self.environment = take_environment()
 
     def coloured(self) -> bool:
         """Whether stderr gets colours: the option, else NO_COLOR, PG_COLOR, CLICOLOR_FORCE, else the terminal."""

@@ -128,7 +128,7 @@ def test_the_record_outlives_its_subscription(pgsub, store, two):
         (["list", "orders", "1"], 2, "pgsub conflicts list takes no ID"),
         (["play", "orders"], 2, '"play" is nothing that can be done'),
         (["list", "orders", "--type", "update_deleted"], 2, '"update_deleted" is not a conflict type'),
-        (["show", "orders", "1", "--type", "update_missing"], 2, "choose what is listed"),
+        (["show", "orders", "1", "--type", "update_missing"], 2, "takes no --type"),
         (["list", "orders", "--limit", "0"], 2, "--limit"),
     ],
 )

@@ -36,7 +36,7 @@ def test_what_was_replayed_is_pruned_and_what_waits_stays_until_it_is_named(stuc
     left = "SELECT count(*) FILTER (WHERE replayed_at IS NULL), count(replayed_at) FROM pgsub.skipped_change"
     one_error(it.run("conflicts", "prune", "s", "--yes"), 2, "needs --replayed, --older-than or both")
     one_error(it.run("conflicts", "prune", "s", "--replayed"), 2, "needs --yes")
-    one_error(it.run("conflicts", "list", "s", "--replayed"), 2, "are for prune, not for list")
+    one_error(it.run("conflicts", "list", "s", "--replayed"), 2, "takes no --replayed")
 
     dry = _pruned(it, "--replayed", "--dry-run")
     assert (dry["dry_run"], dry["waiting"], dry["replayed"]) == (True, 0, 2)

@@ -158,7 +158,7 @@ def test_what_cannot_be_replayed_is_told_why(stuck: MakeStuck) -> None:
     one_error(it.run("conflicts", "replay", "s", "99", "--yes"), 3, "no conflict 99", "conflicts list")
     for words in ([], [number, "--lsn", "0/10"], [number, "--table", "public.b"], [number, "--limit", "3"]):
         one_error(it.run("conflicts", "replay", "s", *words, "--yes"), 2)
-    one_error(it.run("conflicts", "list", "s", "--yes"), 2, "are not for list")
+    one_error(it.run("conflicts", "list", "s", "--yes"), 2, "takes no --yes")
     skipped_now = it.ok("skip-lsn", "s", "--yes")
     assert it.apply() is None, skipped_now
     it.subdb.execute(

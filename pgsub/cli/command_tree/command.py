@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-import typer
 from typer.core import TyperCommand
 
 from pgsub.cli.command_tree import tree
 from pgsub.cli.pages import PAGES, Page
-from pgsub.cli.settings import SHARED, remember
+from pgsub.cli.settings import SHARED, current, remember
+
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
 class Command(TyperCommand):
@@ -58,25 +60,50 @@ def _record(option: tree.Option) -> tuple[str, str]:
     return option.synopsis, option.help + (f" [{'; '.join(notes)}]" if notes else "")
 
 
+#: functions of commands as the parser calls them, by name
+COMMANDS: dict[str, tuple[type[Command], Callable[..., None]]] = {}
+
+
 def command(
-    app: typer.Typer, name: str, page: Page, cls: type[Command] = Command
-) -> Callable[[Callable[..., None]], None]:
-    """Register a command together with the options that every command has.
+    name: str, page: Page, *groups: Sequence[inspect.Parameter], cls: type[Command] = Command, connects: bool = False
+) -> Callable[[Function], Function]:
+    """Make a function a command. It gets the options that every command has, too, which are :func:`remember`-ed.
 
     :param page: its texts, for ``--help`` and the manual page.
+    :param groups: options that the function takes by keywords, see :func:`parameters`; else its own parameters.
+    :param connects: whether it connects to the target, and so takes libpq's variables out of the environment: neither
+        may they name the publisher, nor may children inherit them.
     """
     PAGES[name] = page
 
-    def decorate(function: Callable[..., None]) -> None:
-        own = inspect.signature(function, eval_str=True)
-
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def wrapper(**values: Any) -> None:
             remember(**{key: values.pop(key) for key in SHARED})
+            if connects:
+                current.take_environment()
             function(**values)
 
-        signature = own.replace(parameters=[*own.parameters.values(), *SHARED.values()])
-        wrapper.__signature__ = signature  # type: ignore[attr-defined]
-        app.command(name, short_help=page.summary, cls=cls)(wrapper)
+        own = itertools.chain(*groups) if groups else inspect.signature(function, eval_str=True).parameters.values()
+        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=one.KEYWORD_ONLY) for one in [*own, *SHARED.values()]]
+        )
+        COMMANDS[name] = cls, wrapper
+        return function
 
     return decorate
+
+
+def parameters(options: type, *, optional: bool = False) -> list[inspect.Parameter]:
+    """Make parameters of a class whose annotated attributes are options.
+
+    :param optional: for a command that changes what is given and nothing else: what is not given is None.
+    """
+    found = []
+    for name, annotation in get_type_hints(options, include_extras=True).items():
+        default = getattr(options, name, inspect.Parameter.empty)
+        if optional:
+            kind, *extras = get_args(annotation)
+            annotation, default = Annotated[(kind | None, *extras)], None
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    return found

@@ -168,7 +168,7 @@ def _default(param: TyperOption, takes_value: bool) -> str | None:
         return param.show_default
     if param.secondary_opts and param.default is not None:
         return param.opts[0] if param.default else param.secondary_opts[0]
-    shown = takes_value and param.show_default and param.default is not None
+    shown = takes_value and param.show_default and param.default not in (None, [])
     return str(param.default) if shown else None
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from pgsub.cli.output import console
+from pgsub.cli.settings import current
 from pgsub.common.errors import StateForbids, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Value = TypeVar("Value")
+Options = TypeVar("Options", bound="DataclassInstance")
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|min|h|d)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -80,13 +82,13 @@ def parse_seconds(text: str | float) -> float:
     return parse_duration(text)
 
 
-def parse_settings(items: list[str] | None) -> dict[str, str]:
+def parse_settings(items: Iterable[str]) -> dict[str, str]:
     """Read repeated ``key=value``.
 
     :raises UsageError: for an item without a key or without ``=``.
     """
     settings = {}
-    for item in items or ():
+    for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f'"{item}" is not a setting: expected key=value')
@@ -118,9 +120,16 @@ def _warn_of_password(value: str | None, option: str) -> None:
         )
 
 
-def fields(options: type[DataclassInstance], told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command was told of a dataclass's fields, by name; a parameter that is none of them is left out."""
-    return {name: value for name, value in told.items() if name in options.__dataclass_fields__}
+def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
+    """Make a command's options of what the command line gave, in the types of its fields.
+
+    :param options: a dataclass; what is given and none of its fields is left out.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values |= {name: conninfo(given.get(name), f"--{name}") for name in ("connection", "target")}
+    values |= {"state_dir": current.state_dir, "environment": current.environment}
+    values["conf"] = parse_settings(given["conf"])
+    return options(**{name: value for name, value in values.items() if name in options.__dataclass_fields__})
 
 
 Timeout = Annotated[
@@ -130,6 +139,4 @@ Timeout = Annotated[
 Master = Annotated[
     str | None, typer.Option("--master", metavar="URL", help="Spark master; the default is local[N] with enough slots.")
 ]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")
-]
+Conf = Annotated[list[str], typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")]

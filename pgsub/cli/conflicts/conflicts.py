@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgsub.cli.command_tree.command import Command, command
+from pgsub.cli.command_tree.command import Command, command, parameters
 from pgsub.cli.command_tree.values import parse_duration
 from pgsub.cli.conflicts import prune, replay
 from pgsub.cli.output import console, render
@@ -19,10 +19,16 @@ from pgsub.common.errors import UsageError, field, one_line
 
 if TYPE_CHECKING:
     from pgsub.catalog.rows import ConflictRow
-    from pgsub.commands.status.conflicts import Conflicts
 
 _LIMIT = 100
-_ACTIONS = ("list", "show", "replay", "prune")
+#: options that an action takes, by parameter
+_TAKEN = {
+    "list": ("conflict_type", "table", "since", "limit"),
+    "show": ("number",),
+    "replay": ("number", "lsn", "table", "dry_run", "yes"),
+    "prune": ("replayed", "older_than", "dry_run", "yes"),
+}
+_WORDS = {"number": "ID", "conflict_type": "--type"}
 
 PAGE = Page(
     summary="Show the conflicts that a subscription has met, and apply what was left out",
@@ -63,27 +69,21 @@ subscription. pgsub-conflicts(7) explains each type, with an example.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "conflicts", PAGE, cls=ConflictsCommand)(conflicts)
-
-
 class ConflictsCommand(Command):
-    """Says what is to be typed where only a subscription is named."""
+    """Suggests an action where only a subscription is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the parser does it."""
+        """Parse as every command does."""
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException:
             action = ctx.params.get("action")
-            if action is None or action in _ACTIONS:
+            if action is None or action in _TAKEN:
                 raise
             raise _unknown(action, None) from None
 
 
 def _unknown(action: str, name: str | None) -> UsageError:
-    """No action; what was meant may be to list, or to show one."""
     words = ["list", name or action]
     if name is not None and name.isdecimal():
         words = ["show", action, name]
@@ -93,84 +93,62 @@ def _unknown(action: str, name: str | None) -> UsageError:
     )
 
 
-def conflicts(
-    action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
-    number: Annotated[int | None, typer.Argument(metavar="ID", help="Which conflict, as list tells it.")] = None,
+class Options:
+    """Options of all actions; None, or False, where one is not given."""
+
+    action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")]
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+    number: Annotated[int | None, typer.Argument(metavar="ID", help="Number of the conflict, from list.")] = None
     conflict_type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
-    ] = None,
+    ] = None
     table: Annotated[
-        str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With list, or --lsn: only on this table.")
-    ] = None,
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="With list, or --lsn: only on this table.")
+    ] = None
     since: Annotated[
-        float | None,
-        typer.Option("--since", metavar="D", parser=parse_duration, help="With list: met within this time."),
-    ] = None,
+        float | None, typer.Option(metavar="D", parser=parse_duration, help="With list: detected within this time.")
+    ] = None
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="With list: no more than the newest N.")
-    ] = _LIMIT,
+        int | None,
+        typer.Option(metavar="N", min=1, show_default=str(_LIMIT), help="With list: no more than the newest N."),
+    ] = None
     lsn: Annotated[
         str | None,
-        typer.Option("--lsn", metavar="LSN", help="With replay: all that is kept of the transaction finished there."),
-    ] = None,
-    replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False,
+        typer.Option(metavar="LSN", help="With replay: all skipped changes of this transaction."),
+    ] = None
+    replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False
     older_than: Annotated[
         float | None,
-        typer.Option(
-            "--older-than", metavar="D", parser=parse_duration, help="With prune: only changes skipped longer ago."
-        ),
-    ] = None,
+        typer.Option(metavar="D", parser=parse_duration, help="With prune: only changes skipped longer ago."),
+    ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With replay or prune: show what it would do, and change nothing.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-) -> None:
-    """Show conflicts, or apply what was left out."""
-    from pgsub.commands.status import conflicts as record
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
 
-    if (replayed or older_than is not None) and action != "prune":
-        raise UsageError(f"--replayed and --older-than are for prune, not for {action}")
-    if action == "prune":
-        if (number, conflict_type, table, since, limit, lsn) != (None, None, None, None, _LIMIT, None):
-            raise UsageError("changes to be pruned are chosen by --replayed and --older-than only")
-        prune.prune(name, replayed=replayed, older_than=older_than, dry_run=dry_run, yes=yes, as_json=as_json)
-        return
-    if action == "replay":
-        if (conflict_type, since, limit) != (None, None, _LIMIT):
-            raise UsageError("--type, --since and --limit choose what is listed, not what is replayed")
-        replay.replay(name, number, lsn, table, dry_run=dry_run, yes=yes, as_json=as_json)
-        return
-    if lsn is not None or dry_run or yes:
-        raise UsageError(f"--lsn, --dry-run and --yes are not for {action}")
-    if action == "list":
-        if number is not None:
-            raise UsageError(
-                "pgsub conflicts list takes no ID",
-                hint=f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {number}",
-            )
-        found = record.conflicts(
-            current.state_dir, name, conflict_type=conflict_type, table=table, since=since, limit=limit
-        )
-        _list(found, as_json=as_json)
-    elif action == "show":
-        if number is None:
-            raise UsageError(
-                "pgsub conflicts show needs an ID",
-                hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}",
-            )
-        if (conflict_type, table, since, limit) != (None, None, None, _LIMIT):
-            raise UsageError("--type, --table, --since and --limit choose what is listed, not what is shown")
-        row, kept = record.conflict(current.state_dir, name, number)
-        _show(name, row, kept=kept, as_json=as_json)
-    else:
+
+@command("conflicts", PAGE, parameters(Options), cls=ConflictsCommand)
+def conflicts(action: str, name: str, as_json: bool, **given: Any) -> None:
+    """Show conflicts, or apply skipped changes."""
+    if action not in _TAKEN:
         raise _unknown(action, name)
+    for option, value in given.items():
+        if value is not None and value is not False and option not in _TAKEN[action]:
+            hint = None
+            if (action, option) == ("list", "number"):
+                hint = f"Perhaps you meant:\npgsub conflicts show {shlex.quote(name)} {value}"
+            word = _WORDS.get(option, f"--{option.replace('_', '-')}")
+            raise UsageError(f"pgsub conflicts {action} takes no {word}", hint=hint)
+    run: dict[str, Callable[..., None]]
+    run = {"list": _list, "show": _show, "replay": replay.replay, "prune": prune.prune}
+    run[action](name, as_json=as_json, **{option: given[option] for option in _TAKEN[action]})
 
 
-def _list(found: Conflicts, *, as_json: bool) -> None:
-    from pgsub.commands.status.conflicts import document
+def _list(name: str, *, as_json: bool, limit: int | None, **choice: Any) -> None:
+    from pgsub.commands.status.conflicts import conflicts, document
 
+    found = conflicts(current.state_dir, name, limit=limit or _LIMIT, **choice)
     if as_json:
         rows = [document(row) for row in found.rows]
         content = {"subscription": found.name, "conflicts": rows, "more": found.more, "dropped": found.dropped}
@@ -188,10 +166,16 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "relation": f"{row['schemaname']}.{row['relname']}"}
 
 
-def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
-    from pgsub.commands.status.conflicts import document
+def _show(name: str, *, number: int | None, as_json: bool) -> None:
+    from pgsub.commands.status.conflicts import conflict, document
     from pgsub.common.quoting import word
 
+    if number is None:
+        raise UsageError(
+            "pgsub conflicts show needs an ID",
+            hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}",
+        )
+    row, kept = conflict(current.state_dir, name, number)
     if as_json:
         emit_document("conflicts", {"subscription": name, "conflict": document(row)})
         return
@@ -202,7 +186,7 @@ def _show(name: str, row: ConflictRow, *, kept: bool, as_json: bool) -> None:
     for local in row.local_conflicts or [{}]:
         emit("")
         _versions(row, local)
-    emit("\n" + "\n".join(_told(row)))
+    emit("\n" + "\n".join(_log_lines(row)))
     if kept:
         emit(console.pasted(f"HINT:  To apply the change after all:\npgsub conflicts replay {word(name)} {row.id}"))
 
@@ -214,7 +198,12 @@ def _versions(row: ConflictRow, local: dict[str, Any]) -> None:
     if local:
         emit(_where(local))
     lines = [
-        {"column": one.column, "remote": _value(one.remote), "local": _value(one.local), "differs": _mark(one.differs)}
+        {
+            "column": one.column,
+            "remote": _value(one.remote),
+            "local": _value(one.local),
+            "differs": "*" if one.differs else "",
+        }
         for one in compare(row, local)
     ]
     emit(render.rows(["column", "remote", "local", "differs"], lines))
@@ -242,11 +231,7 @@ def _value(value: object) -> str:
     return "" if value is ABSENT else "null" if value is None else str(value)
 
 
-def _mark(differs: bool) -> str:
-    return "*" if differs else ""
-
-
-def _told(row: ConflictRow) -> list[str]:
-    """What the log says of it."""
+def _log_lines(row: ConflictRow) -> list[str]:
+    """The message of the log, with its fields."""
     fields = [field(name, text) for name, text in (("DETAIL", row.detail), ("CONTEXT", row.context)) if text]
     return [console.printable(text) for text in (one_line(row.message or ""), *fields)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,9 +11,10 @@ from pgsub.cli.command_tree.values import parse_lsn
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.progress import size
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
-from pgsub.common.errors import ApplyError, PgsubError, UsageError
+from pgsub.common.errors import ApplyError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ Asks on a terminal; elsewhere --yes is needed. The old position is in the journa
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "origin-advance", PAGE)(origin_advance)
-
-
+@command("origin-advance", PAGE, connects=True)
 def origin_advance(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     lsn: Annotated[str, typer.Argument(metavar="LSN", help="The new position: a finish LSN plus one, or an end LSN.")],
@@ -58,22 +54,16 @@ def origin_advance(
 ) -> None:
     """Show or advance."""
     to = parse_lsn(lsn)
-    if not preview and not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        words = f"pgsub origin-advance {name} {lsn}"
-        raise UsageError(
-            "advancing a replication origin needs --yes",
-            detail="There is no terminal to ask on.",
-            hint=f"To see what would be lost, and then:\n{words} --preview\n{words} --yes",
-        )
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
+    if not preview and not yes:
+        words = ["pgsub", "origin-advance", name, lsn]
+        introduction = "To see what would be lost, and then:"
+        require_terminal("advancing a replication origin", introduction, [*words, "--preview"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.origin_advance import AdvanceOptions, document
     from pgsub.commands.skip.origin_advance import origin_advance as advance
 
     options = AdvanceOptions(name, current.state_dir, to, preview)
-    found = document(advance(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask))
+    found = document(advance(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask))
     if as_json:
         emit_document("origin-advance", {"preview": preview, **found})
     elif preview:
@@ -82,17 +72,10 @@ def origin_advance(
         raise typer.Exit(ApplyError.exit_code)
 
 
-def _agreed(found: SkippedRange) -> None:
-    """Nothing is asked."""
-
-
 def _ask(found: SkippedRange) -> None:
     from pgsub.commands.skip.origin_advance import document
 
-    for line in _sentences(document(found)):
-        console.say(console.line(line))
-    if not typer.confirm("Go on behind it?", default=False, err=True):
-        raise PgsubError("canceled", detail="Nothing was changed.")
+    confirm("Go on behind it?", *_sentences(document(found)))
 
 
 def _print(found: dict[str, Any]) -> None:

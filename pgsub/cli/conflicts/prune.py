@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING
-
-import typer
 
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit_document
 from pgsub.cli.output.progress import size
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.settings import current
-from pgsub.common.errors import PgsubError, UsageError
+from pgsub.common.errors import UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
@@ -30,33 +28,35 @@ def prune(name: str, *, replayed: bool, older_than: float | None, dry_run: bool,
             "pgsub conflicts prune needs --replayed, --older-than or both",
             hint=f"To see what was replayed and is still kept:\n{shlex.join([*command, '--replayed', '--dry-run'])}",
         )
-    if not dry_run and not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise UsageError("removing skipped changes needs --yes", detail="There is no terminal to ask on.")
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
+    if not dry_run and not yes:
+        removed = [
+            *(["--replayed"] if replayed else []),
+            *([] if older_than is None else ["--older-than", f"{older_than:g}s"]),
+        ]
+        words = [*command, *removed]
+        require_terminal(
+            "removing skipped changes",
+            "To see what would be removed, and then:",
+            [*words, "--dry-run"],
+            [*words, "--yes"],
+        )
+    current.take_environment()
     from pgsub.commands.skip.prune import PruneOptions
     from pgsub.commands.skip.prune import prune as remove
 
     options = PruneOptions(name, current.state_dir, replayed, older_than, dry_run)
-    found = remove(options, confirm=_agreed if yes else _ask)
+    found = remove(options, confirm=agreed if yes else _ask)
     if as_json:
         content = {"dry_run": dry_run, "waiting": found.waiting, "replayed": found.replayed, "bytes": found.bytes}
         emit_document("conflicts", {"subscription": name, "prune": content})
     else:
-        console.notice(f"{_told(found)} {'would be removed' if dry_run else 'removed'}")
-
-
-def _agreed(found: Usage) -> None:
-    """Nothing is asked."""
+        console.notice(f"{_total(found)} {'would be removed' if dry_run else 'removed'}")
 
 
 def _ask(found: Usage) -> None:
-    console.say(f"{_told(found)} will be removed from pgsub.skipped_change on the target for good.")
-    if not typer.confirm("Remove?", default=False, err=True):
-        raise PgsubError("canceled", detail="Nothing was changed.")
+    confirm("Remove?", f"{_total(found)} will be removed from pgsub.skipped_change on the target for good.")
 
 
-def _told(found: Usage) -> str:
+def _total(found: Usage) -> str:
     text = f"{counted(found.waiting + found.replayed, 'change')} ({size(found.bytes)})"
     return text + (f", {found.waiting} of which never replayed," if found.waiting else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,8 +11,9 @@ from pgsub.cli.command_tree.values import parse_lsn
 from pgsub.cli.conflicts.skip_lsn import LISTED, change_rows
 from pgsub.cli.output import console
 from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.settings import current
-from pgsub.common.errors import ApplyError, PgsubError, UsageError
+from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    name: str, number: int | None, lsn: str | None, table: str | None, *, dry_run: bool, yes: bool, as_json: bool
+    name: str, *, number: int | None, lsn: str | None, table: str | None, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Show or replay.
 
@@ -37,21 +37,15 @@ def replay(
     words = ["pgsub", "conflicts", "replay", name, *([] if number is None else [str(number)])]
     words += ([] if lsn is None else ["--lsn", lsn]) + ([] if table is None else ["--table", table])
     wanted = 0 if lsn is None else parse_lsn(lsn)
-    if not dry_run and not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise UsageError(
-            "replaying changes needs --yes",
-            detail="There is no terminal to ask on.",
-            hint=f"To see what it would do, and then:\n{shlex.join([*words, '--dry-run'])}"
-            f"\n{shlex.join([*words, '--yes'])}",
-        )
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
+    if not dry_run and not yes:
+        introduction = "To see what it would do, and then:"
+        require_terminal("replaying changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
+    current.take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.skip.replay import ReplayOptions, conflicts_replay, document
 
     options = ReplayOptions(name, current.state_dir, number, wanted, table, dry_run)
-    done = document(conflicts_replay(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask))
+    done = document(conflicts_replay(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask))
     if as_json:
         emit_document("conflicts", {"subscription": done.pop("subscription"), "replay": done})
     elif dry_run:
@@ -62,19 +56,12 @@ def replay(
         raise typer.Exit(ApplyError.exit_code)
 
 
-def _agreed(found: Replay) -> None:
-    """Nothing is asked."""
-
-
 def _ask(found: Replay) -> None:
     from pgsub.commands.skip.replay import document
 
     shown = document(found)
-    for one in shown["tables"]:
-        console.say(console.line(f"{one['operation']} {one['schemaname']}.{one['relname']}: {one['changes']}"))
-    console.say(f"{_changes(shown)} will be applied to the target, or none if there is a conflict.")
-    if not typer.confirm("Replay?", default=False, err=True):
-        raise PgsubError("canceled", detail="Nothing was changed.")
+    tables = [f"{one['operation']} {one['schemaname']}.{one['relname']}: {one['changes']}" for one in shown["tables"]]
+    confirm("Replay?", *tables, f"{_changes(shown)} will be applied to the target, or none if there is a conflict.")
 
 
 def _changes(done: dict[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +11,7 @@ from pgsub.cli.command_tree.values import parse_lsn
 from pgsub.cli.conflicts import skip_conflicts
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 from pgsub.common.errors import ApplyError, UsageError
@@ -67,11 +66,7 @@ Asks on a terminal; elsewhere --yes is needed.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "skip-lsn", PAGE)(skip_lsn)
-
-
+@command("skip-lsn", PAGE, connects=True)
 def skip_lsn(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     lsns: Annotated[
@@ -109,11 +104,8 @@ def skip_lsn(
         raise UsageError(f'"{rows}" is not one of whole, conflicting')
     if preview and (wanted is None or len(wanted) > 1):
         raise UsageError("--preview needs a transaction, and looks at one of them")
-    if not preview and wanted is not None and not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise _unasked(name, lsns or [], rows)
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
+    if not preview and wanted is not None and not yes:
+        _require_terminal(name, lsns or [], rows)
     from pgsub.commands.skip.skip_lsn import SkipOptions
 
     options = SkipOptions(name, current.state_dir, wanted, rows)
@@ -132,15 +124,11 @@ def _wanted(words: list[str]) -> tuple[int, ...] | None:
     return lsns
 
 
-def _unasked(name: str, lsns: list[str], rows: str) -> UsageError:
-    mode = [] if rows == "whole" else ["--rows", rows]
-    previews = [["pgsub", "skip-lsn", name, *lsn, *mode, "--preview"] for lsn in ([[one] for one in lsns] or [[]])]
-    words = ["pgsub", "skip-lsn", name, *lsns, *mode, "--yes"]
-    return UsageError(
-        "skipping a transaction needs --yes",
-        detail="There is no terminal to ask on.",
-        hint="To see what would be lost, and then:\n" + "\n".join(map(shlex.join, [*previews, words])),
-    )
+def _require_terminal(name: str, lsns: list[str], rows: str) -> None:
+    words, mode = ["pgsub", "skip-lsn", name], [] if rows == "whole" else ["--rows", rows]
+    previews = [[*words, *lsn, *mode, "--preview"] for lsn in ([[one] for one in lsns] or [[]])]
+    introduction = "To see what would be lost, and then:"
+    require_terminal("skipping a transaction", introduction, *previews, [*words, *lsns, *mode, "--yes"])
 
 
 def _skip(options: Any, yes: bool, as_json: bool) -> None:
@@ -148,7 +136,7 @@ def _skip(options: Any, yes: bool, as_json: bool) -> None:
     from pgsub.commands.skip.skip_lsn import skip_lsn as skip_transaction
     from pgsub.protocol.lsn import format_lsn
 
-    done = skip_transaction(options, reporter=ConsoleReporter(), confirm=_agreed if yes else _ask)
+    done = skip_transaction(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask)
     if as_json:
         content = {
             "preview": False,
@@ -161,23 +149,17 @@ def _skip(options: Any, yes: bool, as_json: bool) -> None:
         emit_document("skip-lsn", content)
 
 
-def _agreed(name: str, skip: Skip) -> None:
-    """Nothing is asked."""
-
-
 def _ask(name: str, skip: Skip) -> None:
-    from pgsub.commands.skip.skip_lsn import canceled
     from pgsub.protocol.lsn import format_lsn
 
     what = "Nothing" if skip.rows == "whole" else "Only what can be applied"
     which = "transactions" if skip.waits else "transaction"
     finished = " and at ".join(map(format_lsn, skip.lsns))
-    console.say(
-        f"{what} of the {which} finished at {finished} will be applied by subscription"
-        f" {console.line(name)}; the rest goes to pgsub.skipped_change on the target."
+    confirm(
+        "Skip it?",
+        f"{what} of the {which} finished at {finished} will be applied by subscription {name}; the rest goes to"
+        " pgsub.skipped_change on the target.",
     )
-    if not typer.confirm("Skip it?", default=False, err=True):
-        raise canceled()
 
 
 def _preview(options: Any, as_json: bool) -> None:

@@ -24,11 +24,7 @@ the folder completions of the sources.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "completion", PAGE)(completion)
-
-
+@command("completion", PAGE)
 def completion(
     context: typer.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="bash|zsh|fish", help="The shell.")],

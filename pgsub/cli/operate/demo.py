@@ -26,11 +26,6 @@ shows the status and compares both sides. Nothing of yours is touched; servers a
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "demo", PAGE)(demo)
-
-
 class Screen:
     """The demo's words go to stderr, its result to stdout."""
 
@@ -44,6 +39,7 @@ class Screen:
         emit(render.rows(columns, rows))
 
 
+@command("demo", PAGE, connects=True)
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the servers running and say how to reach them.")] = False,
     rows: Annotated[
@@ -51,14 +47,8 @@ def demo(
     ] = 100_000,
 ) -> None:
     """Run the demo."""
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.demo.demo import run_demo
 
-    reporter = ConsoleReporter()
-    try:
+    with ConsoleReporter() as reporter:
         run_demo(keep=keep, rows=rows, reporter=reporter, screen=Screen())
-    finally:
-        reporter.done()

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, parse_lsn, parse_settings
+from pgsub.cli.command_tree.command import command, parameters
+from pgsub.cli.command_tree.values import Conf, Master, Timeout, collected, parse_lsn
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
-
-Names = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", help="Subscriptions to serve; all if none is named.")
-]
-UntilCaughtUp = Annotated[
-    bool, typer.Option("--until-caught-up", help="End when apply has reached the publisher's position of now.")
-]
-UntilLsn = Annotated[
-    int | None,
-    typer.Option("--until-lsn", metavar="LSN", parser=parse_lsn, help="End when apply has reached this position."),
-]
-LogFile = Annotated[Path | None, typer.Option("--log-file", metavar="FILE", help="Append the log to a file.")]
 
 PAGE = Page(
     summary="Serve subscriptions: synchronize tables and apply changes",
@@ -46,42 +34,31 @@ a terminal.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "run", PAGE)(run)
+class Options:
+    """Which subscriptions are served, and until when."""
+
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="Subscriptions to serve; all if none is named.")
+    ] = []
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="End once apply has reached the publisher's present position.")
+    ] = False
+    until_lsn: Annotated[
+        int | None, typer.Option(metavar="LSN", parser=parse_lsn, help="End once apply has reached this position.")
+    ] = None
+    timeout: Timeout = None
+    master: Master = None
+    conf: Conf = []
+    log_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the log to a file.")] = None
 
 
-def run(
-    names: Names = None,
-    until_caught_up: UntilCaughtUp = False,
-    until_lsn: UntilLsn = None,
-    timeout: Timeout = None,
-    master: Master = None,
-    conf: Conf = None,
-    log_file: LogFile = None,
-) -> None:
+@command("run", PAGE, parameters(Options), connects=True)
+def run(**given: Any) -> None:
     """Run the launcher."""
-    if until_caught_up and until_lsn is not None:
+    if given["until_caught_up"] and given["until_lsn"] is not None:
         raise typer.BadParameter("cannot be used together with --until-caught-up", param_hint="--until-lsn")
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
     from pgsub.cli.output.reporting import LogReporter
     from pgsub.commands.serve.run import RunOptions
     from pgsub.commands.serve.run import run as run_launcher
 
-    options = RunOptions(
-        names=tuple(names or ()),
-        state_dir=current.state_dir,
-        until_caught_up=until_caught_up,
-        until_lsn=until_lsn,
-        timeout=timeout,
-        master=master,
-        conf=parse_settings(conf),
-        log_file=log_file,
-    )
-    reporter = LogReporter(log_file, current.state_dir)
-    try:
-        run_launcher(options, reporter=reporter)
-    finally:
-        reporter.done()
+    run_launcher(collected(RunOptions, given), reporter=LogReporter(given["log_file"], current.state_dir))

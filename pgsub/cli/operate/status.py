@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pgsub.cli.command_tree.command import Command, command
+from pgsub.cli.command_tree.command import Command, command, parameters
 from pgsub.cli.command_tree.values import parse_duration, parse_seconds
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -76,60 +76,60 @@ class StatusCommand(Command):
         return super().parse_args(ctx, completed)
 
 
+class Options:
+    """What is shown, and how."""
+
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None
+    view: Annotated[str | None, typer.Option(metavar="VIEW", help="Print this table or view of the state store.")] = (
+        None
+    )
+    watch: Annotated[
+        float | None,
+        typer.Option(metavar="[SECONDS]", parser=parse_seconds, help="Repeat this every 2, or so many, seconds."),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="JSON documents; one in a line with --watch.")] = False
+    check: Annotated[bool, typer.Option("--check", help="Report health through the exit code.")] = False
+    max_lag: Annotated[
+        float | None, typer.Option(metavar="D", parser=parse_duration, help="With --check: the lag that is tolerated.")
+    ] = None
+    reset_stats: Annotated[
+        bool, typer.Option("--reset-stats", help="Reset the counters of pg_stat_subscription_stats first.")
+    ] = False
+    runbook: Annotated[
+        bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
+    ] = False
+    expanded: Annotated[bool, typer.Option("--expanded", "-x", help="Turn on the expanded table format.")] = False
+
+
 @dataclass(frozen=True)
-class Look:
-    """What one look shows."""
+class Shown:
+    """What is shown of which subscription, and in which format."""
 
     name: str | None
     view: str | None
     as_json: bool
     expanded: bool
-    one_line: bool = False
+    one_line: bool
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "status", PAGE, cls=StatusCommand)(status)
-
-
+@command("status", PAGE, parameters(Options), cls=StatusCommand)
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None,
-    view: Annotated[
-        str | None, typer.Option("--view", metavar="VIEW", help="Print this table or view of the state store.")
-    ] = None,
-    watch: Annotated[
-        float | None,
-        typer.Option(
-            "--watch", metavar="[SECONDS]", parser=parse_seconds, help="Look again and again, every 2 seconds."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON documents; one in a line with --watch.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Tell the health by the exit code.")] = False,
-    max_lag: Annotated[
-        float | None,
-        typer.Option("--max-lag", metavar="D", parser=parse_duration, help="With --check: the lag that is tolerated."),
-    ] = None,
-    reset_stats: Annotated[
-        bool, typer.Option("--reset-stats", help="Set the counters of pg_stat_subscription_stats to 0 first.")
-    ] = False,
-    runbook: Annotated[
-        bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
-    ] = False,
-    expanded: Annotated[bool, typer.Option("--expanded", "-x", help="One line for each column.")] = False,
+    watch: float | None, check: bool, max_lag: float | None, reset_stats: bool, runbook: bool, **given: Any
 ) -> None:
     """Show the status."""
-    _refuse(
-        watch is not None and (check or reset_stats), "--watch cannot be used together with --check or --reset-stats"
-    )
-    _refuse(view is not None and check, "--view cannot be used together with --check")
-    _refuse(max_lag is not None and not check, "--max-lag needs --check")
-    wrong = runbook and (view is not None or watch is not None or check)
-    _refuse(wrong, "--runbook cannot be used together with --view, --watch or --check")
-    look = Look(name, view, as_json, expanded, one_line=watch is not None)
+    look = Shown(**given, one_line=watch is not None)
+    if watch is not None and (check or reset_stats):
+        raise UsageError("--watch cannot be used together with --check or --reset-stats")
+    if look.view is not None and check:
+        raise UsageError("--view cannot be used together with --check")
+    if max_lag is not None and not check:
+        raise UsageError("--max-lag needs --check")
+    if runbook and (look.view is not None or watch is not None or check):
+        raise UsageError("--runbook cannot be used together with --view, --watch or --check")
     if reset_stats:
         from pgsub.commands.status.status import reset_stats as reset
 
-        reset(current.state_dir, name)
+        reset(current.state_dir, look.name)
     if runbook:
         _runbook(look)
     elif watch is not None:
@@ -140,26 +140,24 @@ def status(
         _show(look)
 
 
-def _refuse(wrong: bool, message: str) -> None:
-    if wrong:
-        raise UsageError(message)
-
-
-def _show(look: Look) -> None:
+def _show(look: Shown) -> None:
     from pgsub.commands.status import status as states
 
-    if look.view is not None:
-        columns, rows = states.view(current.state_dir, look.view, look.name)
-        if look.as_json:
-            emit_document("status", {"view": look.view, "rows": rows}, one_line=look.one_line)
-        else:
-            emit(render.rows(columns, rows, expanded=look.expanded))
+    if look.view is None:
+        _print(look, states.status(current.state_dir, look.name))
         return
-    _print(look, states.status(current.state_dir, look.name))
+    columns, rows = states.view(current.state_dir, look.view, look.name)
+    if look.as_json:
+        emit_document("status", {"view": look.view, "rows": rows}, one_line=look.one_line)
+    else:
+        emit(render.rows(columns, rows, expanded=look.expanded))
 
 
-def _print(look: Look, found: list[Any]) -> list[str]:
-    """Show it; what launchers cannot write at this moment is told, and returned."""
+def _print(look: Shown, found: list[Any]) -> list[str]:
+    """Show subscriptions.
+
+    :return: what launchers cannot write at present; of that a warning is shown.
+    """
     from pgsub.catalog.locks import troubles
 
     unwritten = troubles(current.state_dir)
@@ -168,40 +166,27 @@ def _print(look: Look, found: list[Any]) -> list[str]:
         emit_document("status", document, one_line=look.one_line)
         return unwritten
     for text in unwritten:
-        console.warning(text, detail="Replication goes on; what is shown may be old.")
-    _print_tables(look, found)
-    return unwritten
-
-
-def _print_tables(look: Look, found: list[Any]) -> None:
+        console.warning(text, detail="Replication goes on; the status shown may be outdated.")
     if not found:
-        folder = console.printable(str(current.state_dir))
         console.notice(
-            f'no subscription exists in state folder "{folder}"',
+            f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
             hint="Is it the right one?\npgsub --state-dir FOLDER status",
         )
     emit(render.summary(found, expanded=look.expanded))
     if look.name is not None and not look.expanded:
-        emit("\n" + render.relations(found[0]))
-        if found[0].blocked:
-            emit("\n" + render.blocked(found[0]))
-        elif found[0].next:
-            emit("\n" + render.rows(["next"], [{"next": found[0].next}], expanded=True))
-        if found[0].waits:
-            emit("\n" + render.waits(found[0]))
-        if found[0].held:
-            emit("\n" + render.held(found[0]))
-        if found[0].copies:
-            emit("\n" + render.copies(found[0]))
+        for part in render.details(found[0]):
+            emit("\n" + part)
+    return unwritten
 
 
-def _runbook(look: Look) -> None:
+def _runbook(look: Shown) -> None:
     """Numbered steps. What this program cannot do is left out."""
     from pgsub.commands.status import status as states
     from pgsub.commands.status.runbook import runbook
 
     every = states.status(current.state_dir, look.name)
-    _refuse(len(every) != 1, "--runbook needs the name of a subscription")
+    if len(every) != 1:
+        raise UsageError("--runbook needs the name of a subscription")
     [found] = every
     name = found.definition.name
     steps = []
@@ -220,7 +205,7 @@ def _runbook(look: Look) -> None:
         emit(f'Nothing is to be done: subscription "{name}" is {found.state}.')
 
 
-def _check(look: Look, max_lag: float | None) -> None:
+def _check(look: Shown, max_lag: float | None) -> None:
     from pgsub.commands.status import status as states
 
     found = states.status(current.state_dir, look.name)

@@ -18,11 +18,7 @@ PAGE = Page(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "version", PAGE)(version)
-
-
+@command("version", PAGE)
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:

@@ -61,11 +61,7 @@ a conflict. After the timeout it ends with 8 and names what is missing.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "wait", PAGE)(wait)
-
-
+@command("wait", PAGE)
 def wait(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     awaited: For,
@@ -73,9 +69,7 @@ def wait(
 ) -> None:
     """Wait."""
     if awaited.condition == "caught-up":
-        from pgsub.common.conninfo import take_environment
-
-        take_environment()
+        current.take_environment()
     from pgsub.commands.status.wait import WaitOptions
     from pgsub.commands.status.wait import wait as wait_for
 

@@ -10,7 +10,7 @@ import shlex
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgsub.cli.output.console import pasted, printable
@@ -32,6 +32,18 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
     if expanded:
         columns += ["on_conflict", "skipped", "unavailable"]
     return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
+
+
+def details(one: SubscriptionStatus) -> Iterator[str]:
+    """Tables about one subscription: its relations, and whatever needs attention."""
+    yield relations(one)
+    if one.blocked:
+        yield blocked(one)
+    elif one.next:
+        yield rows(["next"], [{"next": one.next}], expanded=True)
+    for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies)):
+        if shown:
+            yield make(one)
 
 
 def relations(one: SubscriptionStatus) -> str:

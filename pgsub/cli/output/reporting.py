@@ -129,6 +129,12 @@ class ConsoleReporter:
         self._lock = threading.RLock()
         self._view: ProgressView | None = None
 
+    def __enter__(self) -> ConsoleReporter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.done()
+
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Show a warning on stderr."""
         with self._lock:

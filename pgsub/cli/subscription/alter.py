@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Any
 
-from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, conninfo, fields, parse_settings
+from pgsub.cli.command_tree.command import command, parameters
+from pgsub.cli.command_tree.values import collected
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
-from pgsub.cli.subscription import alter_options as options
-from pgsub.cli.subscription import create_options as given
+from pgsub.cli.subscription import options
 
 PAGE = Page(
     summary="Change a subscription",
@@ -53,79 +51,22 @@ looked at here.
     ),
 )
 
-#: Options of SET (…) that take effect with the definition alone, by field of Subscription.
-_SETTINGS = (*given.SETTINGS, "password_required")
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "alter", PAGE)(alter)
-
-
-def alter(
-    name: options.Name,
-    connection: options.Connection = None,
-    target: options.Target = None,
-    rename_to: options.RenameTo = None,
-    set_publication: options.SetPublication = None,
-    add_publication: options.AddPublication = None,
-    drop_publication: options.DropPublication = None,
-    refresh: options.Refresh = None,
-    copy_data: options.CopyData = None,
-    slot_name: options.SlotName = None,
-    hold: options.Hold = None,
-    release: options.Release = None,
-    binary: given.Binary[bool | None] = None,
-    streaming: given.Streaming[given.StreamingValue | None] = None,
-    synchronous_commit: given.SynchronousCommit[given.SynchronousCommitValue | None] = None,
-    wal_receiver_timeout: given.WalReceiverTimeout[str | None] = None,
-    two_phase: options.TwoPhase = None,
-    disable_on_error: given.DisableOnError[bool | None] = None,
-    password_required: given.PasswordRequired = None,
-    origin: given.Origin[given.OriginValue | None] = None,
-    failover: options.Failover = None,
-    run_as_owner: given.RunAsOwner[bool | None] = None,
-    messages: given.Messages[bool | None] = None,
-    apply_mode: given.ApplyMode[given.ApplyModeValue | None] = None,
-    copy_atomic: given.CopyAtomic[bool | None] = None,
-    max_sync_workers: given.MaxSyncWorkers[int | None] = None,
-    copy_workers: given.CopyWorkers[int | None] = None,
-    max_parallel_apply_workers: options.MaxParallelApplyWorkers = None,
-    publisher_upgraded: options.PublisherUpgraded = False,
-    on_conflict: given.OnConflict = None,
-    server: given.ForeignServer = None,
-    retain_dead_tuples: given.RetainDeadTuples = None,
-    max_retention_duration: given.MaxRetentionDuration = 0,
-    strict: given.Strict = False,
-    wait: given.Wait = True,
-    timeout: Timeout = None,
-    master: Master = None,
-    conf: Conf = None,
-) -> None:
+@command(
+    "alter",
+    PAGE,
+    parameters(options.Alter),
+    *(parameters(group, optional=True) for group in (options.Parameters, options.OtherParameters)),
+    *map(parameters, (options.Conflicts, options.Unsupported, options.Service)),
+    connects=True,
+)
+def alter(**given: Any) -> None:
     """Collect what was given and alter the subscription."""
-    told = dict(locals())
-    from pgsub.common.conninfo import take_environment
-
-    told["environment"] = take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.alter.alter import AlterOptions
     from pgsub.commands.alter.alter import alter as alter_subscription
 
-    told |= {
-        "state_dir": current.state_dir,
-        "connection": conninfo(connection, "--connection"),
-        "target": conninfo(target, "--target"),
-        "set_publication": tuple(set_publication or ()),
-        "add_publication": tuple(add_publication or ()),
-        "drop_publication": tuple(drop_publication or ()),
-        "hold": tuple(hold or ()),
-        "release": tuple(release or ()),
-        "settings": {option: told[option] for option in _SETTINGS if told[option] is not None},
-        "on_conflict": tuple(on_conflict or ()),
-        "conf": parse_settings(conf),
-    }
-    reporter = ConsoleReporter()
-    try:
-        alter_subscription(AlterOptions(**fields(AlterOptions, told)), reporter=reporter)
-    finally:
-        reporter.done()
+    settings = (*options.SETTINGS, "password_required")
+    given["settings"] = {name: given[name] for name in settings if given[name] is not None}
+    with ConsoleReporter() as reporter:
+        alter_subscription(collected(AlterOptions, given), reporter=reporter)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import Any
 
-import typer
-
-from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, conninfo, fields, parse_settings
+from pgsub.cli.command_tree.command import command, parameters
+from pgsub.cli.command_tree.values import collected
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
-from pgsub.cli.subscription import create_options as given
-from pgsub.cli.subscription import plan
+from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
-
-if TYPE_CHECKING:
-    from pgsub.commands.subscription.create import CreateOptions
 
 PAGE = Page(
     summary="Create a subscription and synchronize its tables",
@@ -71,84 +64,28 @@ and here those are your own.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "create", PAGE)(create)
-
-
-def create(
-    name: given.Name,
-    publication: given.Publications,
-    connection: given.Connection = None,
-    target: given.Target = None,
-    connect: given.Connect = None,
-    create_slot: given.CreateSlot = None,
-    slot_name: given.SlotName = None,
-    enabled: given.Enabled = None,
-    copy_data: given.CopyData = None,
-    binary: given.Binary[bool] = False,
-    streaming: given.Streaming[given.StreamingValue] = "parallel",
-    synchronous_commit: given.SynchronousCommit[given.SynchronousCommitValue] = "off",
-    wal_receiver_timeout: given.WalReceiverTimeout[str] = "-1",
-    two_phase: given.TwoPhase = False,
-    disable_on_error: given.DisableOnError[bool] = False,
-    password_required: given.PasswordRequired = None,
-    origin: given.Origin[given.OriginValue] = "any",
-    failover: given.Failover = False,
-    run_as_owner: given.RunAsOwner[bool] = False,
-    messages: given.Messages[bool] = False,
-    apply_mode: given.ApplyMode[given.ApplyModeValue] = "batched",
-    copy_atomic: given.CopyAtomic[bool] = False,
-    max_sync_workers: given.MaxSyncWorkers[int] = 2,
-    copy_workers: given.CopyWorkers[int] = 2,
-    max_parallel_apply_workers: given.MaxParallelApplyWorkers = 2,
-    on_conflict: given.OnConflict = None,
-    server: given.ForeignServer = None,
-    retain_dead_tuples: given.RetainDeadTuples = None,
-    max_retention_duration: given.MaxRetentionDuration = 0,
-    if_not_exists: given.IfNotExists = False,
-    dry_run: given.DryRun = False,
-    as_json: given.AsJson = False,
-    strict: given.Strict = False,
-    wait: given.Wait = True,
-    follow: given.Follow = False,
-    timeout: Timeout = None,
-    master: Master = None,
-    conf: Conf = None,
-) -> None:
+@command(
+    "create",
+    PAGE,
+    *map(parameters, (options.Create, options.Parameters, options.OtherParameters, options.Conflicts)),
+    *map(parameters, (options.Unsupported, options.Checks, options.Service)),
+    connects=True,
+)
+def create(**given: Any) -> None:
     """Collect the options and create the subscription."""
-    told = dict(locals())
-    # Neither server is to be guessed from, nor children to inherit, what only this command was given
-    from pgsub.common.conninfo import take_environment
-
-    told["environment"] = take_environment()
     for variable in ("PGSUB_CONNECTION", "PGSUB_TARGET"):
-        os.environ.pop(variable, None)
-    from pgsub.commands.subscription.create import CreateOptions
-
-    told |= {
-        "connection": conninfo(connection, "--connection"),
-        "target": conninfo(target, "--target"),
-        "publications": tuple(publication),
-        "state_dir": current.state_dir,
-        "settings": {option: told[option] for option in given.SETTINGS},
-        "on_conflict": tuple(on_conflict or ()),
-        "conf": parse_settings(conf),
-    }
-    _create(CreateOptions(**fields(CreateOptions, told)), as_json=as_json)
-
-
-def _create(options: CreateOptions, *, as_json: bool) -> None:
-    if as_json and not options.dry_run:
-        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
+        os.environ.pop(variable, None)  # what only this command was given is not for its children
     from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.subscription.create import CreateOptions
     from pgsub.commands.subscription.create import create as create_subscription
 
+    given["publications"] = given.pop("publication")
+    given["settings"] = {name: given[name] for name in options.SETTINGS}
+    wanted = collected(CreateOptions, given)
+    if given["as_json"] and not wanted.dry_run:
+        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was created.")
     # who follows sees the log as pgsub run shows it
-    reporter = ConsoleReporter(log_from=0 if options.follow else 1)
-    try:
-        result = create_subscription(options, reporter=reporter)
-    finally:
-        reporter.done()
+    with ConsoleReporter(log_from=0 if wanted.follow else 1) as reporter:
+        result = create_subscription(wanted, reporter=reporter)
     if result.plan is not None:
-        plan.show("create", options.name, result.plan, result.plan.document() if as_json else None)
+        plan.show("create", wanted.name, result.plan, result.plan.document() if given["as_json"] else None)

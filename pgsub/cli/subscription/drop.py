@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from pgsub.cli.command_tree.command import command
 from pgsub.cli.output import console
+from pgsub.cli.output.prompts import require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
-from pgsub.common.errors import PgsubError, UsageError
+from pgsub.common.errors import PgsubError
 from pgsub.common.plural import counted
 
 PAGE = Page(
@@ -33,11 +33,7 @@ transactions that are prepared there keep their locks.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "drop", PAGE)(drop)
-
-
+@command("drop", PAGE, connects=True)
 def drop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
@@ -50,9 +46,6 @@ def drop(
     """Ask, then drop."""
     if not yes:
         _confirm(name, if_exists, keep_slot, keep_target)
-    from pgsub.common.conninfo import take_environment
-
-    take_environment()
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.subscription.drop import DropOptions
     from pgsub.commands.subscription.drop import drop as drop_subscription
@@ -62,14 +55,9 @@ def drop(
 
 
 def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> None:
-    if sys.stdin is None or not sys.stdin.isatty():
-        given = {"--if-exists": if_exists, "--keep-slot": keep_slot, "--keep-target": keep_target}
-        words = ["pgsub drop", name, *(option for option, on in given.items() if on), "--yes"]
-        raise UsageError(
-            f'dropping subscription "{name}" needs --yes',
-            detail="There is no terminal to ask on.",
-            hint="If you are sure:\n" + " ".join(words),
-        )
+    given = {"--if-exists": if_exists, "--keep-slot": keep_slot, "--keep-target": keep_target}
+    words = ["pgsub", "drop", name, *(option for option, on in given.items() if on), "--yes"]
+    require_terminal(f'dropping subscription "{name}"', "If you are sure:", words)
     from pgsub.catalog.store import StateStore
 
     with StateStore.open(current.state_dir, create=False) as store:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, parse_settings
-from pgsub.cli.output import console
+from pgsub.cli.command_tree.command import command, parameters
+from pgsub.cli.command_tree.values import collected
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
-from pgsub.cli.settings import current
-from pgsub.cli.subscription import plan
-from pgsub.cli.subscription.create_options import AsJson, DryRun, Strict, Wait
-from pgsub.common.errors import PgsubError, UsageError
+from pgsub.cli.subscription import options, plan
+from pgsub.common.errors import UsageError
 
 if TYPE_CHECKING:
     from pgsub.target.sql.truncate import TruncatedTable
@@ -43,79 +39,41 @@ one document. Where pgsub run serves the subscription, it does the work and this
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    command(app, "refresh", PAGE)(refresh)
+class Refresh:
+    """Options of its own."""
 
-
-def refresh(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
-    copy_data: Annotated[
-        bool, typer.Option("--copy-data/--no-copy-data", help="Copy the rows that new tables hold already.")
-    ] = True,
+    name: options.Name
+    copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
     resync: Annotated[
-        list[str] | None,
-        typer.Option("--resync", metavar="SCHEMA.TABLE", help="Empty this table and copy it again; may be repeated."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    strict: Strict = False,
-    wait: Wait = True,
-    timeout: Timeout = None,
-    master: Master = None,
-    conf: Conf = None,
-) -> None:
-    """Ask, then refresh."""
-    tables = tuple(resync or ())
-    if as_json and not dry_run:
-        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was done.")
-    if tables and not yes and not dry_run and (sys.stdin is None or not sys.stdin.isatty()):
-        raise _unasked(name, tables)
-    from pgsub.common.conninfo import take_environment
+        list[str],
+        typer.Option(metavar="SCHEMA.TABLE", help="Empty this table and copy it again; may be repeated."),
+    ] = []
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: options.DryRun = False
+    as_json: options.AsJson = False
 
-    take_environment()
+
+@command("refresh", PAGE, parameters(Refresh), parameters(options.Service), connects=True)
+def refresh(**given: Any) -> None:
+    """Ask, then refresh."""
     from pgsub.cli.output.reporting import ConsoleReporter
     from pgsub.commands.refresh.refresh import RefreshOptions
     from pgsub.commands.refresh.refresh import refresh as refresh_subscription
 
-    options = RefreshOptions(
-        name=name,
-        state_dir=current.state_dir,
-        copy_data=copy_data,
-        resync=tables,
-        dry_run=dry_run,
-        strict=strict,
-        wait=wait,
-        timeout=timeout,
-        master=master,
-        conf=parse_settings(conf),
-    )
-    reporter = ConsoleReporter()
-    try:
-        done = refresh_subscription(options, reporter=reporter, confirm=_agreed if yes else _ask)
-    finally:
-        reporter.done()
-    if dry_run:
-        plan.show("refresh", name, done.found, done.document() if as_json else None)
-
-
-def _unasked(name: str, tables: Sequence[str]) -> UsageError:
-    words = ["pgsub", "refresh", name, *(word for table in tables for word in ("--resync", table)), "--yes"]
-    return UsageError(
-        "emptying a table needs --yes",
-        detail="There is no terminal to ask on.",
-        hint=f"If you are sure:\n{shlex.join(words)}",
-    )
-
-
-def _agreed(tables: Sequence[TruncatedTable]) -> None:
-    """Nothing is asked."""
+    wanted, yes = collected(RefreshOptions, given), given["yes"]
+    if given["as_json"] and not wanted.dry_run:
+        raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was done.")
+    if wanted.resync and not yes and not wanted.dry_run:
+        tables = (word for table in wanted.resync for word in ("--resync", table))
+        words = ["pgsub", "refresh", wanted.name, *tables, "--yes"]
+        require_terminal("emptying a table", "If you are sure:", words)
+    with ConsoleReporter() as reporter:
+        done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
+    if wanted.dry_run:
+        plan.show("refresh", wanted.name, done.found, done.document() if given["as_json"] else None)
 
 
 def _ask(tables: Sequence[TruncatedTable]) -> None:
-    for table in tables:
-        rows = "an unknown number of rows" if table.rows is None else f"about {table.rows} rows"
-        console.say(console.line(f'Table "{table.schema}.{table.name}" on the target has {rows}.'))
-    if not typer.confirm("Empty and copy again?", default=False, err=True):
-        raise PgsubError("canceled", detail="Nothing was changed.")
+    rows = [(one, "an unknown number of" if one.rows is None else f"about {one.rows}") for one in tables]
+    sentences = [f'Table "{one.schema}.{one.name}" on the target has {number} rows.' for one, number in rows]
+    confirm("Empty and copy again?", *sentences)

@@ -10,9 +10,8 @@ from pgsub.cli.command_tree.command import command
 from pgsub.cli.output.reporting import ConsoleReporter
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
+from pgsub.cli.subscription.options import Name
 from pgsub.common.errors import UsageError
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 
 ENABLE = Page(
     summary="Enable a subscription",
@@ -51,13 +50,7 @@ Workers that run go on: what is set holds for their next error.
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(app, "enable", ENABLE)(enable)
-    command(app, "disable", DISABLE)(disable)
-    command(app, "disable-on-error", DISABLE_ON_ERROR)(disable_on_error)
-
-
+@command("enable", ENABLE)
 def enable(name: Name) -> None:
     """Enable."""
     from pgsub.commands.subscription.enable_disable import enable as enable_subscription
@@ -65,6 +58,7 @@ def enable(name: Name) -> None:
     enable_subscription(current.state_dir, name, reporter=ConsoleReporter())
 
 
+@command("disable", DISABLE)
 def disable(name: Name) -> None:
     """Disable."""
     from pgsub.commands.subscription.enable_disable import disable as disable_subscription
@@ -72,6 +66,7 @@ def disable(name: Name) -> None:
     disable_subscription(current.state_dir, name, reporter=ConsoleReporter())
 
 
+@command("disable-on-error", DISABLE_ON_ERROR)
 def disable_on_error(
     name: Name, setting: Annotated[str, typer.Argument(metavar="on|off", help="Whether an error disables it.")]
 ) -> None:

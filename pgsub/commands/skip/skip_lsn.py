@@ -20,7 +20,7 @@ from pgsub.commands.skip import preview
 from pgsub.commands.skip.preview import Preview
 from pgsub.commands.skip.transaction_search import TransactionSearch, read_from
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
@@ -202,8 +202,3 @@ def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: R
 def told(wanted: Skip | None) -> str:
     """Its LSNs in one line."""
     return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)
-
-
-def canceled() -> PgsubError:
-    """The operator said no."""
-    return PgsubError("canceled", detail="Nothing was changed.")

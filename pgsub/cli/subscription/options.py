@@ -1,0 +1,274 @@
+"""The clauses and parameters of CREATE and ALTER SUBSCRIPTION as options of ``create`` and ``alter``.
+
+A class is a group of options: :func:`~pgsub.cli.command_tree.command.command` makes parameters of its attributes. The
+words are those of ``doc/src/sgml/ref/create_subscription.sgml``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from pgsub.cli.command_tree.values import Conf, Master, Timeout, receiver_timeout, unsupported
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
+
+_PUBLISHER = "Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input."
+_COPY_DATA = "Copy pre-existing data of the tables."
+_DEAD = (
+    "Rows that were deleted can only be kept by the target server itself: without it an UPDATE of a row that is gone"
+    " is reported as update_missing.",
+    "Leave out the option.",
+)
+
+
+class Service:
+    """Who synchronizes the tables, and for how long the command waits."""
+
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Synchronize in the foreground, or leave the work to pgsub run.")
+    ] = True
+    timeout: Timeout = None
+    master: Master = None
+    conf: Conf = []
+
+
+class Unsupported:
+    """Options that need the target server's own subscriber: the error says why, and what to do instead."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            hidden=True,
+            callback=unsupported(
+                "a subscription cannot take its connection from a foreign server",
+                "Only the server itself may read the password of a user mapping.",
+                "Put the connection into a service file, and name it: --connection service=NAME",
+            ),
+        ),
+    ] = None
+    retain_dead_tuples: Annotated[
+        bool | None, typer.Option(hidden=True, callback=unsupported("retain_dead_tuples is not supported", *_DEAD))
+    ] = None
+    max_retention_duration: Annotated[
+        int, typer.Option(hidden=True, callback=unsupported("max_retention_duration is not supported", *_DEAD))
+    ] = 0
+
+
+class Parameters:
+    """What ``create`` and ``alter`` store as it is given: fields of :class:`~pgsub.common.subscription.Subscription`."""
+
+    binary: Annotated[
+        bool, typer.Option(help="Request the publisher to send the data in binary format (as opposed to text).")
+    ] = False
+    streaming: Annotated[
+        Literal["off", "on", "parallel"],
+        typer.Option(
+            metavar="off|on|parallel",
+            case_sensitive=False,
+            help="Enable streaming of in-progress transactions; with parallel, apply them as they arrive.",
+        ),
+    ] = "parallel"
+    synchronous_commit: Annotated[
+        Literal["off", "on", "local", "remote_write", "remote_apply"],
+        typer.Option(
+            metavar="off|local|remote_write|on|remote_apply",
+            case_sensitive=False,
+            help="Override the synchronous_commit setting within the workers' sessions on the target.",
+        ),
+    ] = "off"
+    wal_receiver_timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            callback=receiver_timeout,
+            help="Override the wal_receiver_timeout setting, as 30s or 5min; 0 disables it, -1 takes the target's.",
+        ),
+    ] = "-1"
+    disable_on_error: Annotated[
+        bool, typer.Option(help="Disable the subscription if any errors are detected by its workers.")
+    ] = False
+    origin: Annotated[
+        Literal["any", "none"],
+        typer.Option(
+            metavar="any|none",
+            case_sensitive=False,
+            help="Request changes regardless of their origin, or only those that do not have one.",
+        ),
+    ] = "any"
+    failover: Annotated[
+        bool, typer.Option(help="Enable the slots of the subscription to be synced to standbys of the publisher.")
+    ] = False
+    run_as_owner: Annotated[
+        bool, typer.Option(help="Perform all replication actions as the user of --target, not as each table's owner.")
+    ] = False
+    messages: Annotated[
+        bool, typer.Option(help="Request logical decoding messages (pg_logical_emit_message) and log them.")
+    ] = False
+    apply_mode: Annotated[
+        Literal["batched", "transactional"],
+        typer.Option(
+            metavar="batched|transactional",
+            case_sensitive=False,
+            help="Commit several transactions of the publisher at once on the target, or each of them.",
+        ),
+    ] = "batched"
+    copy_atomic: Annotated[bool, typer.Option(help="Copy every table in one transaction, never in chunks.")] = False
+    max_sync_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Tables copied at once.")] = 2
+    copy_workers: Annotated[int, typer.Option(metavar="N", min=1, help="Chunks of a table copied at once.")] = 2
+    max_parallel_apply_workers: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="In-progress transactions applied at once with --streaming parallel."),
+    ] = 2
+
+
+#: names of what is stored as it is given
+SETTINGS = tuple(Parameters.__annotations__)
+
+
+class OtherParameters:
+    """What ``create`` sets and ``alter`` changes with more than the definition."""
+
+    two_phase: Annotated[
+        bool, typer.Option(help="Enable two-phase commit: apply PREPARE TRANSACTION as such, not at its commit.")
+    ] = False
+    password_required: Annotated[
+        bool | None,
+        typer.Option(
+            "--password-required/--no-password-required",
+            show_default=False,
+            help="Require connections to the publisher to use password authentication; ignored for superusers.",
+        ),
+    ] = None
+
+
+class Conflicts:
+    """Rules for conflicts."""
+
+    on_conflict: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[SCHEMA.TABLE:]TYPE=RESOLUTION",
+            help="Resolve conflicts of a type this way, see pgsub-conflicts(7); may be repeated.",
+        ),
+    ] = []
+
+
+class Create:
+    """Clauses of CREATE SUBSCRIPTION, and parameters that only it has."""
+
+    name: Name
+    publication: Annotated[list[str], typer.Option(metavar="PUB", help="Publication to subscribe to; may be repeated.")]
+    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", envvar="PGSUB_CONNECTION", help=_PUBLISHER)] = (
+        None
+    )
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONNINFO",
+            envvar="PGSUB_TARGET",
+            help="Target database, in the same forms; PGHOST and its like complete it.",
+        ),
+    ] = None
+    connect: Annotated[
+        bool | None,
+        typer.Option(
+            "--connect/--no-connect", show_default="--connect", help="Connect to the publisher, and to the target."
+        ),
+    ] = None
+    create_slot: Annotated[
+        bool | None,
+        typer.Option(
+            "--create-slot/--no-create-slot",
+            show_default="--create-slot",
+            help="Create the replication slot on the publisher.",
+        ),
+    ] = None
+    slot_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|none", show_default="NAME", help="Name of the replication slot to use."),
+    ] = None
+    enabled: Annotated[
+        bool | None,
+        typer.Option(
+            "--enabled/--no-enabled",
+            show_default="--enabled",
+            help="Replicate actively, or only set up but do not start.",
+        ),
+    ] = None
+    copy_data: Annotated[
+        bool | None, typer.Option("--copy-data/--no-copy-data", show_default="--copy-data", help=_COPY_DATA)
+    ] = None
+
+
+class Checks:
+    """How ``create`` goes about it."""
+
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Issue a notice if the name exists.")] = False
+    dry_run: DryRun = False
+    as_json: AsJson = False
+    follow: Annotated[bool, typer.Option("--follow", help="Stay and replicate once everything is synchronized.")] = (
+        False
+    )
+
+
+class Alter:
+    """Clauses of ALTER SUBSCRIPTION."""
+
+    name: Name
+    connection: Annotated[str | None, typer.Option(metavar="CONNINFO", help=_PUBLISHER)] = None
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONNINFO",
+            help="Another way to the same target database, in the same forms; PGHOST and its like complete it.",
+        ),
+    ] = None
+    rename_to: Annotated[str | None, typer.Option(metavar="NEW", help="New name of the subscription.")] = None
+    set_publication: Annotated[
+        list[str],
+        typer.Option(metavar="PUB", help="Replace the list of publications; may be repeated."),
+    ] = []
+    add_publication: Annotated[
+        list[str],
+        typer.Option(metavar="PUB", help="Add a publication to the list; may be repeated."),
+    ] = []
+    drop_publication: Annotated[
+        list[str],
+        typer.Option(metavar="PUB", help="Drop a publication from the list; may be repeated."),
+    ] = []
+    refresh: Annotated[
+        bool | None,
+        typer.Option(
+            "--refresh/--no-refresh",
+            show_default="--refresh",
+            help="Refresh the tables once the publications changed.",
+        ),
+    ] = None
+    copy_data: Annotated[
+        bool | None, typer.Option("--copy-data/--no-copy-data", show_default="--copy-data", help=_COPY_DATA)
+    ] = None
+    slot_name: Annotated[str | None, typer.Option(metavar="NAME|none", help="Name of the replication slot to use.")] = (
+        None
+    )
+    hold: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SCHEMA.TABLE", help="Keep the changes of this table and apply the others; may be repeated."
+        ),
+    ] = []
+    release: Annotated[
+        list[str],
+        typer.Option(metavar="SCHEMA.TABLE", help="Apply the kept changes of a held table; may be repeated."),
+    ] = []
+    publisher_upgraded: Annotated[
+        bool,
+        typer.Option(
+            "--publisher-upgraded",
+            help="Accept the publisher that pg_upgrade made of the old one, together with its slot.",
+        ),
+    ] = False
