@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from embedded import Server
 
 from pgsub.demo.binaries import environment, find_binaries, identity
-from pgsub.demo.servers import Server, Setting
+from pgsub.demo.servers import Setting
 
 if TYPE_CHECKING:
     from fix_servers import Database

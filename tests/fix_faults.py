@@ -25,9 +25,8 @@ from psycopg import sql
 from pgsub.common.failpoints import POINTS
 
 if TYPE_CHECKING:
+    from embedded import Server
     from fix_servers import Database
-
-    from pgsub.demo.servers import Server
 
 _ROOT = Path(__file__).parents[1]
 _GID = f"writer {os.getpid()}"  #: of a writer that prepares

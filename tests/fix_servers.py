@@ -24,13 +24,14 @@ import patience
 import psycopg
 import pytest
 import servers
+from embedded import Server
 from psycopg import sql
 from psycopg.types.string import TextLoader
 from spare import forget, keep, outside, take
 
 from pgsub.common.errors import PgsubError
 from pgsub.demo.binaries import find_binaries
-from pgsub.demo.servers import Server, Setting
+from pgsub.demo.servers import Setting
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 _numbers = itertools.count(1)

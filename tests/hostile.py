@@ -25,10 +25,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from embedded import Server
 from fix_servers import Database
 
 from pgsub.common.errors import PgsubError
-from pgsub.demo.servers import Server
 from pgsub.tablesync.copy import stream as copy_stream
 
 CANARY = "CREATE TABLE canary (what text); CREATE TABLE t (id int, v text)"

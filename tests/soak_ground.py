@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import workload_meeting as meeting
+from embedded import Server
 from fix_faults import Site, Writer
 from fix_proxy import Proxy
 from fix_servers import Database
@@ -23,7 +24,7 @@ from workload import ENCODINGS, TYPES, Workload, grow_table, published
 from workload_run import Run
 
 from pgsub.common.failpoints import POINTS
-from pgsub.demo.servers import Server, Setting
+from pgsub.demo.servers import Setting
 
 SCHEMA = "w"
 #: Seconds within which any lag must vanish.

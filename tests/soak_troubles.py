@@ -14,11 +14,10 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
+from embedded import Server
 from fix_faults import until
 from fix_proxy import Harm, Link
 from soak_ground import LIMIT, NAME, Ground
-
-from pgsub.demo.servers import Server
 
 #: What cannot happen while a session of the workload writes: it would be lost itself.
 ALONE = ("restart_publisher",)

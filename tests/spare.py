@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
+from embedded import Server
 from psycopg import sql
 
-from pgsub.demo.servers import Server
 from pgsub.target.ledger import schema
 
 _FIRST_USER_OID = 16384

@@ -17,7 +17,7 @@ from thorough import thorough
 from pgsub.common.errors import ApplyError, TargetUnavailable
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 PUBLISHERS = ("14", "15", "16", "17", "18", "19")
 TARGETS = PUBLISHERS[1:]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from embedded import Server
 from fix_pair import MakePair, Pair
 from fix_program import Cli, one_error
 from fix_servers import Database, other_servers
 
 from pgsub.apply.worker import loop
 from pgsub.common.errors import StateForbids
-from pgsub.demo.servers import Server
 from pgsub.publisher.connect import connect
 from pgsub.publisher.prerequisites import check_wal_level
 from pgsub.publisher.publication import PublishedTable, published_tables

@@ -12,10 +12,10 @@ from pathlib import Path
 import patience
 import psycopg
 import pytest
+from embedded import Server
 
 from pgsub.common.errors import PgsubError
 from pgsub.demo import binaries
-from pgsub.demo.servers import Server
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_server_that_cannot_start_says_why_with_the_servers_own_words():
 
 def test_a_server_ends_and_leaves_nothing_when_its_starter_is_killed():
     program = (
-        "import sys, time; from pgsub.demo.servers import Server; s = Server(fast=True); s.init(); s.start();"
+        "import sys, time; from embedded import Server; s = Server(fast=True); s.init(); s.start();"
         "print(s.pid, s.folder, flush=True); time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=_environment())
@@ -116,7 +116,8 @@ def test_a_server_ends_and_leaves_nothing_when_its_starter_is_killed():
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    folder = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": f"{folder.parent}:{folder}"}
 
 
 def test_an_interrupt_from_the_terminal_reaches_the_program_but_not_the_server(server):

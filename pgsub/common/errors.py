@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, NewType
 
 _LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Z0-9]*: |pgsub: )")
 
 #: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
 LogText = NewType("LogText", str)
+#: Writes a record of a level to the log.
+Log = Callable[[str, LogText], None]
 
 
 class Directive(enum.Enum):

@@ -10,7 +10,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError, ThreadDied
@@ -68,84 +69,46 @@ class SupervisedThread(threading.Thread):
 
 
 class CallTimedOut(Exception):
-    """What was asked of a clerk is not done yet, or something before it is not."""
-
-
-class _Order(Generic[Result]):
-    """Something to be done, and what came of it."""
-
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._begun = self._dropped = False
-        self._result: Result | None = None
-        self._error: Exception | None = None
-
-    def carry_out(self) -> None:
-        """Do it, unless nobody waits for it any more."""
-        with self._lock:
-            if self._dropped:
-                return
-            self._begun = True
-        try:
-            self._result = self._work()
-        except Exception as error:
-            self._error = error
-        self._ended.set()
-
-    def wait(self, patience: float) -> bool:
-        """Whether it was done in time."""
-        return self._ended.wait(patience)
-
-    def drop(self) -> bool:
-        """Leave it undone; whether it had not begun."""
-        with self._lock:
-            self._dropped = True
-            return not self._begun
-
-    def result(self) -> Result:
-        """What came of it."""
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+    """The call has not ended in time, or one before it has not."""
 
 
 class TimedExecutor:
-    """Does for others what may hang, one after the other in a thread of its own: they wait for a while only.
+    """Runs calls that may hang one after the other in a thread of its own; a caller waits for a while only.
+
+    :class:`concurrent.futures.ThreadPoolExecutor` would keep the process from ending while a call hangs.
 
     :param kind: see :class:`SupervisedThread`.
+    :param patience: seconds that a caller waits.
     """
 
     def __init__(self, kind: str, patience: float) -> None:
         self._kind = kind
         self._patience = patience
-        self._orders: queue.SimpleQueue[_Order[Any] | None] = queue.SimpleQueue()
-        self._late: _Order[Any] | None = None  #: somebody has stopped to wait for it
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._late: Future[Any] | None = None  #: of a call that a caller gave up on
         self._thread: SupervisedThread | None = None
         self._lock = threading.Lock()
 
-    def do(self, work: Callable[[], Result]) -> Result:
-        """Have it done, and give what came of it.
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Run a call in the thread and return its result.
 
-        :raises CallTimedOut: not within the patience: it is left undone, or comes to its end unheard if it had begun.
-            As long as it has not, whoever else asks is told at once.
+        :raises CallTimedOut: not within the patience. A call that had not begun never does, one that had comes to its
+            end unheard; until then every other call is refused at once.
         """
-        late = self._late
-        if late is not None and not late.wait(0):
+        if self._late is not None and not self._late.done():
             raise CallTimedOut
-        order = _Order(work)
-        thread = self._employed()
-        self._orders.put(order)
+        future: Future[Result] = Future()
+        thread = self._started()
+        self._calls.put((future, work))
         deadline = time.monotonic() + self._patience
-        while not order.wait(min(0.1, self._patience)):
+        while not wait([future], min(0.1, self._patience)).done:
             if time.monotonic() >= deadline or not thread.is_alive():
-                if not order.drop() and thread.is_alive():
-                    self._late = order
+                if not future.cancel() and thread.is_alive():
+                    self._late = future
                 raise CallTimedOut
-        return order.result()
+        return future.result()
 
-    def _employed(self) -> SupervisedThread:
+    def _started(self) -> SupervisedThread:
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = SupervisedThread(self._kind, self._kind, self._work)
@@ -153,12 +116,19 @@ class TimedExecutor:
             return self._thread
 
     def _work(self) -> None:
+        """Thread body."""
         thread = self._thread
-        while (order := self._orders.get()) is not None:
+        while (call := self._calls.get()) is not None:
             if thread is not None:
                 thread.checkpoint()
-            order.carry_out()
+            future, work = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
 
     def close(self) -> None:
-        """End the thread once everything is done; nothing may be asked any more."""
-        self._orders.put(None)
+        """End the thread once every call has ended; nothing may be called any more."""
+        self._calls.put(None)

@@ -5,14 +5,12 @@ PostgreSQL refuses to run as root (``src/backend/main/main.c``, check_root()), s
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import pwd
 import shutil
 import subprocess
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from typing import Any
 from pgsub.common.errors import PgsubError
 
 _NEEDED = ("initdb", "postgres")
-#: Small packages of the server lack it; then every server has an initdb of its own.
-_RESET = "pg_resetwal"
 
 
 def find_binaries(named: Path | None = None) -> Path:
@@ -84,7 +80,7 @@ def environment() -> dict[str, str]:
 
 def _runs(binaries: Path) -> bool:
     try:
-        for name in (*_NEEDED, *([_RESET] if (binaries / _RESET).exists() else [])):  # they need different libraries
+        for name in _NEEDED:  # they need different libraries
             command = [str(binaries / name), "--version"]
             subprocess.run(command, capture_output=True, check=True, cwd="/", env=environment(), **identity())
     except (OSError, subprocess.CalledProcessError):
@@ -149,7 +145,11 @@ def server_folder(prefix: str = "pgsub-") -> Path:
     return folder
 
 
-def _run(command: list[str]) -> None:
+def run_program(command: list[str]) -> None:
+    """Run one of the server's programs as the servers' user.
+
+    :raises PgsubError: with what it printed.
+    """
     name = Path(command[0]).name
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "cwd": "/"}
     try:
@@ -161,69 +161,11 @@ def _run(command: list[str]) -> None:
         raise PgsubError(f'"{name}" failed', detail=(done.stderr or done.stdout).strip())
 
 
-class Template:
-    """One initdb for all servers of a version in this process: a copy of its result costs a quarter of it.
+def initdb(programs: Path, data: Path) -> None:
+    """Make a cluster.
 
-    :param binaries: as of :func:`find_binaries`.
+    :param programs: as of :func:`find_binaries`.
+    :param data: the data folder to make; its parent belongs to the servers' user.
     """
-
-    def __init__(self, binaries: Path | None = None) -> None:
-        self._binaries = binaries
-        self.folder: Path | None = None
-
-    def copy_to(self, data: Path) -> None:
-        """A new cluster with a system identifier of its own.
-
-        :param data: the data folder to make; its parent belongs to the servers' user.
-        """
-        programs = find_binaries(self._binaries)
-        if not (programs / _RESET).exists():
-            _initdb(programs, data)
-            return
-        if self.folder is None:
-            folder = server_folder("pgsub-template-")
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            _initdb(programs, folder / "data")
-            for segment in (folder / "data" / "pg_wal").glob("0*"):
-                segment.unlink()  # a copy's is written anew
-            self.folder = folder
-        _run(["cp", "-a", str(self.folder / "data"), str(data)])
-        _new_system_identifier(data / "global" / "pg_control")
-        _run([str(programs / _RESET), "-D", str(data)])
-
-
-def _initdb(programs: Path, data: Path) -> None:
     options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
-    _run([str(programs / "initdb"), "-D", str(data), *options])
-
-
-@cache
-def template(binaries: Path | None = None) -> Template:
-    """The one of this process."""
-    return Template(binaries)
-
-
-def _new_system_identifier(control: Path) -> None:
-    """Make a copied cluster a cluster of its own, as pg_createsubscriber.c's modify_subscriber_sysid() does.
-
-    The checksum is the last field of ControlFileData, whose length differs by version: it is found by its value.
-    """
-    content = bytearray(control.read_bytes())
-    for end in range(128, 512, 4):
-        if int.from_bytes(content[end : end + 4], "little") == _crc32c(content[:end]):
-            now = time.time_ns()
-            fraction = now % 10**9 // 1000 << 12 | os.getpid() & 0xFFF
-            content[:8] = (now // 10**9 << 32 | fraction).to_bytes(8, "little")
-            content[end : end + 4] = _crc32c(content[:end]).to_bytes(4, "little")
-            control.write_bytes(content)
-            return
-    raise PgsubError("pg_control has an unknown layout")
-
-
-def _crc32c(data: bytes | bytearray) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
+    run_program([str(programs / "initdb"), "-D", str(data), *options])

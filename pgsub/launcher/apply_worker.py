@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 
 import psycopg
 
 from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
-from pgsub.common.errors import LogText, PgsubError, log_text
+from pgsub.common.errors import Log, PgsubError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -22,8 +21,6 @@ from pgsub.launcher.retry import Retry
 from pgsub.tablesync.context import Job
 from pgsub.target.ledger import subscriptions, workers
 from pgsub.target.ledger.workers import Claim
-
-Log = Callable[[str, LogText], None]
 
 
 class ApplyWorkerHandle:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, LogText, PgsubError, StateStoreError, SubscriptionNotFound, log_text
+from pgsub.common.errors import Directive, Log, PgsubError, StateStoreError, SubscriptionNotFound, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import worth_reporting
 from pgsub.protocol.lsn import MAX_LSN
-
-Log = Callable[[str, LogText], None]
 
 APPLY = "apply"  #: the apply worker in the record of errors
 #: Starts from one position after the first from which a subscription is called blocked.

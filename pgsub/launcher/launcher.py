@@ -11,15 +11,13 @@ from pathlib import Path
 
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import LogText, PgsubError, StateStoreError, TimeoutExpired, log_text
+from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
-
-Log = Callable[[str, LogText], None]
 
 TICK = 0.1
 #: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
@@ -126,7 +124,7 @@ class Launcher:
         if time.monotonic() >= self._next_tidy:
             self._next_tidy = time.monotonic() + TIDY_SECONDS
             with contextlib.suppress(CallTimedOut, OSError):
-                self._janitor.do(self._engine.rotate_log)
+                self._janitor.run(self._engine.rotate_log)
 
     def _listen(self) -> None:
         """Heartbeats are heard whatever ended their thread."""

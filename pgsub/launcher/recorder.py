@@ -15,11 +15,10 @@ from typing import Protocol, TypeVar
 from pgsub.catalog.locks import UNRECORDED, TroubleFlag
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
-from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
+from pgsub.common.errors import Log, PgsubError, StateStoreError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 
-Log = Callable[[str, LogText], None]
 Result = TypeVar("Result")
 
 
@@ -45,7 +44,7 @@ class Recorder:
     def __init__(self, store: StateStore, log: Log) -> None:
         self._store = store
         self._log = log
-        self._clerk = TimedExecutor("recorder", PATIENCE)
+        self._executor = TimedExecutor("recorder", PATIENCE)
         self._trouble = TroubleFlag(store.path.with_name(UNRECORDED))
         self._known = {sub.subid: sub for sub in store.subscriptions()}
         self._broken = False  #: opened anew before anything else
@@ -67,7 +66,7 @@ class Recorder:
             if self.trouble is not None and time.monotonic() < self._again:
                 raise self.trouble
         try:
-            done = self._clerk.do(lambda: self._do(work))
+            done = self._executor.run(lambda: self._do(work))
         except CallTimedOut:
             error = StateStoreError(
                 f'state store "{self._store.path}" does not answer',
@@ -98,7 +97,7 @@ class Recorder:
 
     def close(self) -> None:
         """End the thread; the store stays open."""
-        self._clerk.close()
+        self._executor.close()
         self._trouble.close()
 
     # in the thread

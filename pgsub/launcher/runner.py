@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, LockHeld, LogText, PgsubError, StateStoreError
+from pgsub.common.errors import Directive, LockHeld, Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -37,8 +37,6 @@ from pgsub.target.ledger import owner, schema, subscriptions, two_phase, workers
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
-
-Log = Callable[[str, LogText], None]
 
 _LOCK_CLASS = 0x70677375  #: "pgsu"
 #: The session of a launcher that was killed a moment ago may still hold the lock.

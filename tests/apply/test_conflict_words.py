@@ -16,7 +16,7 @@ from fix_servers import Database
 from pgsub.common.errors import ApplyError
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 LONG = "x" * 100
 TABLES = """

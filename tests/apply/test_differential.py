@@ -48,7 +48,7 @@ from pgsub.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 EXAMPLES = int(os.environ.get("PGSUB_PROPERTY_EXAMPLES", "0"))
 _SEED = st.integers(0, 2**24)

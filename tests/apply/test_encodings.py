@@ -16,7 +16,7 @@ from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import jsonb, skip
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from embedded import Server
 from fix_pair import MakePair, Pair
 from fix_parallel import AT_ONCE, TABLE, Parallel, Replays, publishing, wait_open
 from fix_servers import Database
@@ -16,7 +17,6 @@ from pgsub.apply.stream.spool import SpooledTransaction
 from pgsub.apply.worker import loop
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError
-from pgsub.demo.servers import Server
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger.progress import Progress

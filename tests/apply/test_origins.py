@@ -7,12 +7,12 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from embedded import Server
 from fix_pair import Pair
 from fix_servers import Database
 
 from pgsub.apply.worker import loop
 from pgsub.common.errors import Directive, TargetUnavailable
-from pgsub.demo.servers import Server
 from pgsub.tablesync.copy import plan
 from pgsub.target.session import origins
 

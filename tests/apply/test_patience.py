@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import patience
 import pytest
+from embedded import Server
 from fix_pair import MakePair, Pair
 from fix_proxy import Proxy
 from fix_servers import Database
@@ -18,7 +19,6 @@ from fix_servers import Database
 from pgsub.apply.stream import receiver, synchronous_standby
 from pgsub.apply.worker import loop, start
 from pgsub.common.errors import PublisherUnavailable
-from pgsub.demo.servers import Server
 from pgsub.protocol.frames import Frames
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.walsender import WalSender, start_options

@@ -18,7 +18,7 @@ from pgsub.apply.sets.writer import SetResult, SetWriter
 from pgsub.apply.worker import start
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 #: More of them in a longer run.
 SEEDS = range(int(os.environ.get("PGSUB_SEEDS", "3")))

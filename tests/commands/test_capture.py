@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 import pgsub
 
 if TYPE_CHECKING:
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 _OWNER, _PLAIN = f"mallory_{os.getpid()}", f"plain_{os.getpid()}"
 _numbers = itertools.count(1)

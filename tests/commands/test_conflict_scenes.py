@@ -21,7 +21,7 @@ from fix_stuck import in_process
 if TYPE_CHECKING:
     import subprocess
 
-    from pgsub.demo.servers import Server
+    from embedded import Server
 
 TABLES = """
 CREATE TABLE one (id int PRIMARY KEY, v text);

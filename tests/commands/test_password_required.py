@@ -6,6 +6,7 @@ import os
 
 import psycopg
 import pytest
+from embedded import Server
 from fix_program import Cli, nothing_created, one_error
 from fix_servers import Database
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -14,7 +15,6 @@ from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateForbids
-from pgsub.demo.servers import Server
 from pgsub.target.ledger import workers
 from pgsub.target.session import connect as target
 

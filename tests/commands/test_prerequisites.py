@@ -9,10 +9,9 @@ import threading
 
 import psycopg
 import pytest
+from embedded import Server
 from fix_program import nothing_created, one_error, until
 from fix_servers import needs_wal_level_logical
-
-from pgsub.demo.servers import Server
 
 _SSL, _GSS = 80877103, 80877104
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from embedded import Server
 from fix_program import nothing_created, one_error, until
 from fix_servers import Database
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.commands.preflight.servers import is_local
-from pgsub.demo.servers import Server
 
 SENTINEL = "S3NT1NEL"
 PASSWORD = SENTINEL + r":it's \ 100% «geheim»"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from embedded import Server
 from fix_engine import Task
 from fix_failpoints import At
 from fix_pair import Pair
@@ -26,7 +27,6 @@ from pgsub.apply.preview import slot_reader
 from pgsub.apply.stream import publisher_shutdown, receiver
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
-from pgsub.demo.servers import Server
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.target.ledger import held_tables, states, subscriptions
 

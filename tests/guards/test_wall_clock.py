@@ -14,7 +14,6 @@ READ = {
     "catalog/times.py": "times that are shown",
     "cli/output/reporting.py": "times in the log",
     "commands/status/status.py": "the lag that is shown, never below 0",
-    "demo/binaries.py": "the age of copies of the demo's programs",
     "spark/archive.py": "the age of files of a cache",
 }
 

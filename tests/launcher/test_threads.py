@@ -143,29 +143,29 @@ def test_a_look_at_a_publisher_that_shuts_down_that_ends_is_followed_by_another(
         assert looks._looking.fatal_error is None
 
 
-def test_what_a_clerk_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_he_can(at: At) -> None:
-    clerk, go = TimedExecutor("recorder", 0.05), threading.Event()
-    assert clerk.do(lambda: 1) == 1
+def test_what_a_executor_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_he_can(at: At) -> None:
+    executor, go = TimedExecutor("recorder", 0.05), threading.Event()
+    assert executor.run(lambda: 1) == 1
     done: list[str] = []
     with pytest.raises(CallTimedOut):
-        clerk.do(lambda: go.wait() and done.append("late"))
+        executor.run(lambda: go.wait() and done.append("late"))
     before = time.monotonic()
     for _ in range(100):
         with pytest.raises(CallTimedOut):
-            clerk.do(lambda: done.append("never"))
+            executor.run(lambda: done.append("never"))
     assert time.monotonic() - before < 4, "each of them waited"
     go.set()
     deadline = time.monotonic() + 30
     while True:
         try:
-            clerk.do(lambda: done.append("next"))
+            executor.run(lambda: done.append("next"))
             break
         except CallTimedOut:
             assert time.monotonic() < deadline
     assert done == ["late", "next"]
     with pytest.raises(psycopg.OperationalError):
-        clerk.do(lambda: (_ for _ in ()).throw(psycopg.OperationalError("x")))
-    clerk.close()
+        executor.run(lambda: (_ for _ in ()).throw(psycopg.OperationalError("x")))
+    executor.close()
 
 
 def test_a_store_that_answers_somebody_else_at_that_moment_is_an_error_of_the_store_all_the_same(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import psycopg
+from embedded import Server
 
-from pgsub.demo.servers import Server
 from pgsub.protocol.envelope import XLogData, parse
 from pgsub.publisher.connect import connect
 from pgsub.publisher.walsender import WalSender, start_options

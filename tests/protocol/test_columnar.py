@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psycopg
 import pytest
+from embedded import Server
 from encoding import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from recorded_streams import Stream, history, live, replay, set_up
 from test_hostile_bytes import mutate
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.demo.servers import Server
 from pgsub.protocol import columnar
 from pgsub.protocol.columnar import Changes, Messages, Rows
 from pgsub.protocol.columnar_copy import array_parameter, copy_stream, formats

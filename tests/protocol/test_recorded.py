@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from embedded import Server
 from encoding import encode
 from fix_proxy import Proxy
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.spool import Spool
 from pgsub.common.errors import ProtocolViolation
-from pgsub.demo.servers import Server
 from pgsub.protocol import envelope
 from pgsub.protocol.decoder import Decoder, decode_change, message_xid
 from pgsub.protocol.envelope import Keepalive

@@ -10,6 +10,7 @@ import socket
 
 import psycopg
 import pytest
+from embedded import Server
 from fix_servers import Database
 
 from pgsub.common.errors import (
@@ -21,7 +22,6 @@ from pgsub.common.errors import (
     StateForbids,
     UsageError,
 )
-from pgsub.demo.servers import Server
 from pgsub.publisher.connect import connect, is_replication, scalar
 from pgsub.publisher.faults import ServerError, classify, refused, translate
 from pgsub.target.session import connect as target

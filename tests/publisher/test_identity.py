@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 
 import pytest
+from embedded import Server
 from fix_servers import needs_wal_level_logical
 
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
-from pgsub.demo.servers import Server
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.publisher.connect import connect
 from pgsub.publisher.identity import (

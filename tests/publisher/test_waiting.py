@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
+from embedded import Server
 from fix_servers import Database
 
 from pgsub.common.errors import Fenced, TimeoutExpired
-from pgsub.demo.servers import Server
 from pgsub.publisher import slots
 from pgsub.publisher.connect import connect
 from pgsub.publisher.slot_creation import SlotWatch, long_transactions

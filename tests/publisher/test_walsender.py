@@ -11,9 +11,9 @@ import time
 
 import patience
 import pytest
+from embedded import Server
 
 from pgsub.common.errors import ApplyError, InternalError, PublisherUnavailable, ReplicationBroken, SlotLost
-from pgsub.demo.servers import Server
 from pgsub.protocol.envelope import Keepalive, parse, standby_status
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import walsender

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from embedded import Server
 from fix_clusters import upgraded
 from fix_program import one_error
 from fix_servers import Database
 from thorough import only_thorough
-
-from pgsub.demo.servers import Server
 
 TABLES = "CREATE TABLE kept (id int PRIMARY KEY, v text); CREATE TABLE later (id int)"
 #: Servers of Debian's packages, which come with all that pg_upgrade needs of the old one.

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from embedded import Server
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 from fix_program import until
@@ -18,7 +19,6 @@ from fix_servers import Database
 
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, PublisherUnavailable, TargetUnavailable
-from pgsub.demo.servers import Server
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import cleanup, plan
 

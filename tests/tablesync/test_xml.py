@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from embedded import Server
 from fix_pair import MakePair
 from fix_servers import Database, Servers, other_servers
 
 from pgsub.apply.rows import writer
 from pgsub.common.errors import SchemaFault
-from pgsub.demo.servers import Server
 
 #: Content, documents, what a declaration says, and a value that an UPDATE of another column does not send.
 VALUES = (

@@ -180,7 +180,7 @@ class LogReporter:
         self._flag: TroubleFlag | None = None
         self._state_dir = state_dir
         self._file = LogFile(path, self._told) if path else None
-        self._clerk = TimedExecutor("log", PATIENCE)
+        self._executor = TimedExecutor("log", PATIENCE)
         self._unheard = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
@@ -198,7 +198,7 @@ class LogReporter:
         written = record(level, text)
         try:
             unheard = self._unheard
-            self._clerk.do(lambda: self._write(written, unheard))
+            self._executor.run(lambda: self._write(written, unheard))
             self._unheard -= unheard
         except CallTimedOut:
             self._unheard += 1

@@ -176,9 +176,7 @@ class Create:
     ] = None
     connect: Annotated[
         bool | None,
-        typer.Option(
-            "--connect/--no-connect", show_default="--connect", help="Connect to the publisher, and to the target."
-        ),
+        typer.Option("--connect/--no-connect", show_default="--connect", help="Connect to the publisher at all."),
     ] = None
     create_slot: Annotated[
         bool | None,
@@ -208,7 +206,9 @@ class Create:
 class Checks:
     """How ``create`` goes about it."""
 
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Issue a notice if the name exists.")] = False
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Issue a notice if it exists, and end.")] = (
+        False
+    )
     dry_run: DryRun = False
     as_json: AsJson = False
     follow: Annotated[bool, typer.Option("--follow", help="Stay and replicate once everything is synchronized.")] = (

@@ -21,7 +21,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import LogText, StateStoreError, field, log_text
+from pgsub.common.errors import Log, LogText, StateStoreError, field, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
 from pgsub.launcher import faults
@@ -36,7 +36,6 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Pending
 from pgsub.target.session import origins
 
-Log = Callable[[str, LogText], None]
 Run = Callable[[Callable[[], None]], None]
 
 _COUNTED = ("changes_in_sets", "changes_folded", "serial_relations", "set_fallbacks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import fields
 
 from pgsub.catalog.rows import SlotRow
 from pgsub.catalog.store import StateStore
@@ -19,6 +20,8 @@ from pgsub.publisher import slots
 SECONDS = 5.0
 #: Over how many seconds the growth of the publisher's WAL is measured, and below how many it would only be noise.
 WINDOW, SHORTEST = 300.0, 20.0
+#: columns that are shown as the publisher has them
+_SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(slots.SlotState)} - {"inactive_since"}
 
 
 class SlotWatch:
@@ -78,25 +81,11 @@ class SlotWatch:
     def _row(self, state: slots.SlotState, waiting: Waiting | None) -> SlotRow:
         return SlotRow(
             state.name,
-            plugin=state.plugin,
             slot_type="logical" if state.plugin else "physical",
-            database=state.database,
-            active=state.active,
-            active_pid=state.active_pid,
-            restart_lsn=state.restart_lsn,
-            confirmed_flush_lsn=state.confirmed_flush_lsn,
-            wal_status=state.wal_status,
-            safe_wal_size=state.safe_wal_size,
-            two_phase=state.two_phase,
-            invalidation_reason=state.invalidation_reason,
-            failover=state.failover,
-            synced=state.synced,
-            conflicting=state.conflicting,
             inactive_since=utc_text(state.inactive_since) if state.inactive_since else None,
-            retained_bytes=state.retained_bytes,
             taken_at=utc_now(),
-            current_lsn=state.current_lsn,
             wal_bytes_per_second=self._rate(state.current_lsn),
             waiting_transactions=None if waiting is None else waiting.transactions,
             waiting_at_least=None if waiting is None else not waiting.complete,
+            **{name: getattr(state, name) for name in _SHARED},
         )
