@@ -60,7 +60,7 @@ class Unsupported:
 
 
 class Parameters:
-    """What ``create`` and ``alter`` store as it is given: fields of :class:`~pgsub.common.subscription.Subscription`."""
+    """What ``create`` and ``alter`` store as given: fields of :class:`~pgsub.common.subscription.Subscription`."""
 
     binary: Annotated[
         bool, typer.Option(help="Request the publisher to send the data in binary format (as opposed to text).")
