@@ -27,13 +27,13 @@ from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.refresh import diff, table_changes
-from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import ledger_session, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition
+from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
@@ -100,13 +100,8 @@ def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> N
 
 
 def _alter_with_servers(
-    options: AlterOptions,
-    store: StateStore,
-    sub: Subscription,
-    fields: dict[str, Any],
-    reporter: Reporter,
+    options: AlterOptions, store: StateStore, sub: Subscription, fields: dict[str, Any], reporter: Reporter
 ) -> None:
-
     conns = connections.new_connections(options, sub)
     with contextlib.ExitStack() as stack:
         reached = replace(sub, target=conns.secret("target", sub.target))
@@ -119,51 +114,67 @@ def _alter_with_servers(
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         connections.check(options, session, sub, fields, conns, reporter)
         if options.two_phase is not None and alter_options.asks_two_phase(options, sub):
-            stack.enter_context(alter_two_phase.alone(session, sub, options.state_dir))
+            stack.enter_context(alter_two_phase.exclusive_claim(session, sub, options.state_dir))
             new = replace(sub, **fields)
             fields |= alter_two_phase.alter(
                 session, new, connection, options.two_phase, reporter, strict=options.strict
             )
-        service = wanted = None
         if options.refreshes:
-            service = stack.enter_context(Service(store, options.state_dir, sub, reporter, shared=True))
-            new = replace(sub, **fields)
-            if options.copy_data is not False:
-                two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
-            with verified_publisher(session, new, connection) as source:
-                copies, named = options.copy_data is not False, options.named
-                wanted = diff.plan(session, source, new, copy_data=copies, named=named)
-                unconfirmed = _unconfirmed(source, sub, new)
-            preflight.report(wanted.found.warnings, reporter, strict=options.strict)
-            if unconfirmed:
-                _pass_creation(service, sub, options, unconfirmed, reporter)
+            _alter_and_refresh(options, session, store, sub, fields, conns, reporter)
+            return
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, conns):
-            if service is None or wanted is None:
-                if conns.params:
-                    _let_go_of_ends(store, options.state_dir, sub, served, reporter)
+            if not conns.params:
                 return
+            try:  # whoever goes on with the old servers, or takes them away, may do so once the command has returned
+                _await_old_workers(store, options.state_dir, sub, served)
+            except LockHeld:
+                reporter.warning(
+                    "workers of the old definition may still be running",
+                    f"The launcher has not ended them within {LET_GO_SECONDS:.0f} seconds; it has been told to.",
+                    f"See what runs:\npgsub status {sub.name}",
+                )
+
+
+def _alter_and_refresh(
+    options: AlterOptions,
+    session: psycopg.Connection,
+    store: StateStore,
+    sub: Subscription,
+    fields: dict[str, Any],
+    conns: NewConnections,
+    reporter: Reporter,
+) -> None:
+    """Write the definition and, once the workers of the old one have ended, change the tables."""
+    new, copies = replace(sub, **fields), options.copy_data is not False
+    with Service(store, options.state_dir, sub, reporter, shared=True) as service:
+        if copies:
+            two_phase.refuse_copy(session, sub.subid, two_phase.ALTER)
+        with verified_publisher(session, new, conns.secret("publisher", sub.connection)) as source:
+            wanted = diff.plan(session, source, new, copy_data=copies, named=options.named)
+            unconfirmed = _unconfirmed(source, sub, new)
+        preflight.report(wanted.found.warnings, reporter, strict=options.strict)
+        if unconfirmed:
+            _pass_creation(service, sub, options, unconfirmed, reporter)
+        served = store.server(sub.subid)
+        with _redefined(session, store, sub, fields, conns):
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
             if not service.alone:
-                _let_go(store, options.state_dir, sub, served)
-            _carry_out(session, wanted, options.deadline, reporter)
+                _await_old_workers(store, options.state_dir, sub, served)
+            try:
+                table_changes.carry_out(session, wanted, options.deadline)
+            except (psycopg.Error, KeyboardInterrupt):
+                reporter.warning(
+                    "the publications are changed, but perhaps not the tables",
+                    "The answer of the target is not known.",
+                    f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
+                )
+                raise
         record(session, wanted, store)
-        table_changes.tell(wanted, reporter)
+        table_changes.report_done(wanted, reporter)
         service.redefined(wanted.sub)
         session.close()
         finish(service, wanted, options)
-
-
-def _carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None, reporter: Reporter) -> None:
-    try:
-        table_changes.carry_out(session, wanted, deadline)
-    except (psycopg.Error, KeyboardInterrupt):
-        reporter.warning(
-            "the publications are changed, but perhaps not the tables",
-            "The answer of the target is not known.",
-            f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
-        )
-        raise
 
 
 def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subscription) -> int:
@@ -205,7 +216,6 @@ def _redefined(
     conns: NewConnections,
 ) -> Iterator[None]:
     """Write the definition, ledger first; taken back if what follows is refused."""
-
     present = sub
     try:
         for side, params in conns.params.items():
@@ -226,38 +236,16 @@ def _redefined(
             _follow(session, replace(sub, **fields), sub)
         raise
     finally:
-        _remove_passfiles(store.path.parent, sub.subid, present)
+        remove_passfiles(store.path.parent, sub.subid, present.connection, present.target)
 
 
 def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:
-
     if (before.name, before.slot_name) != (after.name, after.slot_name):
         subscriptions.redefine(session, after.subid, after.name, after.slot_name)
 
 
-def _remove_passfiles(folder: Path, subid: int, sub: Subscription) -> None:
-    """Those that no connection string names any more."""
-    for file in (folder / "passfiles").glob(f"{subid}.*"):
-        if not any(file.name in text for text in (sub.connection, sub.target)):
-            file.unlink(missing_ok=True)
-
-
-def _let_go_of_ends(
-    store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None, reporter: Reporter
-) -> None:
-    """Whoever goes on with the old servers, or takes them away, may do so once the command has returned."""
-    try:
-        _let_go(store, folder, sub, before)
-    except LockHeld:
-        reporter.warning(
-            "workers of the old definition may still be running",
-            f"The launcher has not ended them within {LET_GO_SECONDS:.0f} seconds; it has been told to.",
-            f"See what runs:\npgsub status {sub.name}",
-        )
-
-
-def _let_go(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:
-    """Until the launcher has ended the workers of the old definition, or nobody serves the subscription.
+def _await_old_workers(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:
+    """Wait until the launcher has ended the workers of the old definition, or nobody serves the subscription.
 
     :param before: who said that he serves it, before the definition changed; each start of workers says it anew.
     """

@@ -53,9 +53,17 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
             if tables:
                 store.journal(action, sub.subid, sub.name, {"tables": [_name(one) for one in tables]})
     for one in holds:
-        _tell_held(sub, one, reporter)
+        reporter.warning(
+            f'table "{_name(one)}" is held: transactions that change it and others are not applied as a whole any more',
+            detail="Its changes are kept in schema pgsub of the target, which grows by them, and the other tables go"
+            " on; until it is released the target shows states that the publisher never had.",
+            hint=f"When it is to go on:\npgsub alter {word(sub.name)} --release {word(_name(one))}",
+        )
     for one in releases:
-        _tell_released(sub, one, before[one.srrelid], reporter)
+        kept = counted(before[one.srrelid].changes, "kept change", ("is", "are"))
+        reporter.notice(f'table "{_name(one)}" is released: {kept} applied before any newer one of it')
+    if not sub.enabled:
+        reporter.notice(f"nothing is applied until the subscription is enabled: pgsub enable {word(sub.name)}")
 
 
 def _name(one: RelationState) -> str:
@@ -107,24 +115,3 @@ def _decide(
         if not told:
             reporter.notice("waiting for the end of a transaction that is being applied")
             told = True
-
-
-def _tell_held(sub: Subscription, one: RelationState, reporter: Reporter) -> None:
-    reporter.warning(
-        f'table "{_name(one)}" is held: transactions that change it and others are not applied as a whole any more',
-        detail="Its changes are kept in schema pgsub of the target, which grows by them, and the other tables go on;"
-        " until it is released the target shows states that the publisher never had.",
-        hint=f"When it is to go on:\npgsub alter {sub.name} --release {word(_name(one))}",
-    )
-    _tell_disabled(sub, reporter)
-
-
-def _tell_released(sub: Subscription, one: RelationState, before: held_tables.HeldTable, reporter: Reporter) -> None:
-    kept = counted(before.changes, "kept change", ("is", "are"))
-    reporter.notice(f'table "{_name(one)}" is released: {kept} applied before any newer one of it')
-    _tell_disabled(sub, reporter)
-
-
-def _tell_disabled(sub: Subscription, reporter: Reporter) -> None:
-    if not sub.enabled:
-        reporter.notice(f"nothing is applied until the subscription is enabled: pgsub enable {sub.name}")

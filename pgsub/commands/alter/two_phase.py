@@ -31,7 +31,7 @@ LET_GO_SECONDS = 45.0
 
 
 @contextlib.contextmanager
-def alone(
+def exclusive_claim(
     session: psycopg.Connection, sub: Subscription, folder: Path, doing: str = 'alter "two_phase"'
 ) -> Iterator[Claim]:
     """Keep the subscription's lock once its workers have ended, and fence any that lives on elsewhere.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands.alter.two_phase import alone
+from pgsub.commands.alter.two_phase import exclusive_claim
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.commands.subscription.enable_disable import require_disabled
@@ -53,7 +53,7 @@ def adopt(
     :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
     """
     known = subscriptions.identity(session, sub.subid)
-    with alone(session, sub, folder, "go over to an upgraded publisher") as claim:
+    with exclusive_claim(session, sub, folder, "go over to an upgraded publisher") as claim:
         must = must_use_password(session, sub)
         with connect_publisher(sub, connection, replication=True, must_use_password=must) as replication:
             who, state = identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")

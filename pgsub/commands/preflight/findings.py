@@ -12,6 +12,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
 from pgsub.publisher.tables import Name, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.ledger.subscriptions import RelationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,14 @@ class Table:
     def name(self) -> str:
         """Schema and name, unquoted, as the server's messages have them."""
         return f"{self.remote.schema}.{self.remote.name}"
+
+    def relation(self, state: str) -> RelationState:
+        """The table's row of the ledger.
+
+        :param state: srsubstate.
+        """
+        to = self.target
+        return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes)
 
     def document(self) -> dict[str, Any]:
         """The table object of the JSON documents; its schema is part of the contract."""

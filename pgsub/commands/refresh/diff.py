@@ -100,7 +100,6 @@ def plan(
     present = {rel.srrelid: rel for rel in subscriptions.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
     found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
-    state = "i" if copy_data else "r"
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
     _refuse_kept(session, sub, drop)
@@ -109,10 +108,7 @@ def plan(
     return Plan(
         sub,
         found,
-        tuple(
-            RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes)
-            for t in found.tables
-        ),
+        tuple(table.relation("i" if copy_data else "r") for table in found.tables),
         drop,
         tuple(Renamed(oid, *n) for oid, n in kept.items() if n != _recorded(present[oid])),
         again,

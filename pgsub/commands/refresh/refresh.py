@@ -58,7 +58,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
             with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
                 preflight.report(wanted.found.warnings, reporter, strict=options.strict)
-                table_changes.show(wanted, reporter)
+                table_changes.report_dry_run(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             with ledger_session(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
@@ -70,7 +70,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
                 if wanted.changes:
                     table_changes.carry_out(session, wanted, options.deadline)
                     record(session, wanted, store)
-            table_changes.tell(wanted, reporter)
+            table_changes.report_done(wanted, reporter)
             finish(service, wanted, options)
     return wanted
 

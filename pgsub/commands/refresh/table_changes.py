@@ -135,7 +135,7 @@ class _Attempt:
         )
 
 
-def tell(wanted: Plan, reporter: Reporter) -> None:
+def report_done(wanted: Plan, reporter: Reporter) -> None:
     """What was done: a summary, and each table in the log."""
     subname = wanted.sub.name
     for tables, what in (
@@ -148,7 +148,7 @@ def tell(wanted: Plan, reporter: Reporter) -> None:
     reporter.notice(f'subscription "{wanted.sub.name}": {wanted.summary()}')
 
 
-def show(wanted: Plan, reporter: Reporter) -> None:
+def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
     """What would be done to tables that are subscribed already (``--dry-run``)."""
     for rel in wanted.drop:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')

@@ -18,7 +18,7 @@ from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.stream.transactions import Kind
 from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.store import StateStore
-from pgsub.commands.alter import two_phase as alter_two_phase
+from pgsub.commands.alter.two_phase import exclusive_claim
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
 from pgsub.commands.skip.preview import transaction
@@ -107,7 +107,7 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
             confirm(found)
             with (
                 subscription_tables.maintenance(session, sub.subid, sub.name),
-                alter_two_phase.alone(session, sub, options.state_dir, "advance the replication origin") as claim,
+                exclusive_claim(session, sub, options.state_dir, "advance the replication origin") as claim,
             ):
                 _advance(session, store, sub, found, claim)
         reporter.notice(f"apply goes on from {format_lsn(found.to)} once the subscription is enabled")

@@ -15,9 +15,9 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import ledger_session
-from pgsub.commands.status.conflicts import TYPES
+from pgsub.commands.status.conflicts import check_type
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import StateForbids, UsageError
+from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger import skip, subscription_tables, subscriptions
@@ -45,10 +45,7 @@ def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm
     :raises StateForbids: no such table, or the type cannot be seen on this target.
     """
     rule = options.rule
-    if rule.conflict not in TYPES:
-        raise UsageError(
-            f'"{rule.conflict}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
-        )
+    check_type(rule.conflict)
     with StateStore.open(options.state_dir, create=False) as store:
         sub = store.subscription(options.name)
         with ledger_session(sub) as session:

@@ -5,7 +5,6 @@ The server writes conflicts to its log only (``replication/logical/conflict.c``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,15 +71,21 @@ def conflicts(
     :raises SubscriptionNotFound: there is none of that name, and no conflict of one.
     :raises UsageError: no such type.
     """
-    if conflict_type is not None and conflict_type not in TYPES:
-        raise UsageError(
-            f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
-        )
+    if conflict_type is not None:
+        check_type(conflict_type)
     with StateStore.open(folder, create=False) as store, store.snapshot():
         subid = _subid(store, name)
         begin = None if since is None else ago(since)
         rows = store.conflicts(subid, limit + 1, conflict_type=conflict_type, table=table, since=begin)
         return Conflicts(name, rows[:limit], len(rows) > limit, store.conflicts_dropped(subid))
+
+
+def check_type(conflict_type: str) -> None:
+    """:raises UsageError: there is no such type."""
+    if conflict_type not in TYPES:
+        raise UsageError(
+            f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
+        )
 
 
 def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
@@ -137,12 +142,8 @@ def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
 
     :param local: one of ``local_conflicts``.
     """
-    return list(_compare(row.remote_tuple or row.replica_identity or {}, local.get("row") or {}))
-
-
-def _compare(remote: dict[str, Any], local: dict[str, Any]) -> Iterator[Compared]:
-    for column in (*remote, *(name for name in local if name not in remote)):
-        yield Compared(column, remote.get(column, ABSENT), local.get(column, ABSENT))
+    sent, present = row.remote_tuple or row.replica_identity or {}, local.get("row") or {}
+    return [Compared(name, sent.get(name, ABSENT), present.get(name, ABSENT)) for name in {**sent, **present}]
 
 
 def document(row: ConflictRow) -> dict[str, Any]:

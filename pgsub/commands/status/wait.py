@@ -78,9 +78,14 @@ def _condition(options: WaitOptions, store: StateStore) -> Condition:
         assert options.lsn is not None
         return _reached(options.lsn)
     if options.condition == "caught-up":
-        synced, reached = _synced(options, store), _reached(_publisher_position(options, store))
+        from pgsub.publisher.position import committed_position
+
+        sub = store.subscription(options.name)  # awaited is that apply gets to where the publisher is now
+        synced, reached = _synced(options, store), _reached(committed_position(sub.connection, sub.name))
         return lambda *now: synced(*now) or reached(*now) or _released(*now)
-    return {"disabled": _disabled, "two-phase": _two_phase}.get(options.condition, _errored)
+    if options.condition == "error":
+        return lambda store, sub: None if store.errors(sub.subid) else "The subscription has no error."
+    return {"disabled": _disabled, "two-phase": _two_phase}[options.condition]
 
 
 def _synced(options: WaitOptions, store: StateStore) -> Condition:
@@ -130,18 +135,6 @@ def _two_phase(store: StateStore, subscription: Subscription) -> str | None:
     if subscription.two_phase != "p" or not store.relations(subscription.subid):
         return None
     return "two_phase is pending."
-
-
-def _errored(store: StateStore, subscription: Subscription) -> str | None:
-    return None if store.errors(subscription.subid) else "The subscription has no error."
-
-
-def _publisher_position(options: WaitOptions, store: StateStore) -> int:
-    """Where the publisher is now; what is awaited is that apply gets there."""
-    from pgsub.publisher.position import committed_position
-
-    sub = store.subscription(options.name)
-    return committed_position(sub.connection, sub.name)
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:

@@ -7,7 +7,6 @@ next one of the same name and state store.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,17 +88,15 @@ def register(
     :param deadline: of ``time.monotonic()``, until which the publisher may take to create the slot.
     :raises TimeoutExpired: it took longer.
     """
-    state = "i" if made.copy_data else "r"
-    relations = [
-        RelationState(t.target.oid, t.target.schema, t.target.name, state, copy_bytes=t.remote.bytes) for t in tables
-    ]
+    relations = [table.relation("i" if made.copy_data else "r") for table in tables]
     creates = made.create_slot and replication is not None
     folder = store.path.parent
     schema.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
     if creates:
-        _write_note(folder, sub)
+        with open(open_private(_note(folder, sub.subid)), "w") as note:
+            note.write(sub.slot_name or "")
     subscriptions.register(
         session,
         sub.subid,
@@ -137,8 +134,15 @@ def _connect_slot(
     *,
     creates: bool,
 ) -> None:
+    """Create the slot, or use the one that is there, and record its position with the publisher's identity."""
     who = identity.identify(replication)
-    position = _create_slot(replication, sub, deadline, reporter) if creates else _given_position(replication, sub)
+    state = None if creates or sub.slot_name is None else slots.slot_state(replication, sub.slot_name)
+    position = (state.confirmed_flush_lsn or 0) if state is not None else 0  # 0: the slot will be made later
+    if creates and sub.slot_name is not None:
+        two_phase_slot = sub.two_phase == two_phase.ENABLED
+        # the publisher first waits for every transaction that writes now
+        with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
+            position = slots.create_slot(replication, sub.slot_name, two_phase=two_phase_slot, failover=sub.failover)
     failpoints.point("create.after_slot")
     subscriptions.slot_created(
         session,
@@ -149,23 +153,6 @@ def _connect_slot(
         timeline=who.timeline,
         position=position,
     )
-
-
-def _create_slot(
-    replication: publisher.Connection, sub: Subscription, deadline: float | None, reporter: Reporter
-) -> int:
-    """The new slot's consistent point. The publisher first waits for every transaction that writes now."""
-    assert sub.slot_name is not None
-    with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
-        return slots.create_slot(
-            replication, sub.slot_name, two_phase=sub.two_phase == two_phase.ENABLED, failover=sub.failover
-        )
-
-
-def _given_position(replication: publisher.Connection, sub: Subscription) -> int:
-    """What a slot that exists already has confirmed; 0 where it will be made later."""
-    state = slots.slot_state(replication, sub.slot_name) if sub.slot_name is not None else None
-    return (state.confirmed_flush_lsn or 0) if state is not None else 0
 
 
 def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationState]) -> None:
@@ -200,21 +187,6 @@ def _note(folder: Path, subid: int) -> Path:
     What the ledger says of one is not enough to drop a slot: whoever owns it may have written any name there.
     """
     return folder / f"creating-{subid}"
-
-
-def _write_note(folder: Path, sub: Subscription) -> None:
-    descriptor = open_private(_note(folder, sub.subid))
-    try:
-        os.pwrite(descriptor, (sub.slot_name or "").encode(), 0)
-    finally:
-        os.close(descriptor)
-
-
-def _noted(folder: Path, subid: int) -> str | None:
-    try:
-        return _note(folder, subid).read_text(errors="replace")
-    except OSError:
-        return None
 
 
 def find_interrupted(
@@ -272,8 +244,9 @@ def _undo_leftover(
     leftover: InterruptedCreate,
     folder: Path,
 ) -> None:
-    lock = subscription_lock(folder, leftover.subid)
-    if leftover.slot_intent and _noted(folder, leftover.subid) != leftover.slot_name:
+    lock, note = subscription_lock(folder, leftover.subid), _note(folder, leftover.subid)
+    noted = note.read_text(errors="replace") if note.exists() else None
+    if leftover.slot_intent and noted != leftover.slot_name:
         raise _unknown_leftover(name, leftover)
     if not lock.acquire():
         raise lock_held(lock, f'subscription "{name}", which is being created,')
@@ -281,16 +254,18 @@ def _undo_leftover(
         if replication is not None and leftover.slot_name is not None and leftover.slot_intent:
             slots.drop_slot(replication, leftover.slot_name)
         subscriptions.forget(session, leftover.subid)
-        _note(folder, leftover.subid).unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         remove_passfiles(folder, leftover.subid)
     finally:
         lock.release(unlink=True)
 
 
-def remove_passfiles(folder: Path, subid: int) -> None:
+def remove_passfiles(folder: Path, subid: int, *named_in: str) -> None:
     """Remove the passwords of a subscription.
 
     :param folder: the state folder.
+    :param named_in: connection strings whose files stay.
     """
     for file in (folder / "passfiles").glob(f"{subid}.*"):
-        file.unlink(missing_ok=True)
+        if not any(file.name in text for text in named_in):
+            file.unlink(missing_ok=True)
