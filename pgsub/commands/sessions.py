@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 
-from pgsub.common.errors import PublisherUnavailable
+from pgsub.catalog.store import StateStore
+from pgsub.common.errors import LockHeld, PublisherUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.target.ledger import owner, schema, subscriptions
+from pgsub.target.ledger import owner, schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, is_superuser
 from pgsub.target.session.owner import must_use_password
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
+#: What launchers write, and commands that do not wait for each other because each writes one field.
+_APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase")
 
 
 def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:
@@ -47,6 +51,36 @@ def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
             yield session
         except psycopg.Error as error:
             raise target.translate(error, "change the subscription on the target") from None
+
+
+@contextlib.contextmanager
+def maintenance(session: psycopg.Connection, store: StateStore, sub: Subscription) -> Iterator[None]:
+    """Hold the subscription against other commands that change it, as it was when the command read it.
+
+    :param sub: what was read before the lock was held.
+    :raises LockHeld: another command changes it, or has changed it since it was read.
+    """
+    with subscription_tables.maintenance(session, sub.subid, sub.name):
+        check_unchanged(store, sub)
+        yield
+
+
+def check_unchanged(store: StateStore, sub: Subscription) -> None:
+    """Refuse to go on from a definition that is not the present one: the other command's change would be undone.
+
+    Mirrors "tuple concurrently updated" (CatalogTupleUpdate).
+
+    :raises LockHeld: another command has changed the subscription since it was read.
+    :raises SubscriptionNotFound: it was dropped.
+    """
+    store.require(sub.subid)
+    now = store.subscription_by_id(sub.subid)
+    if now is None or replace(now, **{name: getattr(sub, name) for name in _APART}) != sub:
+        raise LockHeld(
+            f'subscription "{sub.name}" was changed by another command meanwhile',
+            detail="Nothing was changed by this one.",
+            hint="Try again.",
+        )
 
 
 def connect_publisher(

@@ -30,7 +30,7 @@ from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
-from pgsub.commands.sessions import ledger_session, verified_publisher
+from pgsub.commands.sessions import check_unchanged, ledger_session, maintenance, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription import definition
 from pgsub.commands.subscription.registration import remove_passfiles
@@ -41,7 +41,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase
 
 __all__ = ["AlterOptions", "alter"]
 
@@ -93,6 +93,7 @@ def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> N
     shown = {name: value for name, value in fields.items() if name not in ("connection", "target")}
     shown |= dict.fromkeys(fields.keys() & {"connection", "target"}, "changed")
     with store.batch():
+        check_unchanged(store, sub)
         store.alter(sub.subid, **fields)
         if fields.get("slot_name", "") is None:
             store.put_slot(sub.subid, None)
@@ -109,7 +110,7 @@ def _alter_with_servers(
         if options.target is not None:
             connections.share_ledger(sub, reached.target)
         session = stack.enter_context(ledger_session(reached))
-        stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
+        stack.enter_context(maintenance(session, store, sub))
         if options.publisher_upgraded:
             upgraded_publisher.adopt(session, store, sub, connection, options.state_dir, reporter)
         connections.check(options, session, sub, fields, conns, reporter)
@@ -231,8 +232,9 @@ def _redefined(
         yield
     except PgsubError:  # of others it is not known how far they got: the new definition is right either way
         with contextlib.suppress(PgsubError, psycopg.Error):  # what failed before is what the user must see
-            store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
-            present = sub
+            if present is not sub:
+                store.alter(sub.subid, **{name: getattr(sub, name) for name in fields})
+                present = sub
             _follow(session, replace(sub, **fields), sub)
         raise
     finally:

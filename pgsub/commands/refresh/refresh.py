@@ -15,13 +15,13 @@ from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service, ServiceOptions
-from pgsub.commands.sessions import ledger_session, verified_publisher
+from pgsub.commands.sessions import ledger_session, maintenance, verified_publisher
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
-from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.sql.truncate import TruncatedTable
 
 #: Asked before tables are emptied; raises where the answer is no.
@@ -61,7 +61,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-            with ledger_session(sub) as session, subscription_tables.maintenance(session, sub.subid, sub.name):
+            with ledger_session(sub) as session, maintenance(session, store, sub):
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
                 preflight.report(wanted.found.warnings, reporter, strict=options.strict)

@@ -12,7 +12,7 @@ import psycopg
 from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.sessions import connect_target
+from pgsub.commands.sessions import connect_target, maintenance
 from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import failpoints
@@ -26,7 +26,6 @@ from pgsub.target.ledger import (
     owner,
     schema,
     skipped_changes,
-    subscription_tables,
     subscriptions,
     two_phase,
     workers,
@@ -73,7 +72,7 @@ def drop(options: DropOptions, *, reporter: Reporter) -> None:
         with _alone(store, options.state_dir, sub) as lock:
             lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
             if not options.keep_target:
-                _forget(sub, options, reporter, lost=lost)
+                _forget(store, sub, options, reporter, lost=lost)
             else:
                 if not options.keep_slot:
                     drop_slots(sub, None, None, reporter, lost=lost)
@@ -109,11 +108,11 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
         lock.release()
 
 
-def _forget(sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
+def _forget(store: StateStore, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
     """Remove the subscription from both servers. Slots first: as long as one may be there the ledger names it."""
     with _target(sub) as session:
         try:
-            with subscription_tables.maintenance(session, sub.subid, sub.name):
+            with maintenance(session, store, sub):
                 _remove(session, sub, options, reporter, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
