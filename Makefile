@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 # Tests wait for servers and Spark more than they compute.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(3, min(4, os.cpu_count() or 2)))')
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1) + 1))')
 ARGS ?=
 # What runs PostgreSQL's own subscription tests with pgsub as the subscriber.
 COMPAT ?= ../shared/tap/run

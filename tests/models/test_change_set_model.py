@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from change_set_model import Rules
 from change_set_trials import Difference, compare
+from thorough import only_thorough
 
 BATCHES = 20_000
 
@@ -43,6 +44,7 @@ BROKEN: dict[str, tuple[Rules, set[Difference]]] = {
 }
 
 
+@only_thorough
 @pytest.mark.parametrize(("rules", "differences"), BROKEN.values(), ids=BROKEN.keys())
 def test_it_is_found_out_when(rules: Rules, differences: set[Difference]) -> None:
     found = compare(rules, unique=False, batches=BATCHES)

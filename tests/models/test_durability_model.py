@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from durability_model import Durability, Failure, Rules
 from model_explorer import explore
+from thorough import only_thorough, thorough
 
 SOUND: dict[str, Rules] = {
     "all rules hold": Rules(),
-    "the restart of the streams guards alone": Rules(compare_and_set=False),
+    **dict(thorough([("the restart of the streams guards alone", Rules(compare_and_set=False))])),
 }
 
 
@@ -20,6 +21,7 @@ def test_a_crash_of_the_target_loses_doubles_and_strands_nothing_when(rules: Rul
     assert found.stranded == 0
 
 
+@only_thorough
 def test_compare_and_set_alone_loses_nothing_but_may_wait_for_ever_for_the_next_transaction() -> None:
     found = explore(Durability(Rules(lost_session_restarts_the_streams=False)))
     assert found.failure is None, found.trace
@@ -55,6 +57,7 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
 }
 
 
+@only_thorough
 @pytest.mark.parametrize(("rules", "failure"), BROKEN.values(), ids=BROKEN.keys())
 def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     found = explore(Durability(rules))

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 from handover_model import Failure, Handover, Rules
 from model_explorer import explore
-from thorough import thorough
+from thorough import only_thorough, thorough
 
-#: What the program does, with every freedom that it takes, and what it does without a claim. Nothing of the program is
-#: part of a model, so the other designs are only explored again where a model is worked on.
+#: What the program does, with every freedom that it takes. Nothing of the program is part of a model, so the other
+#: designs, and those that are wrong, are only explored again where a model is worked on (``make thorough``).
 SOUND: dict[str, Rules] = {
-    "the sync worker waits until apply is behind it": Rules(),
-    "claims, keepalives move remote_lsn, r follows the received position": Rules(
-        claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
-    ),
     "the sync worker claims before it copies, with every freedom": Rules(
         claims_before_the_copy=True,
         claims=True,
@@ -23,6 +19,10 @@ SOUND: dict[str, Rules] = {
     ),
 }
 OTHERS: dict[str, Rules] = {
+    "the sync worker waits until apply is behind it": Rules(),
+    "claims, keepalives move remote_lsn, r follows the received position": Rules(
+        claims=True, keepalives_move_remote_lsn=True, ready_by_received_position=True
+    ),
     "keepalives move remote_lsn": Rules(keepalives_move_remote_lsn=True),
     "r follows the received position": Rules(ready_by_received_position=True),
     "keepalives move remote_lsn and r follows the received position": Rules(
@@ -112,6 +112,7 @@ BROKEN: dict[str, tuple[Rules, Failure]] = {
 }
 
 
+@only_thorough
 @pytest.mark.parametrize(("rules", "failure"), BROKEN.values(), ids=BROKEN.keys())
 def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     found = explore(Handover(rules))
@@ -119,6 +120,7 @@ def test_it_is_found_out_when(rules: Rules, failure: Failure) -> None:
     assert found.trace
 
 
+@only_thorough
 def test_a_claim_that_nobody_takes_away_strands_apply_when_the_sync_worker_fails_for_good() -> None:
     found = explore(Handover(Rules(claims=True, sync_may_fail_for_good=True, apply_takes_a_claim_away=False)))
     assert found.failure is None
@@ -126,6 +128,7 @@ def test_a_claim_that_nobody_takes_away_strands_apply_when_the_sync_worker_fails
     assert found.stranded > 0
 
 
+@only_thorough
 def test_a_claim_that_nobody_takes_away_strands_nobody_while_the_sync_worker_comes_back() -> None:
     found = explore(Handover(Rules(claims=True, apply_takes_a_claim_away=False)))
     assert found.failure is None
