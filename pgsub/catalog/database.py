@@ -212,17 +212,11 @@ class Database:
         return version
 
     def _upgrade(self) -> None:
-        # one process at a time: the change to WAL does not wait for others, and the backup must precede the steps
-        lock = Lock(self.path.with_name("upgrade.lock"))
-        if not lock.acquire(_BUSY_SECONDS):
-            raise StateStoreError(f'state store "{self.path}" is being upgraded by another process')
-        try:
+        with _alone(self.path, "upgraded"):
             if not self._is_current():
                 self.rows("PRAGMA journal_mode = WAL")
                 with self._errors():
                     migrate(self._connection, self.path)
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -265,15 +259,24 @@ def _copy(path: Path) -> sqlite3.Connection | None:
     return None
 
 
+@contextlib.contextmanager
+def _alone(path: Path, work: str) -> Iterator[None]:
+    """One process at a time: the change to WAL does not wait for others, and the backup must precede the steps."""
+    lock = Lock(path.with_name("upgrade.lock"))
+    if not lock.acquire(_BUSY_SECONDS):
+        raise StateStoreError(f'state store "{path}" is being {work} by another process')
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _create(path: Path) -> None:
     """A new file appears with all its tables: whoever sees it may read it."""
     if os.path.lexists(path):
         return
-    lock = Lock(path.with_name("upgrade.lock"))
-    if not lock.acquire(_BUSY_SECONDS):
-        raise StateStoreError(f'state store "{path}" is being created by another process')
     draft = path.with_name(f"{path.name}.new")
-    try:
+    with _alone(path, "created"):
         if os.path.lexists(path):
             return
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -283,8 +286,6 @@ def _create(path: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             migrate(connection, draft)
         draft.rename(path)
-    finally:
-        lock.release()
 
 
 def _translated(path: Path, error: sqlite3.Error) -> PgsubError:

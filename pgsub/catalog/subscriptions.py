@@ -32,8 +32,7 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "binary": ("subbinary", BOOL),
     "streaming": ("substream", choice({"off": "f", "on": "t", "parallel": "p"})),
     "synchronous_commit": ("subsynccommit", TEXT),
-    # NULL where it was created before the option was there
-    "wal_receiver_timeout": ("subwalrcvtimeout", Kind(TEXT.encode, lambda text: TEXT.decode(text or "-1"))),
+    "wal_receiver_timeout": ("subwalrcvtimeout", TEXT),
     "two_phase": ("subtwophasestate", _words("d", "p", "e")),
     "disable_on_error": ("subdisableonerr", BOOL),
     "password_required": ("subpasswordrequired", BOOL),
@@ -57,10 +56,6 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
 #: what maybe_reread_subscription() does not restart a worker for
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase"}
 _SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())} FROM pg_subscription"
-_INSERT = (
-    f"INSERT INTO pg_subscription ({', '.join(column for column, _ in _COLUMNS.values())}, pgsub_options_changed_at)"
-    f" VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
-)
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
 _URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(SECRETS)) + ")=)")
 
@@ -110,11 +105,12 @@ class SubscriptionCatalog:
         :param subscription: its conninfos name no password.
         :raises SubscriptionExists: if the name is taken.
         """
-        fields = {field: getattr(subscription, field) for field in _COLUMNS}
-        values = _encode(fields)
+        values = _encode({field: getattr(subscription, field) for field in _COLUMNS})
+        values["pgsub_options_changed_at"] = utc_now()
+        sql = f"INSERT INTO pg_subscription ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
         with self._database.transaction():
             self._refuse_name(subscription.name)
-            self._database.run(_INSERT, *values.values(), utc_now())
+            self._database.run(sql, *values.values())
             self._database.run("INSERT INTO pgsub_stats (subid) VALUES (?)", subscription.subid)
 
     def remove_subscription(self, subid: int) -> None:

@@ -59,11 +59,11 @@ def origin_advance(
         introduction = "To see what would be lost, and then:"
         require_terminal("advancing a replication origin", introduction, [*words, "--preview"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.skip.origin_advance import AdvanceOptions, document
+    from pgsub.commands.skip.origin_advance import document
     from pgsub.commands.skip.origin_advance import origin_advance as advance
 
-    options = AdvanceOptions(name, current.state_dir, to, preview)
-    found = document(advance(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask))
+    ask, reporter = agreed if yes else _ask, ConsoleReporter()
+    found = document(advance(current.state_dir, name, to, preview=preview, reporter=reporter, confirm=ask))
     if as_json:
         emit_document("origin-advance", {"preview": preview, **found})
     elif preview:

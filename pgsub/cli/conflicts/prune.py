@@ -41,11 +41,10 @@ def prune(name: str, *, replayed: bool, older_than: float | None, dry_run: bool,
             [*words, "--yes"],
         )
     current.take_environment()
-    from pgsub.commands.skip.prune import PruneOptions
     from pgsub.commands.skip.prune import prune as remove
 
-    options = PruneOptions(name, current.state_dir, replayed, older_than, dry_run)
-    found = remove(options, confirm=agreed if yes else _ask)
+    ask = agreed if yes else _ask
+    found = remove(current.state_dir, name, replayed=replayed, older_than=older_than, dry_run=dry_run, confirm=ask)
     if as_json:
         content = {"dry_run": dry_run, "waiting": found.waiting, "replayed": found.replayed, "bytes": found.bytes}
         emit_document("conflicts", {"subscription": name, "prune": content})

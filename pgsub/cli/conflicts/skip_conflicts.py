@@ -22,11 +22,11 @@ def skip(name: str, conflict: str, table: str, limit: int, *, yes: bool, as_json
         words = ["pgsub", "skip-lsn", name, "--conflict", conflict, "--table", table, "--limit", str(limit), "--yes"]
         require_terminal("skipping changes", "Then:", words)
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.skip.skip_conflicts import SkipConflictsOptions, skip_conflicts
+    from pgsub.commands.skip.skip_conflicts import skip_conflicts
     from pgsub.common.conflict_rules import SKIP, Rule
 
-    options = SkipConflictsOptions(name, current.state_dir, Rule(table, conflict, SKIP, limit))
-    rules = skip_conflicts(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask)
+    rule, ask = Rule(table, conflict, SKIP, limit), agreed if yes else _ask
+    rules = skip_conflicts(current.state_dir, name, rule, reporter=ConsoleReporter(), confirm=ask)
     if as_json:
         shown = [{"conflict": one.conflict, "table": one.table, "limit": one.limit} for one in rules]
         emit_document("skip-lsn", {"preview": False, "subscription": name, "rules": shown})

@@ -136,15 +136,15 @@ def _skip(options: Any, yes: bool, as_json: bool) -> None:
     from pgsub.commands.skip.skip_lsn import skip_lsn as skip_transaction
     from pgsub.protocol.lsn import format_lsn
 
-    done = skip_transaction(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask)
+    skipped, previous = skip_transaction(options, reporter=ConsoleReporter(), confirm=agreed if yes else _ask)
     if as_json:
         content = {
             "preview": False,
-            "subscription": done.name,
-            "subskiplsn": format_lsn(done.skip.lsn if done.skip else 0),
-            "lsns": [format_lsn(lsn) for lsn in done.skip.lsns] if done.skip else [],
-            "rows_mode": done.skip.rows if done.skip else None,
-            "previous": format_lsn(done.previous.lsn if done.previous else 0),
+            "subscription": options.name,
+            "subskiplsn": format_lsn(skipped.lsn if skipped else 0),
+            "lsns": [format_lsn(lsn) for lsn in skipped.lsns] if skipped else [],
+            "rows_mode": skipped.rows if skipped else None,
+            "previous": format_lsn(previous.lsn if previous else 0),
         }
         emit_document("skip-lsn", content)
 

@@ -87,5 +87,5 @@ def create(**given: Any) -> None:
     # who follows sees the log as pgsub run shows it
     with ConsoleReporter(log_from=0 if wanted.follow else 1) as reporter:
         result = create_subscription(wanted, reporter=reporter)
-    if result.plan is not None:
-        plan.show("create", wanted.name, result.plan, result.plan.document() if given["as_json"] else None)
+    if result is not None:
+        plan.show("create", wanted.name, result, result.document() if given["as_json"] else None)

@@ -47,11 +47,16 @@ def drop(
     if not yes:
         _confirm(name, if_exists, keep_slot, keep_target)
     from pgsub.cli.output.reporting import ConsoleReporter
-    from pgsub.commands.subscription.drop import DropOptions
     from pgsub.commands.subscription.drop import drop as drop_subscription
 
-    options = DropOptions(name, current.state_dir, if_exists, keep_slot, keep_target)
-    drop_subscription(options, reporter=ConsoleReporter())
+    drop_subscription(
+        current.state_dir,
+        name,
+        if_exists=if_exists,
+        keep_slot=keep_slot,
+        keep_target=keep_target,
+        reporter=ConsoleReporter(),
+    )
 
 
 def _confirm(name: str, if_exists: bool, keep_slot: bool, keep_target: bool) -> None:

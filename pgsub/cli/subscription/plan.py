@@ -9,7 +9,7 @@ from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.progress import size
 
 if TYPE_CHECKING:
-    from pgsub.commands.preflight import Preflight, Table
+    from pgsub.commands.preflight.findings import Preflight, Table
 
 _COLUMNS = ("table", "copy", "chunks", "rows", "size", "target", "reason")
 _MODES = {"none": "no", "atomic": "one transaction", "chunked": "chunks"}

@@ -19,13 +19,13 @@ import psycopg
 from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import ServerRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import preflight
 from pgsub.commands.alter import connections, upgraded_publisher
 from pgsub.commands.alter import options as alter_options
 from pgsub.commands.alter import two_phase as alter_two_phase
 from pgsub.commands.alter.connections import NewConnections
 from pgsub.commands.alter.hold import hold
 from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.preflight import findings, servers
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.refresh import finish, record
 from pgsub.commands.reporter import Reporter
@@ -86,7 +86,7 @@ def _check_tables(
     """Tables that rules name for the first time should be there; without a refresh so far nobody knows any."""
     known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
     rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
-    preflight.report(preflight.tables_of_rules(rules, known), reporter, strict=options.strict)
+    findings.report(servers.tables_of_rules(rules, known), reporter, strict=options.strict)
 
 
 def _store(store: StateStore, sub: Subscription, fields: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ def _alter_and_refresh(
         with verified_publisher(session, new, conns.secret("publisher", sub.connection)) as source:
             wanted = diff.plan(session, source, new, copy_data=copies, named=options.named)
             unconfirmed = _unconfirmed(source, sub, new)
-        preflight.report(wanted.found.warnings, reporter, strict=options.strict)
+        findings.report(wanted.found.warnings, reporter, strict=options.strict)
         if unconfirmed:
             _pass_creation(service, sub, options, unconfirmed, reporter)
         served = store.server(sub.subid)

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands import preflight
 from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.preflight import findings, servers
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts, verify_publisher
 from pgsub.commands.subscription import definition, password_required
@@ -88,7 +88,7 @@ def check(
     if options.target is not None:
         fields |= _new_target(session, sub, reporter)
     if options.target is not None or "on_conflict" in fields:
-        preflight.check_conflict_rules(session, replace(sub, **fields).on_conflict)
+        servers.check_conflict_rules(session, replace(sub, **fields).on_conflict)
     connection = conns.secret("publisher", sub.connection)
     stored = options.connection is None and password_required.stored(sub, options.state_dir)
     password_required.check(
@@ -108,7 +108,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
 
     :return: the fields that depend on the role.
     """
-    warnings = preflight.check_target(session)
+    warnings = servers.check_target(session)
     subscriptions.identity(session, sub.subid)
     facts = target_facts(session)
     if sub.dboid and facts["dboid"] != sub.dboid:
@@ -118,7 +118,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
             hint="A subscription stays with its database. Create another one for another target.",
         )
     _check_prepared(session, sub)
-    preflight.report(warnings, reporter)
+    findings.report(warnings, reporter)
     return {"owner": facts["owner"], "unavailable": tuple(w.unavailable for w in warnings if w.unavailable)}
 
 
@@ -142,7 +142,7 @@ def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: s
     if sub.slot_name is None:
         return
     with connect_publisher(sub, connection) as source:
-        preflight.check_other_database(source, session)
+        servers.check_other_database(source, session)
         state = slots.slot_state(source, sub.slot_name)
     if state is None or state.wal_status == "lost":
         reporter.warning(

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsub.catalog.locks import subscription_lock
-from pgsub.commands import preflight
+from pgsub.commands.preflight import findings, servers
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common import failpoints
@@ -75,8 +75,8 @@ def _enable(
     session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter, *, strict: bool
 ) -> None:
     with connect_publisher(sub, connection) as source:
-        warnings = preflight.check_two_phase(session, source)
-    preflight.report(warnings, reporter, strict=strict)
+        warnings = servers.check_two_phase(session, source)
+    findings.report(warnings, reporter, strict=strict)
     two_phase.ask_for(session, sub.subid)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from pgsub.commands import preflight
-from pgsub.commands.preflight import Preflight
+from pgsub.commands.preflight import tables
+from pgsub.commands.preflight.findings import Preflight
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
@@ -99,7 +99,7 @@ def plan(
     oids = {(schema, name): oid for schema, name, oid in rows}
     present = {rel.srrelid: rel for rel in subscriptions.relations(session, sub.subid)}
     known = {name for name in names if oids.get(name) in present}
-    found = preflight.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
+    found = tables.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
     _refuse_kept(session, sub, drop)

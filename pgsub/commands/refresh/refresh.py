@@ -10,7 +10,7 @@ import psycopg
 
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
-from pgsub.commands import preflight
+from pgsub.commands.preflight import findings
 from pgsub.commands.refresh import diff, table_changes
 from pgsub.commands.refresh.diff import Plan
 from pgsub.commands.reporter import Reporter
@@ -57,14 +57,14 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
         if options.dry_run:
             with ledger_session(sub) as session, verified_publisher(session, sub, sub.connection) as source:
                 wanted = _plan(session, source, sub, options)
-                preflight.report(wanted.found.warnings, reporter, strict=options.strict)
+                findings.report(wanted.found.warnings, reporter, strict=options.strict)
                 table_changes.report_dry_run(wanted, reporter)
                 return wanted
         with Service(store, options.state_dir, sub, reporter, shared=True) as service:
             with ledger_session(sub) as session, maintenance(session, store, sub):
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
-                preflight.report(wanted.found.warnings, reporter, strict=options.strict)
+                findings.report(wanted.found.warnings, reporter, strict=options.strict)
                 if wanted.emptied:
                     confirm(wanted.emptied)
                 if wanted.changes:

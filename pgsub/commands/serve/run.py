@@ -36,17 +36,9 @@ class RunOptions:
     timeout: float | None = None
     master: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
-    log_file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How each subscription's service ended; empty for a run without a bound."""
-
-    ended: tuple[Ended, ...]
-
-
-def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
+def run(options: RunOptions, *, reporter: Reporter) -> None:
     """Serve subscriptions until stopped, or until the bound is reached.
 
     :raises SubscriptionNotFound: a name is unknown.
@@ -87,7 +79,6 @@ def run(options: RunOptions, *, reporter: Reporter) -> RunResult:
         )
         ended = launcher.run(stop, options.timeout)
     raise_first(ended)
-    return RunResult(tuple(ended))
 
 
 def _look_for_subscriptions(store: StateStore, bounded: bool, reporter: Reporter) -> None:

@@ -38,16 +38,6 @@ from pgsub.target.session import origins
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-@dataclass(frozen=True, slots=True)
-class AdvanceOptions:
-    """What the command line says."""
-
-    name: str
-    state_dir: Path
-    lsn: int
-    preview: bool = False
-
-
 @dataclass(slots=True)
 class SkippedRange:
     """What lies between the present position and the wanted one.
@@ -87,19 +77,23 @@ class SkippedRange:
 Confirm = Callable[[SkippedRange], None]
 
 
-def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Confirm) -> SkippedRange:
+def origin_advance(
+    folder: Path, name: str, lsn: int, *, preview: bool = False, reporter: Reporter, confirm: Confirm
+) -> SkippedRange:
     """Move the position behind transactions that are never to be applied; with ``preview`` only look.
 
+    :param folder: the state folder.
+    :param lsn: the new position.
     :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
     """
-    with StateStore.open(options.state_dir, create=False) as store:
-        sub = store.subscription(options.name)
-        if not options.preview:
+    with StateStore.open(folder, create=False) as store:
+        sub = store.subscription(name)
+        if not preview:
             require_disabled(sub, "cannot advance the replication origin of an enabled subscription")
         with ledger_session(sub) as session:
-            found = survey(session, sub, options.lsn)
+            found = survey(session, sub, lsn)
             _explain(found, reporter)
-            if options.preview:
+            if preview:
                 return found
             if found.to == found.old.furthest:
                 _complete(store, sub, found)
@@ -107,7 +101,7 @@ def origin_advance(options: AdvanceOptions, *, reporter: Reporter, confirm: Conf
             confirm(found)
             with (
                 subscription_tables.maintenance(session, sub.subid, sub.name),
-                exclusive_claim(session, sub, options.state_dir, "advance the replication origin") as claim,
+                exclusive_claim(session, sub, folder, "advance the replication origin") as claim,
             ):
                 _advance(session, store, sub, found, claim)
         reporter.notice(f"apply goes on from {format_lsn(found.to)} once the subscription is enabled")

@@ -6,7 +6,6 @@ The server has nothing to prune: what ALTER SUBSCRIPTION ... SKIP leaves out is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.catalog.rows import SkippedRow
@@ -19,34 +18,29 @@ from pgsub.target.ledger.skipped_changes import Pruning, Usage
 Confirm = Callable[[Usage], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PruneOptions:
-    """What the command line says.
-
-    :ivar replayed: only changes that were replayed.
-    :ivar older_than: only changes that were skipped longer ago, in seconds; None for any.
-    """
-
-    name: str
-    state_dir: Path
-    replayed: bool = False
-    older_than: float | None = None
-    dry_run: bool = False
-
-
-def prune(options: PruneOptions, *, confirm: Confirm) -> Usage:
+def prune(
+    folder: Path,
+    name: str,
+    *,
+    replayed: bool = False,
+    older_than: float | None = None,
+    dry_run: bool = False,
+    confirm: Confirm,
+) -> Usage:
     """Remove skipped changes, a bounded number in each commit; what a kill leaves is removed by another call.
 
+    :param folder: the state folder.
+    :param replayed: only changes that were replayed.
+    :param older_than: only changes that were skipped longer ago, in seconds; None for any.
     :return: what was removed, or with ``dry_run`` would be.
     :raises SubscriptionNotFound: there is none of that name.
     """
-    with StateStore.open(options.state_dir, create=False) as store:
-        sub = store.subscription(options.name)
+    with StateStore.open(folder, create=False) as store:
+        sub = store.subscription(name)
         with ledger_session(sub) as session:
-            seconds = options.older_than
-            pruning = Pruning(options.replayed, None if seconds is None else skipped_changes.time_ago(session, seconds))
+            pruning = Pruning(replayed, None if older_than is None else skipped_changes.time_ago(session, older_than))
             found = skipped_changes.usage(session, sub.subid, pruning)
-            if options.dry_run or not (found.waiting or found.replayed):
+            if dry_run or not (found.waiting or found.replayed):
                 return found
             confirm(found)
             store.journal("prune", sub.subid, sub.name, pruning._asdict() | {"changes": found.waiting + found.replayed})

@@ -7,7 +7,6 @@ Then the rule ends by itself. It is set in the ledger, where apply reads it with
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -28,26 +27,18 @@ from pgsub.target.session import origins
 Confirm = Callable[[str, Rule], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SkipConflictsOptions:
-    """What the command line says."""
-
-    name: str
-    state_dir: Path
-    rule: Rule  #: with a limit
-
-
-def skip_conflicts(options: SkipConflictsOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Rule, ...]:
+def skip_conflicts(folder: Path, name: str, rule: Rule, *, reporter: Reporter, confirm: Confirm) -> tuple[Rule, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
+    :param folder: the state folder.
+    :param rule: with a limit.
     :return: all that are set now.
     :raises UsageError: no such type.
     :raises StateForbids: no such table, or the type cannot be seen on this target.
     """
-    rule = options.rule
     check_type(rule.conflict)
-    with StateStore.open(options.state_dir, create=False) as store:
-        sub = store.subscription(options.name)
+    with StateStore.open(folder, create=False) as store:
+        sub = store.subscription(name)
         with ledger_session(sub) as session:
             _check(session, sub, rule)
             confirm(sub.name, rule)

@@ -46,18 +46,10 @@ class SkipOptions:
     rows: str = WHOLE
 
 
-@dataclass(frozen=True, slots=True)
-class SkipResult:
-    """What is set now, and what was."""
-
-    name: str
-    skip: Skip | None
-    previous: Skip | None
-
-
-def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> SkipResult:
+def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Skip | None, Skip | None]:
     """Let apply leave out a transaction, or its conflicting rows, or take that back.
 
+    :return: what is to be skipped now, and what was before.
     :raises StateForbids: no such transaction is to come, or none is recorded.
     """
     with StateStore.open(options.state_dir, create=False) as store:
@@ -77,7 +69,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> S
                 previous, rules = skip.pending(session, sub.subid), skip.pending_rules(session, sub.subid)
                 _set(session, store, sub, wanted, previous)
     _tell(sub, wanted, anything=bool(previous or rules), reporter=reporter)
-    return SkipResult(sub.name, wanted, previous)
+    return wanted, previous
 
 
 def show(options: SkipOptions) -> Preview:

@@ -6,14 +6,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.commands import preflight
-from pgsub.commands.preflight import Preflight
+from pgsub.commands.preflight import findings, servers, tables
+from pgsub.commands.preflight.findings import Preflight
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
@@ -27,22 +27,15 @@ from pgsub.target.ledger import owner, two_phase
 from pgsub.target.session import connect as target
 from pgsub.target.session.owner import must_use_password
 
-__all__ = ["CreateOptions", "CreateResult", "create"]
+__all__ = ["CreateOptions", "create"]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateResult:
-    """What was created, ``subid`` None where nothing was; ``plan`` is what a dry run found."""
-
-    subid: int | None
-    plan: Preflight | None = None
-
-
-def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
+def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
     """Check everything, register, create the slot, and synchronize unless told to leave that to ``pgsub run``.
 
     Nothing stays behind a failure before the registration is complete: no slot, no ledger row, no definition.
 
+    :return: what a dry run found.
     :raises SubscriptionExists: unless ``if_not_exists``.
     :raises PgsubError: see :mod:`pgsub.commands.preflight`; later what ended the first synchronization.
     """
@@ -56,20 +49,20 @@ def create(options: CreateOptions, *, reporter: Reporter) -> CreateResult:
                     sqlstate="42710",
                 )
             reporter.notice(f'subscription "{options.name}" already exists, skipping')
-            return CreateResult(None)
+            return None
         with Service(store, options.state_dir, made.sub, reporter) as service:
             with registration.passfiles(made) as written:
                 found = _register(options, made, store, reporter)
                 if options.dry_run:
                     _announce_two_phase(found, reporter)
-                    return CreateResult(None, found)
+                    return found
                 written.clear()
             if made.sub.enabled and not options.wait:
                 service.leave()
             elif made.sub.enabled:
                 service.synchronize(options, follow=options.follow)
                 service.report_two_phase()
-    return CreateResult(made.sub.subid)
+    return None
 
 
 def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
@@ -133,8 +126,8 @@ def _check(
     owner.check(session)
     if not options.dry_run:
         owner.give(session)
-    warnings = preflight.check_target(session)
-    preflight.check_conflict_rules(session, made.sub.on_conflict)
+    warnings = servers.check_target(session)
+    servers.check_conflict_rules(session, made.sub.on_conflict)
     holds = any(path.suffix == ".publisher" for path in made.passwords)
     password_required.check(session, made.sub, given=options.password_required, holds_password=holds)
     leftovers = registration.find_interrupted(
@@ -145,12 +138,12 @@ def _check(
         ours = {left.slot_name for left in leftovers if left.slot_intent}
         source, replication, found = _check_publisher(stack, session, made, creates=made.sub.slot_name not in ours)
     if made.sub.two_phase != two_phase.DISABLED:
-        warnings += preflight.check_two_phase(session, source)
+        warnings += servers.check_two_phase(session, source)
     found.two_phase = _first_state(made, found)
     found.warnings[:0] = warnings
     if made.connect:
-        found.warnings += preflight.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
-    preflight.report(found.warnings, reporter, strict=options.strict)
+        found.warnings += servers.tables_of_rules(made.sub.on_conflict, {table.name for table in found.tables})
+    findings.report(found.warnings, reporter, strict=options.strict)
     if not made.connect:
         reporter.warning(
             "subscription was created, but is not connected",
@@ -166,14 +159,14 @@ def _check_publisher(
     sub = made.sub
     must = must_use_password(session, sub)
     source = stack.enter_context(connect_publisher(sub, must_use_password=must))
-    preflight.check_other_database(source, session)
-    preflight.check_publisher(source, sub, create_slot=made.create_slot and creates)
+    servers.check_other_database(source, session)
+    servers.check_publisher(source, sub, create_slot=made.create_slot and creates)
     # first, for free walsenders are counted
-    found = preflight.check_tables(source, session, sub, copy_data=made.copy_data)
+    found = tables.check_tables(source, session, sub, copy_data=made.copy_data)
     replication = stack.enter_context(connect_publisher(sub, replication=True, must_use_password=must))
     given = slots.slot_state(source, sub.slot_name) if sub.slot_name is not None and not made.create_slot else None
     if given is not None:
-        preflight.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
+        servers.check_given_slot(given, sub, ready=bool(found.tables) and not made.copy_data)
     return source, replication, found
 
 

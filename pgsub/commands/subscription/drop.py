@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -40,50 +39,49 @@ from pgsub.target.session import origins
 LET_GO_SECONDS = 40.0
 
 
-@dataclass(frozen=True, slots=True)
-class DropOptions:
-    """What the command line says."""
-
-    name: str
-    state_dir: Path
-    if_exists: bool = False
-    keep_slot: bool = False
-    keep_target: bool = False
-
-
-def drop(options: DropOptions, *, reporter: Reporter) -> None:
+def drop(
+    folder: Path,
+    name: str,
+    *,
+    if_exists: bool = False,
+    keep_slot: bool = False,
+    keep_target: bool = False,
+    reporter: Reporter,
+) -> None:
     """End the workers, drop the slots, roll back what is prepared, forget progress and definition: in this order.
 
     What is left after a failure can be dropped by calling again.
 
+    :param folder: the state folder.
+    :param keep_slot: whether the replication slots stay on the publisher.
+    :param keep_target: whether the target is not asked, for it is gone.
     :raises SubscriptionNotFound: unless ``if_exists``.
     :raises PublisherUnavailable: the slots cannot be dropped; nothing was removed.
     :raises PermissionMissing: another role prepared transactions for the subscription; nothing was removed.
     :raises LockHeld: a launcher does not let the subscription go.
     """
-    with StateStore.open(options.state_dir, create=False) as store:
+    with StateStore.open(folder, create=False) as store:
         try:
-            sub = store.subscription(options.name)
+            sub = store.subscription(name)
         except SubscriptionNotFound as error:
-            if not options.if_exists:
+            if not if_exists:
                 raise
             reporter.notice(f"{error.message}, skipping")
             return
-        with _alone(store, options.state_dir, sub) as lock:
+        with _alone(store, folder, sub) as lock:
             lost = any(row.class_ == SlotLost.__name__ for row in store.errors(sub.subid))
-            if not options.keep_target:
-                _forget(store, sub, options, reporter, lost=lost)
+            if not keep_target:
+                _forget(store, sub, reporter, keep_slot=keep_slot, lost=lost)
             else:
-                if not options.keep_slot:
+                if not keep_slot:
                     drop_slots(sub, None, None, reporter, lost=lost)
                 reporter.notice(
                     f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its'
                     " schema pgsub, and what is prepared there keeps its locks"
                 )
             store.remove_subscription(sub.subid)
-            kept = {"keep_slot": options.keep_slot, "keep_target": options.keep_target}
-            store.journal("drop", sub.subid, sub.name, kept)
-            remove_passfiles(options.state_dir, sub.subid)
+            store.journal("drop", sub.subid, sub.name, {"keep_slot": keep_slot, "keep_target": keep_target})
+            remove_passfiles(folder, sub.subid)
             lock.release(unlink=True)
 
 
@@ -108,12 +106,12 @@ def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]
         lock.release()
 
 
-def _forget(store: StateStore, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool) -> None:
+def _forget(store: StateStore, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     """Remove the subscription from both servers. Slots first: as long as one may be there the ledger names it."""
     with _target(sub) as session:
         try:
             with maintenance(session, store, sub):
-                _remove(session, sub, options, reporter, lost=lost)
+                _remove(session, sub, reporter, keep_slot=keep_slot, lost=lost)
         except psycopg.Error as error:
             raise target.translate(error, "remove the subscription from the ledger") from None
 
@@ -129,9 +127,7 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
         raise
 
 
-def _remove(
-    session: psycopg.Connection, sub: Subscription, options: DropOptions, reporter: Reporter, *, lost: bool
-) -> None:
+def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
     owner.check(session)
     known = schema.installed_version(session) > 0
     tables: list[RelationState] = []
@@ -144,7 +140,7 @@ def _remove(
         workers.evict_all(session, sub.subid)
     prepared = two_phase.prepared(session, sub.subid)
     two_phase.check_finishable(prepared)
-    if not options.keep_slot:
+    if not keep_slot:
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
     # as long as the subscription may go on, it is the publisher that decides them

@@ -18,7 +18,7 @@ from pgsub.catalog.locks import lock_held, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.state_folder import open_private
 from pgsub.catalog.store import StateStore
-from pgsub.commands.preflight import Table
+from pgsub.commands.preflight.findings import Table
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common import conninfo as ci
