@@ -26,6 +26,7 @@ from pgsub.protocol.messages import Relation
 from pgsub.tablesync import sync_states
 from pgsub.target.ledger import states, subscriptions
 from pgsub.target.ledger.progress import Control
+from pgsub.target.ledger.skip import Skip
 
 #: Chase freely while apply is further ahead than this, and for so many looks; then claim.
 NEAR_BYTES = 16 << 20
@@ -91,6 +92,10 @@ class SyncPolicy:
         """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
         ours = oid == self._claim.worker or local_name(relation) == self._relation
         return Decision(self._claim.worker) if ours else None
+
+    def skip(self) -> Skip | None:
+        """As the ledger says."""
+        return self._streams.progress.skip
 
     def holds(self) -> bool:
         """Never: only a table that is apply's can be held."""

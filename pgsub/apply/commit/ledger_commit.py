@@ -44,16 +44,20 @@ class ConsumedSkip:
     done: int = 0
 
     @classmethod
-    def by(cls, skip: Skip, finish_lsn: int, subname: str) -> ConsumedSkip | None:
-        """What a transaction clears that is not skipped; None for nothing.
+    def by(
+        cls, skip: Skip, finish_lsn: int, subname: str, skipped: Sequence[tuple[str, LogText]] = ()
+    ) -> ConsumedSkip | None:
+        """What a transaction clears; None for nothing. Of several LSNs those before it can be of none to come.
 
         :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
+        :param skipped: messages about the transaction, where it is the one that was skipped.
         """
         missed = skip.missed_at(finish_lsn)
         left = skip.without([*missed, finish_lsn])
         if left == skip:
             return None
-        return cls(skip, left, tuple(skips.cleared(lsn, finish_lsn, subname) for lsn in missed))
+        cleared = (skips.cleared(lsn, finish_lsn, subname) for lsn in missed)
+        return cls(skip, left, (*cleared, *skipped), done=finish_lsn if skipped else 0)
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
         """In the open transaction."""

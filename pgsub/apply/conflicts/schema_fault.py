@@ -11,6 +11,8 @@ import struct
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 
 import psycopg
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.protocol.messages import Tuple
@@ -20,6 +22,7 @@ from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
 from pgsub.target.sql.statements import Statement
 
+read_numeric = Transformer().get_loader(1700, Format.BINARY).load
 _HEADER = 4  #: VARHDRSZ, part of the modifier of character types and numeric
 _CHARACTER, _BITS, _NUMERIC = (1042, 1043), (1560, 1562), 1700
 _FIXED_BITS = 1560
@@ -115,31 +118,19 @@ def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
     if column.type_oid in _BITS:
         length = struct.unpack_from(">i", value)[0] if binary and len(value) >= _HEADER else len(value)
         return length != column.typmod if column.type_oid == _FIXED_BITS else length > column.typmod
-    return _overflows(binary_numeric(value) if binary else value.decode("ascii", "replace"), column.typmod)
+    return _overflows(value, column.typmod, binary=binary)
 
 
-def _overflows(text: str, typmod: int) -> bool:
+def _overflows(value: bytes, typmod: int, *, binary: bool) -> bool:
     """Whether numeric(precision, scale) refuses a number (apply_typmod in numeric.c)."""
     precision = (typmod - _HEADER) >> 16 & 0xFFFF
     scale = ((typmod - _HEADER & 0x7FF) ^ 1024) - 1024
     try:
-        number = Decimal(text)
-    except InvalidOperation:
+        number: Decimal = read_numeric(value) if binary else Decimal(value.decode("ascii", "replace"))
+    except (psycopg.DataError, InvalidOperation):
         return False
     if not number.is_finite():
         return number.is_infinite()
     with localcontext() as exact:
         exact.prec, exact.Emax, exact.Emin = 999_999, 999_999, -999_999
         return abs(number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)) >= Decimal(10) ** (precision - scale)
-
-
-def binary_numeric(value: bytes) -> str:
-    """The text of a number in numeric_send's format."""
-    if len(value) < 8:
-        return ""
-    count, weight, sign, _ = struct.unpack_from(">HhHH", value)
-    if sign not in (0, 0x4000):
-        return {0xD000: "Infinity", 0xF000: "-Infinity"}.get(sign, "NaN")
-    digits = struct.unpack_from(f">{count}H", value, 8) if len(value) >= 8 + 2 * count else ()
-    text = "".join(f"{digit:04}" for digit in digits) or "0"
-    return f"{'-' if sign else ''}{text}E{4 * (weight + 1 - len(digits)) if digits else 0}"

@@ -23,10 +23,9 @@ from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.writer import RowWriter
+from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
-from pgsub.apply.sets.counters import Counters
-from pgsub.apply.sets.writer import SetFallback, SetWriter
+from pgsub.apply.sets.writer import Counters, SetWriter
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
@@ -227,7 +226,7 @@ class Executor:
             self._sets.begin()
             self.counters.fallbacks += 1
             return None
-        self.counters.note(result)
+        self.counters.add(Counters(result.changes, result.folded, len(result.serial)))
         return result.left
 
     @contextlib.contextmanager

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.stream.assembler import StreamWatch
 from pgsub.apply.stream.spool import SpooledTransaction
 
 
-class ParallelLeader:
+class ParallelLeader(StreamWatch):
     """The parallel workers of one worker; hears of stream blocks from its assembler (:class:`StreamWatch`).
 
     :param limit: further target sessions at most (max_parallel_apply_workers_per_subscription), 0 for none.

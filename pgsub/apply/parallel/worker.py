@@ -24,7 +24,7 @@ from pgsub.apply.execute.executor import Executor
 from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
-from pgsub.apply.sets.counters import Counters
+from pgsub.apply.sets.writer import Counters
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints

@@ -20,8 +20,7 @@ from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.set_fallback import SetFallback
-from pgsub.apply.rows.writer import RowWriter
+from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
 from pgsub.common.conflict_rules import Rule

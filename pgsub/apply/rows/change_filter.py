@@ -37,10 +37,6 @@ class Decision:
 Filter = Callable[[Relation, int | None, int], Decision | None]
 
 
-def _leave_out(relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-    return None
-
-
 class ChangeFilter:
     """Decides about the changes of one executor. What it decided holds until the target transaction ends.
 
@@ -50,7 +46,7 @@ class ChangeFilter:
     def __init__(self, rows: RowWriter, relations: RelationCache) -> None:
         self._rows = rows
         self._relations = relations
-        self.begin(_leave_out)
+        self.begin(lambda *_: None)
 
     def begin(self, should_apply: Filter) -> None:
         """Begin a target transaction."""

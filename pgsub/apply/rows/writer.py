@@ -14,7 +14,6 @@ import psycopg
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import OriginDiffers, Place, Record
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.set_fallback import SetFallback
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import columnar, columnar_copy
@@ -32,6 +31,17 @@ from pgsub.target.sql.statements import Statement
 COPY_FROM = 50
 #: Rows and bytes of one COPY: bounds memory.
 COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
+
+
+class SetFallback(Exception):
+    """Changes cannot be executed together: row by row it shows which row it is, and what is done about it.
+
+    :ivar relation: of the changes.
+    """
+
+    def __init__(self, relation: RelationMap, reason: str) -> None:
+        super().__init__(f"{relation.target.schema}.{relation.target.name}: {reason}")
+        self.relation = relation
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from pgsub.common.plural import counted
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation
-from pgsub.target.ledger.skip import WHOLE, Skip, cleared
+from pgsub.target.ledger.skip import WHOLE, Skip
 
 
 class SkipHandler:
@@ -56,49 +56,26 @@ class SkipHandler:
 
         :raises PgsubError: located; the target transaction is aborted.
         """
-        last = batch.last
-        clears = self._session.progress.applies and bool(last.relids())
+        last, applies, relations = batch.last, self._session.progress.applies, self._session.relations
+        changes = bool(last.relids())
         # guard: a transaction is skipped by its own finish LSN only
-        if last.finish_lsn not in skip.lsns or not last.relids():
+        if last.finish_lsn not in skip.lsns or not changes:
             self._ledger_commit.record(self._executor.run(batch.items, should_apply))
-            if clears:
-                self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, self._session.relations.subname))
+            if applies and changes:
+                self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, relations.subname))
             return
         before = batch.cut(len(batch) - 1)[0]
         self._ledger_commit.record(self._executor.run(before.items, should_apply))
-        of_sync = not self._session.progress.applies
-        left = SkippedChanges(self._session.connection, self._session.relations.subid, last, of_sync=of_sync)
+        left = SkippedChanges(self._session.connection, relations.subid, last, of_sync=not applies)
         if skip.rows == WHOLE:
             self._whole(last, left, should_apply)
         else:
             PartialSkip(self._session, self._executor, self._ledger_commit, left).run(last, should_apply)
         left.write()
         failpoints.point("apply.skipped")
-        if clears:
-            self._ledger_commit.consume(self._consumed(skip, last.finish_lsn, left))
-
-    def _consumed(self, skip: Skip, finish_lsn: int, kept: SkippedChanges) -> ConsumedSkip:
-        """The transaction was skipped; of several LSNs those before it can be none of a transaction to come."""
-        missed, name = skip.missed_at(finish_lsn), self._session.relations.subname
-        messages = tuple(cleared(lsn, finish_lsn, name) for lsn in missed)
-        left = skip.without([*missed, finish_lsn])
-        return ConsumedSkip(skip, left, (*messages, *self._skipped(skip.rows, finish_lsn, kept)), done=finish_lsn)
-
-    def _skipped(self, rows: str, finish_lsn: int, left: SkippedChanges) -> tuple[tuple[str, LogText], ...]:
-        lsn = format_lsn(finish_lsn)
-        what = "whole" if rows == WHOLE else "its conflicting rows"
-        kept = counted(left.count, "change", ("was", "were"))
-        cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
-        return (
-            ("LOG", log_text(f"logical replication starts skipping transaction at LSN {lsn}")),
-            (
-                "LOG",
-                log_text(
-                    f"logical replication completed skipping transaction at LSN {lsn}",
-                    detail=f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}",
-                ),
-            ),
-        )
+        if applies:
+            messages = _messages(skip.rows, last.finish_lsn, left)
+            self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, relations.subname, messages))
 
     def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, should_apply: Filter) -> None:
         """Nothing is applied, and the target need not even have the tables."""
@@ -125,3 +102,15 @@ class SkipHandler:
             return self._session.progress.applies
         [oid] = oids
         return oid != NEVER and should_apply(remote, oid, transaction.decision_lsn) is not None
+
+
+def _messages(rows: str, finish_lsn: int, left: SkippedChanges) -> tuple[tuple[str, LogText], ...]:
+    lsn = format_lsn(finish_lsn)
+    what = "whole" if rows == WHOLE else "its conflicting rows"
+    kept = counted(left.count, "change", ("was", "were"))
+    cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
+    detail = f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}"
+    return (
+        ("LOG", log_text(f"logical replication starts skipping transaction at LSN {lsn}")),
+        ("LOG", log_text(f"logical replication completed skipping transaction at LSN {lsn}", detail=detail)),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from pgsub.apply.stream.batch import CHANGES, RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
@@ -44,8 +44,8 @@ MEMORY_LIMIT = 16 << 20
 Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive
 
 
-class StreamWatch(Protocol):
-    """Hears of transactions in progress as their stream blocks come in."""
+class StreamWatch:
+    """Hears of transactions in progress as their stream blocks come in; this one ignores them."""
 
     def started(self, xid: int, spooled: SpooledTransaction) -> None:
         """A stream block begins."""
@@ -65,7 +65,7 @@ class Assembler:
 
     :param spool: where unfinished and large ones wait.
     :param parallel_streaming: streaming = parallel was negotiated.
-    :ivar watch: told of transactions in progress, if anybody wants to know.
+    :ivar watch: hears of transactions in progress.
     :ivar emitted: takes messages that are not transactional.
     """
 
@@ -76,8 +76,8 @@ class Assembler:
         self._streams: dict[int, _Stream] = {}
         self._stream: _Stream | None = None
         self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
-        self.watch: StreamWatch | None = None
-        self.emitted: Callable[[LogicalMessage], None] | None = None
+        self.watch = StreamWatch()
+        self.emitted: Callable[[LogicalMessage], object] = lambda message: None
 
     @property
     def in_transaction(self) -> bool:
@@ -86,7 +86,7 @@ class Assembler:
 
     def pause(self) -> None:
         """Nothing more has come in for now: what is buffered of an open stream block can be read."""
-        if self._stream is not None and self.watch is not None:
+        if self._stream is not None:
             self.watch.grown(self._stream.xid, self._stream.spooled)
 
     def take(self, received: Frames) -> Iterator[Received]:
@@ -201,8 +201,7 @@ class Assembler:
                 self._discard(message.xid)
                 return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
             case LogicalMessage():  # of no transaction: the decoder lets no other pass here
-                if self.emitted is not None:
-                    self.emitted(message)
+                self.emitted(message)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
         return None
@@ -218,15 +217,13 @@ class Assembler:
         if known is None:
             known = self._streams[xid] = _Stream(xid, self._spool.open(xid))
         self._stream = known
-        if self.watch is not None:
-            self.watch.started(xid, known.spooled)
+        self.watch.started(xid, known.spooled)
 
     def _stopped(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.spooled.pause()
-            if self.watch is not None:
-                self.watch.stopped(stream.xid, stream.spooled)
+            self.watch.stopped(stream.xid, stream.spooled)
 
     def _aborted(self, message: StreamAbort, raw: Segment) -> None:
         if message.xid == message.subxid:
@@ -234,8 +231,7 @@ class Assembler:
             return
         stream = self._streams.get(message.xid)
         if stream is not None:
-            if self.watch is not None:
-                self.watch.aborted(message.xid, message.subxid)
+            self.watch.aborted(message.xid, message.subxid)
             stream.spooled.abort(message.subxid, raw)
 
     def _discard(self, xid: int) -> None:
@@ -247,8 +243,7 @@ class Assembler:
         """
         stream = self._streams.pop(xid, None)
         if stream is not None:
-            if self.watch is not None:
-                self.watch.aborted(xid, xid)
+            self.watch.aborted(xid, xid)
             stream.spooled.remove()
 
     def _streamed(self, xid: int, finish_lsn: int, end_lsn: int, at: int, kind: Kind) -> RemoteTransaction:

@@ -138,7 +138,7 @@ class TransactionRun:
 
     def transactions(self) -> list[RemoteTransaction]:
         """Each by itself."""
-        return [self._made(number) for number in range(len(self))]
+        return [self.one(number) for number in range(len(self))]
 
     def transaction_of(self, frame: int) -> RemoteTransaction:
         """The one that a message is of.
@@ -147,20 +147,17 @@ class TransactionRun:
         """
         if self._starts is None:
             self._starts = self._begins.tolist()
-        return self._made(bisect.bisect_left(self._starts, frame) - 1)
-
-    def _made(self, number: int) -> RemoteTransaction:
-        """The same object each time: who asks for one of many must not pay for all."""
-        known = self._single.get(number)
-        if known is None:
-            known = self._single[number] = self.one(number)
-        return known
+        return self.one(bisect.bisect_left(self._starts, frame) - 1)
 
     def one(self, number: int) -> RemoteTransaction:
-        """One of them by itself."""
+        """Return one of them by itself, the same object each time."""
+        known = self._single.get(number)
+        if known is not None:
+            return known
         found, begin, commit = self.segment.frames, int(self._begins[number]), int(self._commits[number])
         xid = int.from_bytes(found.payload(begin)[17:21])
         one = RemoteTransaction(xid, int(self.finish_lsns[number]), int(self.end_lsns[number]))
+        self._single[number] = one
         one.commit_ts = int.from_bytes(found.payload(commit)[18:26], signed=True)
         begin += 1
         if found.codes[begin] == _ORIGIN:

@@ -18,8 +18,7 @@ from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.session import TargetSession
-from pgsub.apply.sets.counters import Counters
-from pgsub.apply.sets.writer import SetFallback
+from pgsub.apply.rows.writer import SetFallback
 from pgsub.apply.skip.skip import SkipHandler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
@@ -55,7 +54,7 @@ class Committer:
     :param beat: called now and then while a parallel worker is waited for.
     :param set_based: whether changes may be executed as sets.
     :ivar remote_lsn: end LSN of the last committed transaction.
-    :ivar recorded: something waits for the launcher that feedback must not pass.
+    :ivar ledger_commit: ends its transactions.
     """
 
     def __init__(
@@ -71,30 +70,22 @@ class Committer:
         self._policy = policy
         self._give_way = stop_streaming
         self._beat = beat
-        self._ledger_commit = LedgerCommit(session)
+        self.ledger_commit = LedgerCommit(session)
         self._executor = Executor(
             session.connection,
             session.relations,
-            self._ledger_commit.record,
+            self.ledger_commit.record,
             set_based=set_based,
             holds=policy.holds,
         )
+        self.counters = self._executor.counters
         self._set_based = set_based
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
-        self._skipping = SkipHandler(session, self._ledger_commit, self._executor)
-        self._two_phase = TwoPhase(session, self._ledger_commit)
+        self._skipping = SkipHandler(session, self.ledger_commit, self._executor)
+        self._two_phase = TwoPhase(session, self.ledger_commit)
         self._emitted: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
-
-    @property
-    def recorded(self) -> bool:
-        """See the class."""
-        return self._ledger_commit.recorded
-
-    @recorded.setter
-    def recorded(self, value: bool) -> None:
-        self._ledger_commit.recorded = value
 
     @property
     def changes(self) -> int:
@@ -113,13 +104,8 @@ class Committer:
             return
         with self._session.connection.transaction():
             self._session.progress.lock(self.remote_lsn)
-            self._ledger_commit.record(self._emitted)
+            self.ledger_commit.record(self._emitted)
         self._emitted = []
-
-    @property
-    def counters(self) -> Counters:
-        """How changes were executed."""
-        return self._executor.counters
 
     def apply(self, batch: Batch, parallel: ParallelWorker | None = None) -> int:
         """Apply the first ones of a batch: as many as the policy admits, in one target transaction if all is well.
@@ -170,7 +156,7 @@ class Committer:
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
         """After a rollback: what the batch said of relations was not said. False if the session is lost."""
-        if not self._ledger_commit.rolled_back():
+        if not self.ledger_commit.rolled_back():
             return False
         self._session.relations.restore(relations)
         self._executor.forget()
@@ -205,24 +191,24 @@ class Committer:
             return 0
         failpoints.point("apply.batch_open")
         batch = self._run(batch.cut(count)[0])
-        self._moved(self._ledger_commit.commit(self.remote_lsn, batch.last))
+        self._moved(self.ledger_commit.commit(self.remote_lsn, batch.last))
         return len(batch)
 
     def _run(self, batch: Batch) -> Batch:
         """Apply it in the open transaction; or the first part of it, where something is to be skipped."""
-        skip = self._skips()
+        skip = self._skip()
         if skip is None:
-            self._ledger_commit.record(self._executor.run(batch.items, self._policy.should_apply))
+            self.ledger_commit.record(self._executor.run(batch.items, self._policy.should_apply))
             return batch
         part = self._skipping.part(skip, batch)
         self._skipping.run(skip, part, self._policy.should_apply)
         return part
 
-    def _skips(self) -> Skip | None:
-        """What is not to be applied, as the ledger says now; a sync worker uses no rule with a limit."""
+    def _skip(self) -> Skip | None:
+        """What is to be skipped, as the ledger says now; a sync worker uses no rule with a limit."""
         progress = self._session.progress
         self._session.relations.limit_rules(progress.rules if progress.applies else ())
-        return progress.skip
+        return self._policy.skip()
 
     def _moved(self, remote_lsn: int) -> int:
         self.remote_lsn = remote_lsn
@@ -232,11 +218,10 @@ class Committer:
 
     def _commit_applied(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> bool:
         """Commit what the parallel worker holds; False where it is to be replayed from its file."""
-        records = parallel.complete(transaction, self._beat)
-        session = parallel.session
-        if records is None or session is None:
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
+        completed = self._completed(transaction, parallel)
+        if completed is None:
             return False
+        session, records = completed
         ledger_commit = LedgerCommit(session)
         try:
             session.progress.lock(self.remote_lsn)
@@ -257,8 +242,18 @@ class Committer:
         self._done_in_parallel(transaction, parallel, ledger_commit.recorded)
         return True
 
+    def _completed(
+        self, transaction: RemoteTransaction, parallel: ParallelWorker
+    ) -> tuple[TargetSession, Sequence[Record]] | None:
+        """Wait for the parallel worker; None where it gave the transaction up."""
+        records, session = parallel.complete(transaction, self._beat), parallel.session
+        if records is None or session is None:
+            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
+            return None
+        return session, records
+
     def _done_in_parallel(self, transaction: RemoteTransaction, parallel: ParallelWorker, recorded: bool) -> None:
-        self.recorded |= recorded
+        self.ledger_commit.recorded |= recorded
         self.applied_in_parallel += parallel.changes
         self.counters.add(parallel.counters)
         self._session.relations.learn_from(transaction)
@@ -283,7 +278,7 @@ class Committer:
             try:
                 return attempt()
             except PgsubError:
-                self._ledger_commit.rolled_back()
+                self.ledger_commit.rolled_back()
                 raise
 
     def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
@@ -295,7 +290,7 @@ class Committer:
         if not self._policy.admit(Batch([transaction])):
             return None
         self._session.connection.execute("BEGIN")
-        skip = self._skips()
+        skip = self._skip()
         if skip is None:
             return self._session, self._executor.run([transaction], self._policy.should_apply)
         self._skipping.run(skip, Batch([transaction]), self._policy.should_apply)
@@ -304,18 +299,15 @@ class Committer:
     def _applied(
         self, transaction: RemoteTransaction, parallel: ParallelWorker | None
     ) -> tuple[TargetSession, Sequence[Record]] | None:
-        if parallel is None:
-            return None
-        records, session = parallel.complete(transaction, self._beat), parallel.session
-        if records is None or session is None:
-            _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
+        completed = None if parallel is None else self._completed(transaction, parallel)
+        if parallel is None or completed is None:
             return None
         self._session.progress.read()
         if self._session.progress.states_version != parallel.version or self._session.progress.skips:
-            LedgerCommit(session).rolled_back()
+            LedgerCommit(completed[0]).rolled_back()
             return None
         self._done_in_parallel(transaction, parallel, recorded=False)
-        return session, records
+        return completed
 
 
 def _ours(error: PgsubError) -> bool:

@@ -29,6 +29,7 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.relation import name_of
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldChanges
+from pgsub.target.ledger.skip import Skip
 
 #: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
@@ -130,6 +131,7 @@ class _KeptChanges:
         self._session = session
         self._subid = subid
         self._version = -1
+        self._skip: Skip | None = None
         self._tables: dict[int, int] = {}  #: by remote relid
         self._stretches: dict[int, list[HeldChanges]] = {}  #: by id() of the transactions of a batch
         self._names: dict[int, tuple[str, str] | None] = {}
@@ -171,13 +173,12 @@ class _KeptChanges:
         progress = self._session.progress
         if progress.states_version != self._version:
             return 0
-        count = len(batch)
-        if progress.skip is not None:
+        count, self._skip = len(batch), None
+        if progress.skip is not None:  # it may be of the stream, or further back
             lsns = [one.finish_lsn for one in batch.transactions()]
-            at = lsns.index(progress.skip.lsn) if progress.skip.lsn in lsns else count
-            if at:
-                progress.skip = None  # of the stream, or further back
-            count = at or 1
+            count = lsns.index(progress.skip.lsn) if progress.skip.lsn in lsns else count
+            if not count:
+                count, self._skip = 1, progress.skip
         gone = [part for one in batch.cut(count)[0].transactions() for part in self._stretches[id(one)]]
         # guard: held changes go with the commit that applies them
         if not held_tables.remove(self._session.connection, self._subid, gone):
@@ -187,6 +188,10 @@ class _KeptChanges:
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """All of them: that was decided when they were kept."""
         return Decision(self._tables[relation.relid])
+
+    def skip(self) -> Skip | None:
+        """What is to be skipped, if it is the kept transaction at hand."""
+        return self._skip
 
     def holds(self) -> bool:
         """Never."""

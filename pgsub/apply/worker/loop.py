@@ -73,13 +73,14 @@ class ApplyLoop:
         self._transactional = transactional
         self._until = until_lsn
         self._progress = streams.progress
-        self._leader = streams.assembler.watch = ParallelLeader(
+        self._leader = ParallelLeader(
             streams.parallel_workers,
             streams.open_session,
             should_apply=policy.filter_for_streaming,
             before_block=self._apply_batch,
             set_based=streams.set_based,
         )
+        streams.assembler.watch = self._leader
         self._committer = Committer(
             streams.session,
             policy,
@@ -101,7 +102,8 @@ class ApplyLoop:
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
         self._next_report = self._next_idle = self._next_control = self._next_ping = 0.0
         self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
-        self._committer.recorded = True  # an earlier worker may have left something
+        self._ledger_commit = self._committer.ledger_commit
+        self._ledger_commit.recorded = True  # an earlier worker may have left something
         streams.assembler.emitted = self._committer.emitted
         self._gate = FeedbackGate(self._progress)
         self.position = self._progress.remote_lsn  #: idle stretches included
@@ -272,15 +274,15 @@ class ApplyLoop:
     @property
     def _reportable(self) -> int:
         """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
-        # guard: feedback follows the log, without "self._gate.passed if self._committer.recorded else "
-        return self._gate.passed if self._committer.recorded else self.position
+        # guard: feedback follows the log, without "self._gate.passed if self._ledger_commit.recorded else "
+        return self._gate.passed if self._ledger_commit.recorded else self.position
 
     def _report_if_due(self, clock: float) -> None:
         if clock < self._next_report:
             return
-        if self._committer.recorded:
+        if self._ledger_commit.recorded:
             self._next_report = clock + REPORT_SECONDS
-            self._committer.recorded = self._gate.look(self.position)
+            self._ledger_commit.recorded = self._gate.look(self.position)
             self._receiver.progress(applied=self._reportable)
         reported, position = self._progress.reported_lsn, self._reportable
         behind = min(self.remote_lsn, position) > reported
@@ -308,11 +310,11 @@ class ApplyLoop:
 
     def _finish(self) -> None:
         deadline = time.monotonic() + MIRROR_SECONDS
-        while self._committer.recorded:
-            self._committer.recorded = self._gate.look(self.position)
+        while self._ledger_commit.recorded:
+            self._ledger_commit.recorded = self._gate.look(self.position)
             if time.monotonic() >= deadline:
                 break
-            time.sleep(0.05 if self._committer.recorded else 0.0)
+            time.sleep(0.05 if self._ledger_commit.recorded else 0.0)
         if self._reportable > self._progress.reported_lsn:
             self._report(self._reportable)
         self._beat(now=True)

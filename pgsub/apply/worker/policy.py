@@ -8,6 +8,7 @@ from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control
+from pgsub.target.ledger.skip import Skip
 
 
 class Positions(Protocol):
@@ -30,6 +31,9 @@ class ChangePolicy(Protocol):
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """Decide about a change, under the progress row's lock: a :data:`~pgsub.apply.rows.change_filter.Filter`."""
+
+    def skip(self) -> Skip | None:
+        """Return what is to be skipped of the transactions that :meth:`admit` admitted last."""
 
     def holds(self) -> bool:
         """Whether :meth:`should_apply` may have a change kept."""

@@ -25,6 +25,7 @@ from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import held_tables, states
 from pgsub.target.ledger.progress import Control, table_states
+from pgsub.target.ledger.skip import Skip
 from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
@@ -129,14 +130,18 @@ class ApplyPolicy:
 
     def _look_at_kept(self) -> None:
         """As long as something is kept of a table that is being released, newer changes have their place behind it."""
-        connection, progress = self._streams.connection, self._streams.progress
-        released = [relid for relid, releasing in self._held.items() if releasing]
-        self._keeps = self._held.keys() - set(released)
+        connection, released = self._streams.connection, self._released
+        self._keeps = self._held.keys() - released
         if released:
             # guard: newer changes wait behind held ones
             self._keeps |= held_tables.with_changes(connection, self._subid, released)
-        if progress.skip is not None and not progress.skip.waits and progress.skip.lsn < progress.remote_lsn:
-            progress.skip = None  # one of the kept transactions is meant
+
+    def skip(self) -> Skip | None:
+        """As the ledger says, but for an LSN that apply has passed: that means kept changes of a held table."""
+        progress = self._streams.progress
+        skip = progress.skip
+        of_held = skip is not None and bool(self._held) and not skip.waits and skip.lsn < progress.remote_lsn
+        return None if of_held else skip
 
     def holds(self) -> bool:
         """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`."""
@@ -144,8 +149,12 @@ class ApplyPolicy:
 
     def unfinished(self) -> bool:
         """Whether kept changes of a table that is being released can be seen."""
-        released = [relid for relid, releasing in self._held.items() if releasing]
+        released = self._released
         return bool(released) and bool(held_tables.with_changes(self._streams.connection, self._subid, released))
+
+    @property
+    def _released(self) -> set[int]:
+        return {relid for relid, releasing in self._held.items() if releasing}
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
         """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
@@ -222,7 +231,7 @@ class ApplyPolicy:
         self._states = table_states(self._streams.connection, self._subid)
         self._held = held_tables.held(self._streams.connection, self._subid)
         self._keeps = set(self._held)
-        self._release.tables({relid for relid, releasing in self._held.items() if releasing}, version)
+        self._release.tables(self._released, version)
         self._version = version
         self._streams.relations.look_again()
         rows = self._states.values()
