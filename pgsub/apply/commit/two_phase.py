@@ -60,21 +60,17 @@ class TwoPhase:
                 return None
             session, records = applied
             missing = [one for one in records if not isinstance(one, LoggedMessage)]
-            messages = [one for one in records if isinstance(one, LoggedMessage)]
-            self._end(session, gid, transaction, messages, missing)
-        return self._list(old, transaction, gid, missing)
+            self._end(session, gid, transaction, records)
+        self._session.progress.open(old)
+        self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
+        self._ledger_commit.record(missing, keep=False)
+        return self._ledger_commit.commit(old, transaction)
 
-    def _end(
-        self,
-        session: TargetSession,
-        gid: str,
-        transaction: RemoteTransaction,
-        messages: Sequence[Record],
-        conflicts: Sequence[Record],
-    ) -> None:
+    def _end(self, session: TargetSession, gid: str, transaction: RemoteTransaction, records: Sequence[Record]) -> None:
+        """Prepare it, with its messages and skipped changes: they come to light if it is committed."""
         ledger_commit = LedgerCommit(session)
-        ledger_commit.record(messages)  # part of what is prepared: they come to light if it is committed
-        ledger_commit.keep(conflicts)  # and what of it was skipped may be rolled back
+        ledger_commit.record([one for one in records if isinstance(one, LoggedMessage)])
+        ledger_commit.keep(records)
         # guard: a prepared transaction leaves a marker
         self._transactions.mark(session.connection, gid)
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
@@ -86,12 +82,6 @@ class TwoPhase:
                 error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
             raise
         failpoints.point("apply.after_prepare")
-
-    def _list(self, old: int, transaction: RemoteTransaction, gid: str, missing: Sequence[Record]) -> int:
-        self._session.progress.open(old)
-        self._transactions.list_(gid, transaction.finish_lsn, transaction.xid)
-        self._ledger_commit.record(missing, keep=False)
-        return self._ledger_commit.commit(old, transaction)
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:
         """COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did it, then move the ledger.
@@ -122,9 +112,8 @@ class TwoPhase:
             if committing:
                 self._session.progress.tag(transaction.end_lsn, transaction.commit_ts)
             failpoints.point("apply.before_finish_prepared")
-            self._ledger_commit.end(
-                transaction, prepared_xacts.commit(gid) if committing else prepared_xacts.rollback(gid)
-            )
+            finish = prepared_xacts.commit if committing else prepared_xacts.rollback
+            self._ledger_commit.end(transaction, finish(gid))
         elif found.marker != committing:
             raise self._ended_elsewhere(gid, transaction)
         else:
@@ -133,14 +122,12 @@ class TwoPhase:
     def _ended_elsewhere(self, gid: str, transaction: RemoteTransaction) -> ApplyError:
         committing = transaction.kind is Kind.COMMIT_PREPARED
         theirs, ours = ("rolled back", "committed") if committing else ("committed", "rolled back")
+        where = f"WHERE subid = {self._subid} AND gid = '{gid}';"
         error = ApplyError(
             f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
             detail="Somebody ended it by hand: pgsub does that only when the publisher says so.",
             hint="Mend the rows of that transaction on the target, then let apply pass it:\n"
-            + " ".join(
-                f"DELETE FROM pgsub.{table} WHERE subid = {self._subid} AND gid = '{gid}';"
-                for table in ("prepared_xact", "prepared_pending")
-            ),
+            f"DELETE FROM pgsub.prepared_xact {where} DELETE FROM pgsub.prepared_pending {where}",
             sqlstate="42704",
         )
         locate(error, self._subid, Place(transaction, transaction.kind.value))

@@ -36,7 +36,7 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
         yield
     except ApplyError as error:
         if isinstance(error.unique_failure, UniqueFailure):
-            _leave_transaction(connection)
+            leave_transaction(connection)
             complete_report(connection, error)
             error.hint = (
                 "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
@@ -46,13 +46,14 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
     except PermissionMissing as error:
         denied, error.denied = error.denied, None
         if denied is not None:
-            _leave_transaction(connection)
+            leave_transaction(connection)
             with contextlib.suppress(psycopg.Error):
                 _say_what_it_lacks(connection, sub, error, *denied)
         raise
 
 
-def _leave_transaction(connection: psycopg.Connection) -> None:
+def leave_transaction(connection: psycopg.Connection) -> None:
+    """Roll back, if the session is there and in a transaction."""
     if connection.info.transaction_status != TransactionStatus.IDLE:
         with contextlib.suppress(psycopg.Error):
             connection.execute("ROLLBACK")

@@ -8,7 +8,7 @@ Mirrors what apply_handle_insert, _update and _delete (worker.c) find out by doi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -131,7 +131,7 @@ class Simulation:
         try:
             table = self._table(relid, remote)
             if isinstance(table, str):
-                return _with(finding, LEFT, reason=table)
+                return replace(finding, outcome=LEFT, reason=table)
             match message:
                 case Insert():
                     return self._insert(table, finding, message.new)
@@ -143,9 +143,9 @@ class Simulation:
         except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege):
             raise  # of the preview, not of the row
         except psycopg.Error as error:
-            return _with(finding, ERROR, reason=error.diag.message_primary or str(error))
+            return replace(finding, reason=error.diag.message_primary or str(error))
         except PgsubError as error:
-            return _with(finding, ERROR, reason=error.message)
+            return replace(finding, reason=error.message)
 
     def _table(self, relid: int, remote: Relation) -> Table | str:
         known = self._tables.get(relid)
@@ -166,27 +166,27 @@ class Simulation:
 
     def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
         row = table.look.read(_sent(table.relation, new, nulls=True))
-        finding = _with(finding, ERROR, remote=row, key=_subset(row, table.key_columns))
+        finding = replace(finding, remote=row, key=_subset(row, table.key_columns))
         return self._written(table, finding, new, row, None, None)
 
     def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old or new)
         sent = table.look.read(_sent(table.relation, new))
-        finding = _with(finding, ERROR, remote=sent, key=key)
+        finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
             table.done.tainted.add(table.key({**key, **sent}))
-            return _with(finding, DEPENDENT)
+            return replace(finding, outcome=DEPENDENT)
         found = self._find(table, key)
         if found is None:
             return self._update_missing(table, finding, new, key)
-        finding = _with(finding, ERROR, local=found.row)
+        finding = replace(finding, local=found.row)
         assert found.row is not None
         finding, action = self._differing(table, finding, found)
         if action is not Action.APPLY:
             return self._ruled(table, finding, action, {**found.row, **sent}, key)
         if not _differences(sent, found.row):
-            return _with(finding, IDENTICAL)
+            return replace(finding, outcome=IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
 
     def _written(
@@ -205,27 +205,27 @@ class Simulation:
             several = len({one.index for one in existing}) > 1
             kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
-            finding = _with(finding, ERROR, conflict=kind, existing=tuple(existing), rule=None)
+            finding = replace(finding, conflict=kind, existing=tuple(existing), rule=None)
             decision = self._rules.existing(relation, kind, [one.xid for one in existing], identical=same)
             if decision is not None:
-                finding = _with(finding, ERROR, rule=decision.rule)
+                finding = replace(finding, rule=decision.rule)
             action = Action.STOP if decision is None else decision.action
             if same and action is not Action.SKIP:
                 table.done.tainted.discard(table.key(row))
-                return _with(finding, IDENTICAL, **({"rule": None} if action is Action.STOP else {}))
+                return replace(finding, outcome=IDENTICAL, rule=None if action is Action.STOP else finding.rule)
             if action is not Action.APPLY:
                 return self._ruled(table, finding, action, row, key)
             row = _make_room(table, row, existing, became=found is None)
         self._put(table, row, key, found)
-        return _with(finding, WOULD_APPLY)
+        return replace(finding, outcome=WOULD_APPLY)
 
     def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
         """A change that is not made: by a rule, or because nothing but a stop is left."""
         if action is Action.STOP:
             self._taint(table, row, key, finding, "")
-            return _with(finding, CONFLICT)
+            return replace(finding, outcome=CONFLICT)
         table.done.tainted.discard(table.key(row))
-        return _with(finding, KEPT if action is Action.KEEP else SKIPPED)
+        return replace(finding, outcome=KEPT if action is Action.KEEP else SKIPPED)
 
     def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Action]:
         """Of a row that somebody else wrote last; without a rule it is changed all the same."""
@@ -233,13 +233,13 @@ class Simulation:
         decision = self._rules.differing(table.relation, kind, found.xid)
         if decision is None:
             return finding, Action.APPLY
-        return _with(finding, ERROR, conflict=kind, rule=decision.rule), decision.action
+        return replace(finding, conflict=kind, rule=decision.rule), decision.action
 
     def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Action | None]:
         """None: there is no rule, and the change is skipped as by the server."""
         kind = f"{finding.message_type.lower()}_missing"
         decision = self._rules.missing(table.relation, kind)
-        finding = _with(finding, MISSING, conflict=kind, rule=None if decision is None else decision.rule)
+        finding = replace(finding, outcome=MISSING, conflict=kind, rule=None if decision is None else decision.rule)
         return finding, None if decision is None else decision.action
 
     def _update_missing(self, table: Table, finding: Finding, new: Tuple, key: Row) -> Finding:
@@ -253,14 +253,14 @@ class Simulation:
         left_out = [c.name for i, c in enumerate(table.relation.columns) if new.kinds[i] == UNCHANGED]
         if left_out:
             reason = f"the publisher left out unchanged large values of {', '.join(left_out)}"
-            return self._ruled(table, _with(finding, ERROR, reason=reason), Action.STOP, row, key)
+            return self._ruled(table, replace(finding, reason=reason), Action.STOP, row, key)
         return self._written(table, finding, new, row, None, None)
 
     def _taint(self, table: Table, row: Row, key: Row | None, finding: Finding, reason: str) -> Finding:
         table.done.tainted.add(table.key(row))
         if key is not None:
             table.done.tainted.add(table.key(key))
-        return _with(finding, ERROR, reason=reason)
+        return replace(finding, outcome=ERROR, reason=reason)
 
     def _put(self, table: Table, row: Row, key: Row | None, found: Version | None) -> None:
         if key is not None and found is not None:
@@ -271,24 +271,24 @@ class Simulation:
     def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old)
-        finding = _with(finding, ERROR, key=key)
+        finding = replace(finding, key=key)
         if table.key(key) in table.done.tainted:
-            return _with(finding, DEPENDENT)
+            return replace(finding, outcome=DEPENDENT)
         found = self._find(table, key)
         if found is None:
             finding, stopped = self._missing(table, finding)
             return finding if stopped is None else self._ruled(table, finding, stopped, key, key)
         finding, action = self._differing(table, finding, found)
         if action is not Action.APPLY:
-            return self._ruled(table, _with(finding, ERROR, local=found.row), action, key, key)
+            return self._ruled(table, replace(finding, local=found.row), action, key, key)
         table.gone(table.key(key), found)
-        return _with(finding, WOULD_APPLY, local=found.row)
+        return replace(finding, outcome=WOULD_APPLY, local=found.row)
 
     def _truncate(self, table: Table, finding: Finding) -> Finding:
         rows = any(version.row is not None for version in table.done.versions.values())
         nothing = not rows and (table.done.emptied or table.look.empty())
         table.done = Done(emptied=True)
-        return _with(finding, IDENTICAL if nothing else WOULD_APPLY)
+        return replace(finding, outcome=IDENTICAL if nothing else WOULD_APPLY)
 
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
@@ -335,11 +335,6 @@ def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: 
             kept = one.row
         table.gone(table.key(one.row), Version(one.row, one.place))
     return {**kept, **row}
-
-
-def _with(finding: Finding, outcome: str, **fields: object) -> Finding:
-    values: dict[str, object] = {name: getattr(finding, name) for name in Finding.__slots__}
-    return Finding(**{**values, "outcome": outcome, **fields})  # type: ignore[arg-type]
 
 
 def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:

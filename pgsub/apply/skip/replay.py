@@ -14,8 +14,9 @@ from typing import Any
 
 import psycopg
 
+from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import MissingRow, OriginDiffers
-from pgsub.apply.conflicts.report import complete_report
+from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import NEVER, local_name
@@ -84,36 +85,24 @@ def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
     :raises ApplyError: a conflict, a missing row included, or a fault: nothing was changed.
     :raises StateForbids: somebody was faster, or a table must not be changed.
     """
-    session = _session(sub)
+    name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
+    # what a rule would do with it is done: now it is applied, or not
+    session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
     with contextlib.closing(session.connection) as connection:
         try:
-            with _told(connection):
-                revival = SkippedReader(connection, order.finish_lsn, order.kept)
-                found = _apply(session, sub.subid, order, revival)
-                _finish(session, sub, order, revival.transaction)
+            reader = SkippedReader(connection, order.finish_lsn, order.kept)
+            found = _apply(session, sub.subid, order, reader)
+            _finish(session, sub, order, reader.transaction)
+        except ApplyError as error:
+            leave_transaction(connection)
+            complete_report(connection, error)
+            raise
         except psycopg.Error as error:
             raise target.translate(error, "replay changes on the target") from None
     return found
 
 
-def _session(sub: Subscription) -> TargetSession:
-    name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
-    # what a rule would do with it is done: now it is applied, or not
-    return target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
-
-
-@contextlib.contextmanager
-def _told(connection: psycopg.Connection) -> Iterator[None]:
-    try:
-        yield
-    except ApplyError as error:
-        with contextlib.suppress(psycopg.Error):
-            connection.execute("ROLLBACK")
-        complete_report(connection, error)
-        raise
-
-
-def _apply(session: TargetSession, subid: int, order: ReplayRequest, revival: SkippedReader) -> list[OriginDiffers]:
+def _apply(session: TargetSession, subid: int, order: ReplayRequest, reader: SkippedReader) -> list[OriginDiffers]:
     """In a transaction that is left open."""
     connection, ids = session.connection, order.kept.ids
     connection.execute("BEGIN")
@@ -135,11 +124,11 @@ def _apply(session: TargetSession, subid: int, order: ReplayRequest, revival: Sk
     executor.begin(should_apply)
     try:
         with executor.row_by_row():
-            for number, (letter, relations, change) in enumerate(revival.changes(_read(executor, session, subid, ids))):
+            for number, (letter, relations, change) in enumerate(reader.changes(_read(executor, session, subid, ids))):
                 for relation in relations:
                     session.relations.learn(relation)
                 tables.of_sync = bool(letter.body.get("sync"))
-                executor.change(revival.transaction, encode(change))
+                executor.change(reader.transaction, encode(change))
                 if number % skipped_changes.CHUNK == 0:
                     others += _checked(executor.taken(), subid)
             return others + _checked(executor.finish(), subid)
@@ -169,11 +158,7 @@ def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
     for one in records:
         # guard: a replay that misses a row changes nothing
         if isinstance(one, MissingRow):
-            record = one.record(subid)
-            error = ApplyError(record.message, detail=record.detail, context=record.context)
-            error.conflict, error.record = record.conflict_type, record
-            error.relation, error.finish_lsn, error.xid = one.place.name, record.finish_lsn, record.remote_xid
-            raise error
+            raise conflict.stop_error(subid, one.record(subid), one.place)
     return [one for one in records if isinstance(one, OriginDiffers)]
 
 

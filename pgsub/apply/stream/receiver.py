@@ -28,7 +28,7 @@ from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
-#: larger blocks cost less.
+#: larger pieces cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
 #: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
@@ -70,12 +70,12 @@ class Timing:
         wal_sender_timeout: float | None = None,
     ) -> Timing:
         """From settings of the two servers in seconds, where 0 means never and None that it is not known."""
-        intervals = [float(status_interval or 0), float(wal_sender_timeout or 0) / _ANSWERS]
-        if status_interval is None:
-            intervals.append(cls().status_interval)
-        timeout = cls().timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
-        idle = status_interval or cls().idle_interval
-        return cls(min([one for one in intervals if one > 0], default=math.inf), timeout or math.inf, float(idle))
+        default = cls()
+        asked = default.status_interval if status_interval is None else float(status_interval)
+        intervals = [one for one in (asked, float(wal_sender_timeout or 0) / _ANSWERS) if one > 0]
+        timeout = default.timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
+        idle = float(status_interval or default.idle_interval)
+        return cls(min(intervals, default=math.inf), timeout or math.inf, idle)
 
 
 class Receiver(SupervisedThread):
@@ -182,9 +182,8 @@ class Receiver(SupervisedThread):
             self._loop()
             self._walsender.stop(timeout=3)
         except Exception as error:
-            with self._ready:
-                self._error = error
-                self._ready.notify_all()
+            self._error = error
+            self._wake_taker()
             # what was received may take its time yet, and the publisher is not to wait for it
             with contextlib.suppress(Exception):
                 self._walsender.stop(timeout=1)
@@ -265,21 +264,15 @@ class Receiver(SupervisedThread):
 
     def _deliver(self, burst: Frames) -> None:
         last, before = envelope.parse(burst.head(len(burst) - 1)), self.received
-        if isinstance(last, XLogData):
-            self.received = max(self.received, last.start, last.wal_end)
-        else:
-            self.received = max(self.received, last.wal_end)
+        self.received = max(before, last.wal_end, last.start if isinstance(last, XLogData) else 0)
         if self.received > before:
             self._untold_since = self._untold_since or time.monotonic()
         self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
-        codes = burst.codes
-        at = codes.find(frames.KEEPALIVE)
-        while at >= 0:
-            keepalive = envelope.parse(burst[at])
-            if isinstance(keepalive, Keepalive) and keepalive.reply_requested:
+        if frames.KEEPALIVE in burst.codes:
+            keepalives = (envelope.parse(burst[at]) for at, code in enumerate(burst.codes) if code == frames.KEEPALIVE)
+            if any(isinstance(one, Keepalive) and one.reply_requested for one in keepalives):
                 self._asked = True
                 self._standstill.asked(time.monotonic())
-            at = codes.find(frames.KEEPALIVE, at + 1)
         with self._ready:
             self._held, self._held_since = 0, 0.0
             self._queue.append(burst)

@@ -1,6 +1,6 @@
 """Private files for transactions that are not finished or do not fit in memory. Mirrors worker.c's stream files.
 
-One file per top-level transaction, with the messages as they came over the wire: what is received in one block is
+One file per top-level transaction, with the messages as they came over the wire: what is received in one piece is
 written and read in one. An aborted subtransaction is remembered and left out when the file is read. The server
 truncates instead; leaving out gives the same rows and needs no assumption about the order of aborts.
 
@@ -168,31 +168,27 @@ class SpooledTransaction:
         :raises PgsubError: there is no room, or the disk fails; the publisher sends the transaction again.
         """
         if self._room is not None:
-            self._room.take(messages.size + sum(block.size for block in self._ended))
-        try:
+            self._room.take(messages.size + sum(segment.size for segment in self._ended))
+        with self._writing():
             if self._writer is None:
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._writer = os.fdopen(descriptor, "ab", buffering=_BUFFER)
-            for block in (*self._ended, messages):
-                self._writer.write(block.wire)
-                if self._recent is not None and self._recent.add(self.size, block):
+            for segment in (*self._ended, messages):
+                self._writer.write(segment.wire)
+                if self._recent is not None and self._recent.add(self.size, segment):
                     self._writer.flush()
                     self._recent.shrink()
-                self.size += block.size
+                self.size += segment.size
             self._ended.clear()
-        except OSError as error:
-            raise self._failed(error) from None
 
     def publish(self) -> None:
         """Let who follows the file read everything so far.
 
         :raises PgsubError: what was buffered does not fit on the disk.
         """
-        try:
-            if self._writer is not None and self._recent is None:
+        if self._writer is not None and self._recent is None:
+            with self._writing():
                 self._writer.flush()
-        except OSError as error:
-            raise self._failed(error) from None
         self.end = self.size
 
     def pause(self) -> None:
@@ -201,18 +197,20 @@ class SpooledTransaction:
         :raises PgsubError: what was buffered does not fit on the disk.
         """
         writer, self._writer = self._writer, None
-        try:
-            if writer is not None:
+        if writer is not None:
+            with self._writing():
                 writer.close()
-        except OSError as error:
-            raise self._failed(error) from None
         self.end = self.size
 
-    def _failed(self, error: OSError) -> SpoolFailed:
-        return SpoolFailed(
-            f'could not write to spool file "{self._path}": {error.strerror}',
-            hint="Free space where the spool folder is; apply goes on by itself.",
-        )
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SpoolFailed(
+                f'could not write to spool file "{self._path}": {error.strerror}',
+                hint="Free space where the spool folder is; apply goes on by itself.",
+            ) from None
 
     def abort(self, subxid: int, message: Segment) -> None:
         """Discard exactly the changes of one subtransaction.
@@ -300,7 +298,7 @@ class _Recent:
         self._size = 0
 
     def add(self, offset: int, messages: Segment) -> bool:
-        """One more block; whether there are too many now."""
+        """One more segment; whether there are too many now."""
         with self._lock:
             self._kept.append((offset, messages))
             self._size += messages.size

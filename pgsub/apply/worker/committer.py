@@ -62,8 +62,8 @@ class Committer:
         session: TargetSession,
         policy: ChangePolicy,
         *,
-        stop_streaming: Callable[[], bool],
-        beat: Callable[[], None],
+        stop_streaming: Callable[[], bool] = lambda: False,
+        beat: Callable[[], None] = lambda: None,
         set_based: bool,
     ) -> None:
         self._session = session

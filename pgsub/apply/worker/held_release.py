@@ -45,7 +45,7 @@ class HeldRelease:
         self._spec = spec
         self._tables: set[int] = set()
         self._version = -1
-        self._work: tuple[TargetSession, _KeptChanges, Committer] | None = None
+        self._work: tuple[TargetSession, _HeldPolicy, Committer] | None = None
         self._moved = False
         self._next_look = 0.0
 
@@ -73,8 +73,8 @@ class HeldRelease:
             return False
         if self._work is None:
             session = self._streams.open_session()
-            policy = _KeptChanges(session, self._spec.subscription.subid)
-            self._work = session, policy, self._committer(session, policy)
+            policy = _HeldPolicy(session, self._spec.subscription.subid)
+            self._work = session, policy, Committer(session, policy, set_based=self._streams.set_based)
         try:
             return self._drain(*self._work, remote_lsn)
         except ApplyError as error:
@@ -85,16 +85,7 @@ class HeldRelease:
             )
             raise
 
-    def _committer(self, session: TargetSession, policy: _KeptChanges) -> Committer:
-        return Committer(
-            session,
-            policy,
-            stop_streaming=lambda: False,
-            beat=lambda: None,
-            set_based=self._streams.set_based,
-        )
-
-    def _drain(self, session: TargetSession, policy: _KeptChanges, committer: Committer, remote_lsn: int) -> bool:
+    def _drain(self, session: TargetSession, policy: _HeldPolicy, committer: Committer, remote_lsn: int) -> bool:
         deadline = time.monotonic() + STEP_SECONDS
         committer.remote_lsn = remote_lsn
         while time.monotonic() < deadline:
@@ -121,7 +112,7 @@ class HeldRelease:
         return ended
 
 
-class _KeptChanges:
+class _HeldPolicy:
     """What is applied through the session, and removed from the ledger in the same transaction.
 
     A :class:`~pgsub.apply.worker.policy.ChangePolicy`.
