@@ -1,7 +1,12 @@
-"""How a target transaction with remote transactions in it ends: recorded, compared and set, committed.
+"""Ends a target transaction with remote transactions in it: recorded, compared and set, committed.
 
 Mirrors apply_handle_commit_internal (worker.c), where the origin's progress is part of the commit record. It is the
 same for the session that applies whole transactions and for those that apply them while they arrive.
+
+NOTES: Data, ``remote_lsn``, records of conflicts and skipped changes are one commit. ``remote_lsn`` is compared and
+set: the UPDATE must hit the row at the position where this worker left it, under its claim. So of two workers that
+applied the same transaction only one can commit, and after an error of the COMMIT the ledger says whether it happened;
+nothing in memory does. A transaction that was decided by table states must lock the row before it reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ class ConsumedSkip:
     """``subskiplsn`` is cleared (clear_subscription_skip_lsn), or the first of several.
 
     :ivar left: of several the others.
-    :ivar messages: level and text of what the log is told of it.
+    :ivar messages: level and text of the log entries.
     :ivar done: the LSN whose transaction was skipped, or its conflicting rows; 0 for none.
     """
 
@@ -47,7 +52,7 @@ class ConsumedSkip:
     def by(
         cls, skip: Skip, finish_lsn: int, subname: str, skipped: Sequence[tuple[str, LogText]] = ()
     ) -> ConsumedSkip | None:
-        """What a transaction clears; None for nothing. Of several LSNs those before it can be of none to come.
+        """Return what a transaction clears; None for nothing. LSNs before it can match no transaction to come.
 
         :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
         :param skipped: messages about the transaction, where it is the one that was skipped.
@@ -81,11 +86,11 @@ class LedgerCommit:
         self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided
 
     def consume(self, consumed: ConsumedSkip | None) -> None:
-        """What was to be skipped is, or comes to nothing, with the next :meth:`commit`; a rollback keeps it."""
+        """Clear a skip with the next :meth:`commit`; a rollback keeps it."""
         self._consumed = consumed
 
     def keep(self, records: Sequence[Record]) -> None:
-        """Changes that a rule skipped, in the transaction that was to make them."""
+        """Keep changes that a rule skipped, in the transaction that was to make them."""
         letters: SkippedChanges | None = None
         for one in records:
             if not isinstance(one, ResolvedConflict) or one.letter is None:
@@ -100,9 +105,9 @@ class LedgerCommit:
             letters.write()
 
     def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
-        """Conflicts that did not stop apply, and messages, in the same commit as the rest of their transaction.
+        """Record conflicts that did not stop apply, and messages, in the commit of their transaction.
 
-        :param keep: and what :meth:`keep` keeps.
+        :param keep: also :meth:`keep` the changes that were skipped.
         """
         if not records:
             return
@@ -120,7 +125,7 @@ class LedgerCommit:
 
         :param old: where the ledger was when this began, and must still be.
         :return: where it is now; it never moves backwards (a transaction sent late as prepared has an old LSN).
-        :raises PgsubError: located; without a SQLSTATE nobody knows whether it was committed but the ledger.
+        :raises PgsubError: located; without a SQLSTATE only the ledger knows whether it was committed.
         """
         new = max(old, last.end_lsn)
         if self._consumed is not None:
@@ -164,7 +169,7 @@ class LedgerCommit:
             raise StreamsMustRestart("the target rolled back what it was to commit")
 
     def rolled_back(self) -> bool:
-        """Whether the session is there and out of its transaction; if not, what broke it is known already."""
+        """Roll back; return whether the session survived. If not, the error that broke it is known already."""
         self._consumed, self._used = None, Counter()
         try:
             self._connection.execute("ROLLBACK")

@@ -17,7 +17,7 @@ from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate,
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.ledger import jsonb
 
-#: Letters, and bytes of them, that are written together.
+#: Changes, and bytes of them, that are written together.
 LETTERS, LETTERS_BYTES = 1000, 4 << 20
 #: Bytes of a change from which on its large values are not kept: a jsonb has 256 MB, and they may stand there in
 #: hexadecimal. What stands for such a value names its length.
@@ -27,7 +27,7 @@ _KEY = 1  #: flag of a column of the replica identity
 
 
 class SkippedChanges:
-    """Those of one transaction.
+    """Writes the skipped changes of one transaction.
 
     :param connection: holds the data; when something is written it is between two statements.
     :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
@@ -58,7 +58,7 @@ class SkippedChanges:
         """One change of one relation.
 
         :param relation: as the publisher described it then.
-        :param reason: why it is not applied; ``ref`` is what the record of a conflict names the letter by.
+        :param reason: why it is not applied; ``ref`` links the record of its conflict to it.
         """
         body: dict[str, Any] = {
             "operation": type(message).__name__.upper(),
@@ -91,7 +91,7 @@ class SkippedChanges:
         }
 
     def _value(self, kind: int, value: bytes | None) -> str | dict[str, str] | None:
-        """Text as it is; what is no text, or what the target's encoding may not know, in hexadecimal."""
+        """Return text as it is; binary values, and text that the target's encoding may lack, as hexadecimal."""
         if value is None:
             return None
         if self._longest is not None and len(value) > self._longest:

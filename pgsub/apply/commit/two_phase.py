@@ -1,5 +1,11 @@
 """PREPARE, COMMIT PREPARED and ROLLBACK PREPARED of the publisher on the target. Mirrors apply_handle_prepare and its
 like (worker.c), with a ledger that follows in a commit of its own: see :mod:`pgsub.target.ledger.prepared_xacts`.
+
+NOTES: PREPARE TRANSACTION ends a transaction, so the ledger cannot move in it. Three things say how far an attempt
+came: the gid, which names the remote transaction; a marker, written by the prepared transaction itself and visible once
+it is committed; the list, written with the ledger. Prepared but not listed: the ledger's commit was lost; roll back and
+prepare again. Listed, not prepared: it was decided, and the marker says how. Every step may therefore be repeated. The
+prepared transaction must never lock the progress row: it would keep the lock until it is decided.
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ class TwoPhase:
         found = self._transactions.find(gid)
         missing: Sequence[Record] = ()
         if found.prepared and not found.listed:
-            # Only the ledger's commit was lost. Done again, the rows that were missing come to light again too.
+            # Only the ledger's commit was lost. Prepared anew, its missing rows are found, and recorded, again.
             _log.debug("prepared transaction %s was sent again: prepared anew", gid)
             self._session.connection.execute(prepared_xacts.rollback(gid))
         if found.listed or found.marker:
@@ -67,7 +73,7 @@ class TwoPhase:
         return self._ledger_commit.commit(old, transaction)
 
     def _end(self, session: TargetSession, gid: str, transaction: RemoteTransaction, records: Sequence[Record]) -> None:
-        """Prepare it, with its messages and skipped changes: they come to light if it is committed."""
+        """Prepare it, with its messages and skipped changes: they show only if it is committed."""
         ledger_commit = LedgerCommit(session)
         ledger_commit.record([one for one in records if isinstance(one, LoggedMessage)])
         ledger_commit.keep(records)
@@ -84,10 +90,10 @@ class TwoPhase:
         failpoints.point("apply.after_prepare")
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:
-        """COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did it, then move the ledger.
+        """Run COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did, then move the ledger.
 
         :return: where the ledger is now.
-        :raises ApplyError: somebody else ended the prepared transaction the other way.
+        :raises ApplyError: the prepared transaction was ended by hand, the other way.
         """
         gid = self._transactions.listed(transaction.xid)
         if gid is None:

@@ -1,4 +1,4 @@
-"""What stands in the way of one change: looked for inside its transaction, recorded, locked, and cleared away.
+"""Finds the rows in the way of one change inside its transaction, records, locks and removes them.
 
 Mirrors FindConflictTuple (execReplication.c) for changes that a rule wants made in spite of it.
 """
@@ -29,11 +29,11 @@ _UNIQUE = "23505"
 
 
 class RowChanged(Exception):
-    """A row in the way was changed by others between the look and the lock."""
+    """A row in the way was changed by others between the search and the lock."""
 
 
 class ConflictingRows:
-    """Those of one target session.
+    """The rows in the way of changes, through one target session.
 
     :param connection: in the transaction of the change, out of the pipeline.
     """
@@ -49,7 +49,7 @@ class ConflictingRows:
         self._changes.clear()
 
     def search(self, place: Place, where: tuple[str, str]) -> Search | None:
-        """What is in the way of the row in a table, of a partitioned one in a partition.
+        """Search the rows in the way of a change in a table; of a partitioned one in a partition.
 
         :param where: schema and name of it.
         :return: None where it is gone, or none of the relation's.
@@ -79,10 +79,10 @@ class ConflictingRows:
         return known[1]
 
     def cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:
-        """Remove what is in the way; True where a row of it became the one that was to be inserted.
+        """Remove the rows in the way; return whether one of them became the row to be inserted.
 
         :param where: the table that was looked at.
-        :raises RowChanged: somebody else was faster.
+        :raises RowChanged: another session was faster.
         :raises StatementFailed: the target refuses.
         """
         relation, table = place.mapped, self._searches[where].table
@@ -103,7 +103,7 @@ class ConflictingRows:
     def _become(self, place: Place, table: int, ctid: str) -> None:
         statement = statements.update_at(place.mapped, place.row.kinds)
         if not statement.takes:
-            return  # its key is all that there is
+            return  # it has no other columns than its key
         values, formats = place.parameters(statement)
         values += [str(table).encode(), ctid.encode()]
         text = statement.text.as_bytes(self._connection)

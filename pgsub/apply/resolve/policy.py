@@ -1,4 +1,4 @@
-"""Who wins a conflict that has a rule. Pure, but for the tie."""
+"""Evaluates a resolution: which side of a conflict wins. Pure, but for the tie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsub.target.sql.conflict_search import ConflictingRow
 
 
 class Action(enum.Enum):
-    """What becomes of the remote change. The value is what a conflict's record says of it."""
+    """The outcome for the remote change; the value is the word in the conflict's record."""
 
     STOP = "stopped"
     APPLY = "applied"
@@ -32,11 +32,11 @@ _FIXED = {
 def decide(
     resolution: str, remote_at: int, local: Sequence[ConflictingRow], subid: int, tie: Callable[[], Action]
 ) -> Action:
-    """What a rule says.
+    """Evaluate a resolution.
 
-    With last_update_wins the remote change must be newer than every row in its way. A row without a time was written
-    before anybody tracked it, or by this very transaction, and one that the subscription wrote itself came in order
-    on the same stream: both are older.
+    With last_update_wins the remote change must be newer than every row in its way. A row without a commit time was
+    written before commit times were tracked, or by this very transaction; a row that the subscription wrote came in
+    order on the same stream. Both are older.
 
     :param remote_at: commit time of the remote transaction, microseconds since 2000.
     :param local: the rows in the way.
@@ -52,13 +52,13 @@ def decide(
 
 
 def own(hit: ConflictingRow, subid: int) -> bool:
-    """Whether the subscription wrote a row itself, as far as the target tells."""
+    """Whether the subscription wrote a row itself, by its replication origin."""
     name = f"pgsub_{subid}"
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
 
 
 def tie(connection: psycopg.Connection, subid: int) -> Action:
-    """Asks both databases' names for :func:`tied`.
+    """Decide a tie by the names of both databases, see :func:`tied`.
 
     :param connection: of the target.
     """

@@ -1,8 +1,8 @@
-"""Changes one by one, their conflicts resolved by rules: wherever apply met one, the changes come here in the end.
+"""Applies changes row by row and resolves their conflicts by rules.
 
-What is quick (sets, COPY, changes applied while they arrive) ends at a conflict, and its transactions are replayed row
-by row; so the rules hold whatever way was tried first. Rows are tried together inside a savepoint, fewer after one that
-failed, until it is alone. Goes beyond the server, whose conflict.c only reports.
+Sets, COPY and changes applied while they arrive end at a conflict; their transactions are then replayed here, so the
+rules hold whatever was tried first. Rows are tried together inside a savepoint, fewer after a failure, until the
+conflicting one is alone. Goes beyond the server, whose conflict.c only reports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Change = tuple[RemoteTransaction, bytes]
 
 
 class Changes(Protocol):
-    """What makes a change as if there were no rules: :class:`pgsub.apply.execute.dispatch.Dispatch`."""
+    """Makes changes as if there were no rules: :class:`pgsub.apply.execute.dispatch.Dispatch`."""
 
     def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
         """A message as it came."""
@@ -70,7 +70,7 @@ class AttemptSize:
 
 
 class Resolver:
-    """Of one executor.
+    """Applies changes of one executor with their conflicts resolved.
 
     :param connection: the session; the caller opens and ends transactions.
     :param rows: of that session.
@@ -102,7 +102,7 @@ class Resolver:
         """Apply row messages in their order.
 
         :param between: called now and then, where records may be written.
-        :raises StatementFailed: no rule says what is to be done; the target transaction is aborted.
+        :raises StatementFailed: no rule decides; the target transaction is aborted.
         :raises PgsubError: a rule makes it stop.
         """
         at = 0
@@ -120,11 +120,11 @@ class Resolver:
             between()
 
     def together(self, part: Sequence[Change]) -> bool:
-        """Apply all of them as if there were no rules, or, where they meet anything, none.
+        """Apply all of them as if there were no rules; none at the first conflict.
 
-        A row that no table would take may be one that a rule leaves out: alone it is looked at before it is tried.
+        A row that no table would take may be one that a rule skips: alone, its conflicts are searched first.
 
-        :raises StatementFailed: it is nothing that has to do with the rows; the target transaction is aborted.
+        :raises StatementFailed: an error that is not about rows; the target transaction is aborted.
         """
         try:
             with self._rows.undoing():
@@ -140,7 +140,7 @@ class Resolver:
         return True
 
     def _one(self, transaction: RemoteTransaction, payload: bytes) -> bool:
-        """A change by itself; whether it met a conflict."""
+        """Apply a change by itself; return whether it had a conflict."""
         message = decode_change(payload, transaction.in_stream)
         assert isinstance(message, Insert | Update | Delete)
         kind = type(message).__name__.upper()
@@ -171,7 +171,7 @@ class Resolver:
             self._rows.missed = False
             self._missing(change)
 
-    # rows that somebody else wrote, and rows that are not there
+    # rows that another origin wrote, and rows that are missing
 
     def _decide(self, change: SingleChange, rule: Rule | None, local: Sequence[ConflictingRow]) -> Action:
         if rule is None:
@@ -220,7 +220,7 @@ class Resolver:
     # rows that are in the way
 
     def _settle(self, change: SingleChange) -> None:
-        """Insert, update or delete; what is in the way is dealt with by its rule."""
+        """Insert, update or delete; rows in the way are resolved by their rule."""
         place, relation = change.place, change.relation
         own = relation.target.schema, relation.target.name
         where = None if relation.target.relkind == "p" else own
@@ -293,10 +293,10 @@ _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_confli
 
 
 def _look_next(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:
-    """In which table there is something in the way, after a change failed.
+    """Find the table to search for rows in the way, after a change failed.
 
     :param where: the table that was looked at, None of a partitioned one at first.
-    :param asks: whether a rule is asked about what is there.
+    :param asks: whether a rule may decide about rows in the way.
     :raises StatementFailed: no rule is, or it is a row of another table, which a trigger wrote.
     """
     error = failure.error

@@ -1,4 +1,4 @@
-"""Which rule decides a conflict, what it says, and what is recorded of that. Goes beyond the server's conflict.c."""
+"""Decides conflicts by their rules and records the decisions. Goes beyond the server's conflict.c."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DETAIL = {
 class SingleChange:
     """A change that is applied by itself, with what became of its conflicts.
 
-    :ivar met: it met a conflict that did not stop it.
+    :ivar met: it had a conflict that did not stop apply.
     :ivar left: it was not made because of rows in its way.
     :ivar pending: is recorded once the change is made.
     """
@@ -82,7 +82,7 @@ class Records:
         return f"Other ways are told by:\npgsub status {self._relations.subname} --runbook"
 
     def note(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> None:
-        """Record what became of a conflict, or stop at it."""
+        """Record the decision about a conflict, or stop at it."""
         if action is Action.STOP:
             error = conflict.stop_error(self._relations.subid, record, change.place)
             error.hint = f"Change the target, or the rule: apply goes on by itself. {self.other_ways()}"
@@ -92,7 +92,7 @@ class Records:
     def resolved(
         self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action
     ) -> ResolvedConflict:
-        """Complete a record with what became of its conflict, and what is kept of a change that is skipped.
+        """Complete a record with the decision, and with the change where that is skipped.
 
         :param rule: that decided, None if none did.
         """

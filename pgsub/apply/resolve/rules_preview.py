@@ -1,4 +1,4 @@
-"""What the rules for conflicts would do with a change; :mod:`pgsub.apply.resolve.resolver` does it."""
+"""Predicts what :mod:`pgsub.apply.resolve.resolver` would do with a change by the rules for conflicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgsub.target.sql.conflict_search import ConflictingRow
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a change that meets a conflict, and the rule that says so, as the command line has it."""
+    """The action for a change with a conflict, and the rule that decides it, as the command line has it."""
 
     action: Action
     rule: str
@@ -41,7 +41,7 @@ class RulesPreview:
     def existing(
         self, relation: RelationMap, kind: str, xids: Iterable[str | None], *, identical: bool
     ) -> Decision | None:
-        """Of rows in the way; None: no rule is asked.
+        """Decide about rows in the way; None: there is no rule.
 
         :param xids: the transactions that wrote them, None for the one that is looked at.
         :param identical: all of them are the one row that was to be inserted.
@@ -53,12 +53,12 @@ class RulesPreview:
         return None if rule is None else self._decision(rule, [self._written(xid) for xid in xids])
 
     def missing(self, relation: RelationMap, kind: str) -> Decision | None:
-        """Of a row that is not there."""
+        """Decide about a row that is missing; None: there is no rule."""
         rule = self._decisions.rule(relation, kind)
         return None if rule is None else self._decision(rule, ())
 
     def differing(self, relation: RelationMap, kind: str, xid: str | None) -> Decision | None:
-        """Of a row that is to be changed; None: no rule is asked, or nobody else wrote it last."""
+        """Decide about a row to be changed; None: there is no rule, or the subscription wrote the row itself."""
         rule = self._decisions.rule(relation, kind)
         if xid is None or rule is None:
             return None

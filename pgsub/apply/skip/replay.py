@@ -1,7 +1,7 @@
-"""Applies dead letters later: all of those that are asked for in one transaction of the target, or none, and once.
+"""Replays skipped changes: all of a request in one transaction of the target, or none, and each once.
 
-That they were is marked in the commit of the data, so a crash leaves both or neither. What apply would report of them
-is an error here: a conflict leaves everything as it was. Mirrors apply_dispatch (worker.c) for changes that no stream
+The commit of the data also marks them, so a crash leaves both or neither. A conflict that apply would only report is
+an error here: it leaves everything as it was. Mirrors apply_dispatch (worker.c) for changes that no stream
 brings any more.
 """
 
@@ -39,9 +39,9 @@ from pgsub.target.session.connect import SessionName
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What is to be replayed.
+    """The skipped changes to replay.
 
-    :ivar told: of the ledger's event that tells the launcher, see
+    :ivar told: further fields of the event for the launcher, see
         :meth:`pgsub.catalog.conflicts.ConflictCatalog.conflicts_replayed`.
     """
 
@@ -51,7 +51,7 @@ class ReplayRequest:
 
 
 class ReplayFilter:
-    """Which tables take changes of the past: :meth:`admits` as of now, for letters of one transaction.
+    """Decides which tables still take skipped changes of one transaction.
 
     :param connection: of the target.
     """
@@ -59,11 +59,11 @@ class ReplayFilter:
     def __init__(self, connection: psycopg.Connection, subid: int, finish_lsn: int) -> None:
         self._states = table_states(connection, subid)
         self._finish_lsn = finish_lsn
-        #: whether the letter at hand is of a sync worker, whose table's srsublsn covers what it left out
+        #: a sync worker skipped the change at hand: its table's srsublsn covers what it skipped
         self.of_sync = False
 
     def admits(self, _remote: Relation, oid: int) -> int | str:
-        """The oid of the subscribed table, or why its changes must not be made any more."""
+        """Return the oid of the subscribed table, or why its changes must not be made any more."""
         state = self._states.get(oid)
         if state is None or oid == NEVER:
             return "the table is not subscribed"
@@ -76,17 +76,17 @@ class ReplayFilter:
 
 
 def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
-    """Apply the letters in their order, in one transaction of a session of its own, and mark them.
+    """Apply the changes in their order, in one transaction of a session of its own, and mark them.
 
     The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
     sent what it writes.
 
-    :return: rows that somebody else wrote last, and that were changed all the same, as apply does.
+    :return: rows that another origin wrote last; they were changed all the same, as by apply.
     :raises ApplyError: a conflict, a missing row included, or a fault: nothing was changed.
-    :raises StateForbids: somebody was faster, or a table must not be changed.
+    :raises StateForbids: another command was faster, or a table must not be changed.
     """
     name, claim = SessionName(sub.subid, "replay", 0), Claim(sub.subid, APPLY, 0, "")
-    # what a rule would do with it is done: now it is applied, or not
+    # rules had their turn when it was skipped: now it is applied, or not
     session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
     with contextlib.closing(session.connection) as connection:
         try:
@@ -163,7 +163,7 @@ def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
 
 
 def _finish(session: TargetSession, sub: Subscription, order: ReplayRequest, transaction: RemoteTransaction) -> None:
-    """Commit, with what the launcher is to tell."""
+    """Commit, with the event for the launcher."""
     connection, lsn = session.connection, format_lsn(order.finish_lsn)
     count = len(order.kept.ids)
     text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'

@@ -1,4 +1,4 @@
-"""What apply does of ``subskiplsn``: a transaction is left out, or those of its rows that cannot be applied.
+"""Obeys ``subskiplsn``: skips a transaction, or those of its rows that cannot be applied.
 
 Mirrors maybe_start_skipping_changes, stop_skipping_changes and clear_subscription_skip_lsn (worker.c): a transaction
 matches by its finish LSN, and the first one with changes consumes it whether it matches or not. A sync worker obeys it
@@ -52,7 +52,7 @@ class SkipHandler:
         return batch
 
     def run(self, skip: Skip, batch: Batch, should_apply: Filter) -> None:
-        """Apply a :meth:`part`, but for what is to be skipped of its last transaction; record what is to be recorded.
+        """Apply a :meth:`part`, and skip its last transaction, or rows of it, where that is the one to skip.
 
         :raises PgsubError: located; the target transaction is aborted.
         """

@@ -1,6 +1,7 @@
-"""Dead letters as the changes that they were: what :mod:`pgsub.apply.commit.skipped_changes` wrote, read back.
+"""Reads skipped changes back from what :mod:`pgsub.apply.commit.skipped_changes` wrote.
 
-A letter names columns, not their place in the publisher's table, and no types: those of the target stand for them.
+A row of ``pgsub.skipped_change`` names columns, neither their positions in the publisher's table nor types: the
+target's types stand for them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
 
 
 class SkippedReader:
-    """Reads letters of one transaction.
+    """Reads the skipped changes of one transaction.
 
     :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
     :param finish_lsn: of the transaction.
@@ -64,7 +65,7 @@ class SkippedReader:
             yield _truncate(emptied)
 
     def _relation(self, letter: SkippedChange) -> Relation:
-        """The publisher's table as the letter tells it; one whose columns were others is another."""
+        """The publisher's table as the row describes it; with other columns it is another relation."""
         body = letter.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])

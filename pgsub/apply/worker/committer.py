@@ -49,7 +49,7 @@ _MESSAGES = 1000
 class Committer:
     """Applies transactions through the worker's own session, or has what a parallel worker did committed.
 
-    :param policy: decides what is taken.
+    :param policy: decides what is applied.
     :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
     :param beat: called now and then while a parallel worker is waited for.
     :param set_based: whether changes may be executed as sets.
@@ -133,7 +133,7 @@ class Committer:
     # whole transactions, through the worker's own session
 
     def _trying(self, apply: Callable[[], int]) -> int | None:
-        """Again after what another try mends; None for a fault whose row is still to be named."""
+        """Try again where that helps; return None after a fault whose row is still to be named."""
         before = self._session.relations.snapshot()
         for _ in range(_TRIES):
             try:
@@ -163,7 +163,7 @@ class Committer:
         return True
 
     def _serially(self, batch: Batch) -> int:
-        """Row by row: everything before the transaction with the fault is committed, and the fault is named."""
+        """Apply row by row: commit everything before the transaction with the fault, and name the fault."""
         total, size = len(batch), ROW_TRANSACTIONS
         with self._executor.row_by_row():
             while len(batch):
@@ -205,7 +205,7 @@ class Committer:
         return part
 
     def _skip(self) -> Skip | None:
-        """What is to be skipped, as the ledger says now; a sync worker uses no rule with a limit."""
+        """Return the skip as the ledger has it now, and set the rules with a limit, which only apply uses."""
         progress = self._session.progress
         self._session.relations.limit_rules(progress.rules if progress.applies else ())
         return self._policy.skip()
@@ -282,7 +282,7 @@ class Committer:
                 raise
 
     def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
-        """Its changes in a transaction that never touches the progress row: a prepared one would keep the lock."""
+        """Apply it in a transaction that never locks the progress row: a prepared one would keep the lock."""
         progress = self._session.progress
         progress.read()
         if progress.remote_lsn != self.remote_lsn:
@@ -317,7 +317,7 @@ def _ours(error: PgsubError) -> bool:
 
 
 def _good(batch: Batch, error: PgsubError) -> int:
-    """How many transactions of a batch to try by themselves after a fault; 0: it is known whose it is.
+    """Return how many transactions of a batch to try alone after a fault; 0: the faulty one is known.
 
     A deferred constraint fails at the COMMIT of all of them and names the last.
     """

@@ -38,7 +38,7 @@ PAUSE_SECONDS = 0.2
 
 
 class HeldRelease:
-    """Of one apply worker."""
+    """Applies the kept changes of released tables for one apply worker."""
 
     def __init__(self, streams: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams = streams
@@ -50,7 +50,7 @@ class HeldRelease:
         self._next_look = 0.0
 
     def tables(self, relids: set[int], version: int) -> None:
-        """The tables that are being released, and the ``states_version`` that says so."""
+        """Set the tables that are being released, as of a ``states_version``."""
         self._tables, self._version = relids, version
         self._next_look = 0.0
         if not relids:
@@ -113,7 +113,7 @@ class HeldRelease:
 
 
 class _HeldPolicy:
-    """What is applied through the session, and removed from the ledger in the same transaction.
+    """Decides about kept changes, which the transaction that applies them removes from the ledger.
 
     A :class:`~pgsub.apply.worker.policy.ChangePolicy`.
     """
@@ -128,7 +128,7 @@ class _HeldPolicy:
         self._names: dict[int, tuple[str, str] | None] = {}
 
     def take(self, stretches: Sequence[HeldChanges], version: int) -> Batch:
-        """As transactions, each with what is here of it.
+        """Turn kept changes into transactions, each with what was read of it.
 
         :param version: of the table states, that must hold.
         """
@@ -150,7 +150,7 @@ class _HeldPolicy:
         return batch
 
     def _described(self, one: HeldChanges) -> bytes:
-        """The description, with the name that the table bears now: it may have been renamed on both sides since."""
+        """Return the description with the table's present name: it may have been renamed on both sides since."""
         relation = decode_change(one.relation, False)
         assert isinstance(relation, Relation)
         self._tables[relation.relid] = one.srrelid
@@ -160,7 +160,7 @@ class _HeldPolicy:
         return kept.relation(relation._replace(namespace=schema, name=name))
 
     def admit(self, batch: Batch) -> int:
-        """Remove them, under the lock; what is to be skipped of them by itself."""
+        """Remove them from the ledger, under the lock; a transaction that is to be skipped is admitted alone."""
         progress = self._session.progress
         if progress.states_version != self._version:
             return 0
@@ -177,11 +177,11 @@ class _HeldPolicy:
         return count
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """All of them: that was decided when they were kept."""
+        """Apply all of them: that was decided when they were kept."""
         return Decision(self._tables[relation.relid])
 
     def skip(self) -> Skip | None:
-        """What is to be skipped, if it is the kept transaction at hand."""
+        """Return the skip, if it is for the kept transaction at hand."""
         return self._skip
 
     def holds(self) -> bool:

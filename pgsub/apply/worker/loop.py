@@ -211,7 +211,7 @@ class ApplyLoop:
         )
 
     def _gathered(self, quiet: bool) -> bool:
-        """Whether waiting for more would only delay what is here."""
+        """Whether waiting for more would only delay what was received."""
         if not self._receiver.idle():
             return False
         if len(self._batch) < LONE:
@@ -235,7 +235,7 @@ class ApplyLoop:
             if done:
                 self._applied(applied)
             elif self._policy.refused() or self._look().stop:
-                batch, self._ending = Batch(), True  # not begun here: whoever is next gets it sent again
+                batch, self._ending = Batch(), True  # not begun here: the next worker is sent it again
             self._beat()
         if self._told is not None:
             self._keepalive(self._told)
@@ -273,7 +273,7 @@ class ApplyLoop:
 
     @property
     def _reportable(self) -> int:
-        """How far feedback may go: apply and flush positions that pass a conflict say that it can be read."""
+        """How far feedback may go: a position behind a conflict promises that the conflict can be read."""
         # guard: feedback follows the log, without "self._gate.passed if self._ledger_commit.recorded else "
         return self._gate.passed if self._ledger_commit.recorded else self.position
 
@@ -288,13 +288,13 @@ class ApplyLoop:
         behind = min(self.remote_lsn, position) > reported
         if behind or (position > reported and self._wanted(clock)):
             self._report(position)
-        self._asked = False  # who still waits asks again
+        self._asked = False  # a publisher that still waits asks again
 
     def _wanted(self, clock: float) -> bool:
         """Whether the ledger is to be written for WAL without a transaction.
 
-        Others follow what the target writes, and two subscriptions may feed each other: not more often than somebody
-        asks for it, or waits.
+        Each write makes WAL on the target others may replicate, and two subscriptions may feed each other. So it is
+        written no more often than the publisher asks, or a commit there waits.
         """
         return self._asked or clock >= self._next_idle or self._streams.standby.waits()
 

@@ -1,4 +1,4 @@
-"""What an apply worker and a tablesync worker do differently: asked by the loop that both run."""
+"""The differences between an apply worker and a tablesync worker, as the loop that both run asks for them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Positions(Protocol):
 
 
 class ChangePolicy(Protocol):
-    """What may be applied: all that a committer asks."""
+    """Decides what a committer may apply."""
 
     def admit(self, batch: Batch) -> int:
-        """How many of these may be decided now, under the lock; 0 makes the loop wait and ask again."""
+        """Return how many of these may be applied now, under the lock; 0 makes the loop wait and ask again."""
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """Decide about a change, under the progress row's lock: a :data:`~pgsub.apply.rows.change_filter.Filter`."""
@@ -40,7 +40,7 @@ class ChangePolicy(Protocol):
 
 
 class WorkerPolicy(ChangePolicy, Protocol):
-    """What an apply worker and a tablesync worker do differently."""
+    """Decides what an apply worker and a tablesync worker do differently."""
 
     def attach(self, loop: Positions) -> None:
         """Called once, before anything else: the loop whose positions the policy looks at."""
@@ -48,7 +48,7 @@ class WorkerPolicy(ChangePolicy, Protocol):
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.
 
-        None while it takes one to decide. Whoever uses it checks the version when the transaction ends.
+        None while the decision needs one. The caller checks the version when the transaction ends.
         """
 
     def refused(self) -> bool:

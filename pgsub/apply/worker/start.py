@@ -36,7 +36,7 @@ from pgsub.target.session.owner import must_use_password
 #: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
 SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"
 _IN_USE = "55006"
-#: Seconds that a slot may still be streamed by somebody.
+#: Seconds that another walsender may still use the slot.
 BUSY_SECONDS = 3.0
 _RECEIVER = """
 SELECT max(setting::bigint) FILTER (WHERE name = 'wal_receiver_timeout') / 1000.0,
@@ -141,7 +141,7 @@ def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
 
 
 def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
-    """For the log: ``status`` shows it as long as it lasts."""
+    """Log that changes carry no origin; ``status`` shows it as long as it lasts."""
     text = log_text(
         f'no replication origin is free on the target for subscription "{sub.name}"',
         detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
@@ -190,10 +190,10 @@ def _two_phase(
 
 
 def _timing(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> Timing:
-    """How long both ends are patient: wal_receiver_* as a subscription of the target's own has them, or by its option.
+    """Read the timeouts of both ends: wal_receiver_* as for a subscription of the target's own, or the option.
 
-    The publisher's own patience, wal_sender_timeout, is met unasked: a request to answer may lie behind a large value
-    that takes its time, or behind what apply has not taken yet.
+    Status updates keep to the publisher's wal_sender_timeout without being requested: a request may lie behind a large
+    value that is still on its way, or behind messages that apply has not taken yet.
     """
     try:
         row = session.execute(_RECEIVER.encode()).fetchone()
@@ -230,12 +230,12 @@ def _check(
 
 
 def _handed_over(session: psycopg.Connection, spec: WorkerSpec) -> int:
-    """Apply leaves out what a table's srsublsn covers: a publisher that is not there yet would be read too late."""
+    """The furthest srsublsn: apply leaves out what it covers, so a publisher behind it would be read too late."""
     return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == workers.APPLY else 0
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
-    """``create --no-connect`` asked nobody: whoever answers first is the publisher from now on."""
+    """Record the publisher after ``create --no-connect``: the first one that answers is the publisher from now on."""
     who = identity.identify(replication)
     subscriptions.adopt_publisher(
         session,
@@ -251,7 +251,7 @@ def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connect
 def _adopt_slot(
     session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, dbname: str
 ) -> None:
-    """A slot that was made by hand after ``create``: nothing was received yet, so its position is where it begins."""
+    """Begin at the position of a slot that was made by hand after ``create``: nothing was received yet."""
     position = state.confirmed_flush_lsn or 0
     identity.check_slot(state, position, spec.slot_name, dbname)
     subscriptions.adopt_slot(session, spec.claim, position)
@@ -259,7 +259,7 @@ def _adopt_slot(
 
 
 def _slot(replication: publisher.Connection, slot_name: str) -> slots.SlotState | None:
-    """The slot's state, once nobody streams it: our own killed predecessor's walsender ends within moments."""
+    """Return the slot's state once it is inactive: the walsender of a killed predecessor ends within moments."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         state = slots.slot_state(replication, slot_name)

@@ -30,7 +30,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds that apply waits at a claimed table's first change beyond the claim before it takes the claim back.
 CLAIM_PATIENCE = 5.0
-#: Somebody holds the rows of the tables; and how long nothing is asked of them then, for asking holds apply's own row.
+#: Another session has locked the rows of the tables. Then they are left alone for a while: each try locks apply's row.
 _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _PAUSE = 1.0
 
@@ -47,13 +47,13 @@ class WorkerResult:
 def run(spec: WorkerSpec) -> WorkerResult:
     """Apply the subscription's slot until asked to stop, fenced, or ``until_lsn`` is reached.
 
-    :raises PgsubError: whatever ended it; the launcher decides by its directive.
+    :raises PgsubError: the cause of its end; the launcher decides by its directive.
     """
     try:
         return _run(spec)
     except ApplyError as error:
         left_out = False
-        with contextlib.suppress(PgsubError):  # what stopped apply is what is to be told
+        with contextlib.suppress(PgsubError):  # the error that stopped apply is the one to report
             left_out = rolled_back.leaves_out(spec.subscription, error)
         if left_out:
             raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
@@ -78,7 +78,7 @@ def _run(spec: WorkerSpec) -> WorkerResult:
 
 
 class ApplyPolicy:
-    """Which changes apply takes: should_apply_changes_for_rel with the states that hold under the lock."""
+    """Decides for the apply worker: should_apply_changes_for_rel, with the states that hold under the lock."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams = opened
@@ -129,7 +129,7 @@ class ApplyPolicy:
         return len(batch)
 
     def _look_at_kept(self) -> None:
-        """As long as something is kept of a table that is being released, newer changes have their place behind it."""
+        """Find out which tables' changes are kept: newer ones go behind those still held of a table being released."""
         connection, released = self._streams.connection, self._released
         self._keeps = self._held.keys() - released
         if released:
@@ -137,7 +137,7 @@ class ApplyPolicy:
             self._keeps |= held_tables.with_changes(connection, self._subid, released)
 
     def skip(self) -> Skip | None:
-        """As the ledger says, but for an LSN that apply has passed: that means kept changes of a held table."""
+        """Return the skip, unless apply has passed its LSN: then it is for kept changes of a held table."""
         progress = self._streams.progress
         skip = progress.skip
         of_held = skip is not None and bool(self._held) and not skip.waits and skip.lsn < progress.remote_lsn
@@ -227,7 +227,7 @@ class ApplyPolicy:
         return False
 
     def _take(self, version: int) -> None:
-        """Read the states; what is asked of them at every batch is found out once."""
+        """Read the table states, and derive once what every batch needs of them."""
         self._states = table_states(self._streams.connection, self._subid)
         self._held = held_tables.held(self._streams.connection, self._subid)
         self._keeps = set(self._held)
