@@ -73,7 +73,7 @@ def message(schema: str, name: str, kind: str) -> str:
 
 
 def first_detail(diag: psycopg.errors.Diagnostic) -> str:
-    """What a unique violation tells by itself, in the server's words for conflicts."""
+    """The detail that a unique violation names by itself, in the server's words for conflicts."""
     return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
 
 
@@ -92,7 +92,7 @@ def copy_context(name: str) -> str:
 
 
 def copy_conflict(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
-    """A row that a plain copy has met, as far as its error tells.
+    """The conflict of a plain copy, as far as its error names it.
 
     :param relation: that is copied, by its name on the target.
     """

@@ -1,4 +1,4 @@
-"""How the target's server words a conflict, and rows as it shows them. Mirrors errdetail_apply_conflict (conflict.c).
+"""Words conflicts, and shows rows, as the target's server does. Mirrors errdetail_apply_conflict (conflict.c).
 
 Servers before 18 have no words for conflicts: they get those of 18. From 19 on the rows stand behind what happened.
 """
@@ -118,7 +118,7 @@ def key(names: Iterable[str], values: Iterable[str | None]) -> str:
 
 
 def identity(relation: RelationMap, searched: Tuple) -> str:
-    """How a row was searched: by the replica identity, or by the whole row."""
+    """The replica identity that a row was searched by, or the whole row."""
     if full(relation):
         return f"replica identity full {row(remote_row(relation, searched))}"
     return f"replica identity {identity_key(relation, searched)}"
@@ -155,7 +155,7 @@ def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str,
 
 
 def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """What of a row came from the publisher: for records, where a value that did not come must not look like NULL."""
+    """The values that the publisher sent, for records: there a value that was not sent must not look like NULL."""
     return {
         column.name: kept(value(values, i, column))
         for i, column in enumerate(relation.columns)
@@ -169,7 +169,7 @@ def kept(text: str | None) -> str | None:
 
 
 def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
-    """What stands in the way, for a record."""
+    """The rows in the way, for a record."""
     return [{**hit.told(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
 
 
@@ -193,7 +193,7 @@ def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
 
 
 def _text_of(raw: bytes, oid: int) -> str:
-    """What the type's output function writes, as far as psycopg knows the type; else its bytes."""
+    """Return the text of the type's output function, as far as psycopg knows the type; else the bytes."""
     if oid in _JSON:
         return raw[_JSON[oid] :].decode("utf-8", "replace")
     try:

@@ -16,7 +16,7 @@ _SHOWN = 64  #: bytes of prefix and content in the log, as of a value in a confl
 
 
 class LoggedMessage(NamedTuple):
-    """What the log will say of a message. The message itself is not kept: there may be a million in a transaction.
+    """A message as the log will show it. The message itself is not kept: there may be a million in a transaction.
 
     :ivar prefix: truncated, as ``content``, which is text if it is UTF-8, else hexadecimal.
     :ivar lsn: where it stands in the publisher's WAL.
@@ -30,7 +30,7 @@ class LoggedMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: LogicalMessage, xid: int | None) -> LoggedMessage:
-        """What is shown of a message."""
+        """Truncate a message."""
         return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
 
     def body(self, _subid: int) -> dict[str, object]:

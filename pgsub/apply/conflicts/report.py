@@ -1,4 +1,4 @@
-"""After a unique violation has stopped apply: which rows stand in the way, and the server's whole report of it.
+"""Completes the report of a unique violation that stopped apply: with the rows that stand in the way.
 
 Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement tells one
 index; the rest takes a look at the target, which is bounded, changes nothing, and may fail without harm.
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterator[None]:
-    """Whatever unique violation, or missing privilege, ends the body is told in full.
+    """Complete the unique violation, or missing privilege, that ends the body.
 
-    :param connection: the session that it was met in; the body leaves it out of its transaction.
+    :param connection: the session of the error.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def leave_transaction(connection: psycopg.Connection) -> None:
 def _say_what_it_lacks(
     connection: psycopg.Connection, sub: Subscription, error: PermissionMissing, target: TargetRelation, change: str
 ) -> None:
-    """The server would not have come as far as the table's privileges."""
+    """Raise the server's error where it would have refused before it checked the table's privileges."""
     try:
         roles.check_own(connection, target, sub, change)
     except PermissionMissing as refusal:
@@ -71,9 +71,9 @@ def _say_what_it_lacks(
 
 
 def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
-    """Tell a unique violation in full.
+    """Complete a unique violation.
 
-    :param connection: the session that it was met in; out of a transaction, or in one that goes on as it was.
+    :param connection: the session of the error, out of a transaction or in one that is left as it was.
     """
     failure, error.unique_failure = error.unique_failure, None
     if not isinstance(failure, UniqueFailure):

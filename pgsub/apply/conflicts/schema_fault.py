@@ -38,7 +38,7 @@ _BIND_PARAMETER = re.compile(r"(\d+)\D*$")
 def with_column(
     fault: ApplyError, error: psycopg.Error, relation: RelationMap, new: Tuple | None, statement: Statement | None
 ) -> ApplyError:
-    """The fault with its column and the DDL that helps, as far as they can be told.
+    """Return the fault with its column and the DDL that helps, as far as they can be found.
 
     :param fault: what the error became.
     :param new: the row that was refused.

@@ -1,4 +1,4 @@
-"""One message after another, each to what deals with it. Mirrors apply_dispatch and apply_handle_* (worker.c)."""
+"""Applies messages one by one. Mirrors apply_dispatch and apply_handle_* (worker.c)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dispatch:
 
     All of it raises PgsubError, located, or StatementFailed of a statement before.
 
-    :param dealt: called after each message that is no INSERT; what is recorded may be taken away then.
+    :param dealt: called after each message that is no INSERT; it may take the records.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Dispatch:
         self._dealt = dealt
 
     def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """A message as it came; an INSERT is not decoded yet, for many of them may become one COPY."""
+        """Apply a message as it came; an INSERT is not decoded yet, for many of them may become one COPY."""
         if payload[0] == _INSERT:
             relation = self.target(transaction, "INSERT", relid_of(payload, in_stream=transaction.in_stream))
             if relation is not None:
@@ -51,7 +51,7 @@ class Dispatch:
         self.message(transaction, decode_change(payload, transaction.in_stream))
 
     def message(self, transaction: RemoteTransaction, message: Message) -> None:
-        """A message that is no INSERT."""
+        """Apply a message that is no INSERT."""
         match message:
             case Update():
                 relation = self.target(transaction, "UPDATE", message.relid)

@@ -1,7 +1,7 @@
 """Executes changes in order inside one open target transaction, all at once or as they arrive.
 
-What is done is handed over as transactions and a filter, and nothing here owns the ledger. Changes are gathered to
-blocks, and a block goes to the target as sets where that is known to do the same, else row by row. Mirrors
+It is given transactions and a filter, and owns no part of the ledger. Changes are gathered to blocks; a block goes to
+the target as sets where that is known to give the same rows, else row by row. Mirrors
 apply_spooled_messages (worker.c), and for savepoints pa_start_subtrans and pa_stream_abort (applyparallelworker.c).
 """
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _ROWS = frozenset(b"IUD")
 #: A message that is no change of a row, or a stretch of those that are (and of what bounds transactions).
 _STRETCH = re.compile(rb"[RYTM]|[^RYTM]+")
-#: Rows and bytes of a block: bounds memory, and what is replayed where it cannot be a set.
+#: Rows and bytes of a block: bounds memory, and the replay of a block that cannot be a set.
 BLOCK_ROWS, BLOCK_BYTES = 50_000, 8 << 20
 #: Missing rows and messages that are kept in memory before they are handed on.
 RECORDS = 1000
@@ -92,9 +92,9 @@ class Executor:
 
     @contextlib.contextmanager
     def row_by_row(self) -> Iterator[None]:
-        """While a failed row is to be named: no sets, and no COPY, which names only the first of many.
+        """Execute row by row, so that a failed row is named: no sets, and no COPY, which names only the first of many.
 
-        Conflicts are resolved then, if there are rules.
+        Conflicts are resolved, if there are rules.
         """
         before, self._set_based, self._rows.copies = self._set_based, False, False
         self._naming = True
@@ -120,7 +120,7 @@ class Executor:
         return self.finish()
 
     def _leave(self, transaction: RemoteTransaction) -> None:
-        """From here on relations are what the publisher takes for known; what waits is of the older description."""
+        """Take over the descriptions behind a transaction, once the changes of the older ones are executed."""
         with self._locating():
             self._execute()
             self._rows.flush()
@@ -170,7 +170,7 @@ class Executor:
             self._execute()
 
     def _other(self, item: Item, message: Segment) -> None:
-        """A message that is no change of a row: none may pass it that it may concern."""
+        """Apply a message that changes no row. Flush pending rows first: it may change how they apply."""
         transaction = item.transaction_of(message.start) if isinstance(item, TransactionRun) else item
         decoded = decode_change(message.payloads()[0], transaction.in_stream)
         if not isinstance(decoded, Relation) or self._relations.described(decoded.relid) != decoded:
@@ -178,7 +178,7 @@ class Executor:
         self._dispatch.message(transaction, decoded)
 
     def _execute(self) -> None:
-        """Have the block done: as sets what can be, the rest row by row."""
+        """Execute the block: as sets what can be, the rest row by row."""
         block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
         block = self._held.split_off(block)
         left: Sequence[int] | None = None
@@ -210,7 +210,7 @@ class Executor:
 
         Where much was done before in the same target transaction, a block that fails is undone alone.
 
-        :return: positions of what is left, None: of everything.
+        :return: positions of the messages that are left, None for all.
         """
         targets = partial(self._filter.target_of_all, block)
         self._large |= _is_full(block)
@@ -231,7 +231,7 @@ class Executor:
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """What fails in here is undone, and the target transaction goes on.
+        """Undo the body where it fails; the target transaction goes on.
 
         :raises PgsubError: located.
         """
@@ -290,7 +290,7 @@ class Executor:
         return self.taken()
 
     def wait(self) -> None:
-        """Wait until everything so far has succeeded; other statements may be run then.
+        """Wait until everything so far has succeeded; then other statements may be run.
 
         :raises PgsubError: as of :meth:`finish`.
         """
@@ -298,22 +298,22 @@ class Executor:
             self._sets.finish()
 
     def abandon(self) -> None:
-        """The target transaction is about to be rolled back."""
+        """Leave the pipeline: the target transaction is about to be rolled back."""
         with contextlib.suppress(StatementFailed):
             self._rows.leave()
 
     def forget(self) -> None:
-        """The target transaction was rolled back, and psycopg may have deallocated what was prepared for it."""
+        """Prepare statements anew: after a rollback psycopg may have deallocated them."""
         self._rows.forget()
 
     def savepoint(self) -> None:
-        """Changes from here on can be taken back by :meth:`rollback_to`."""
+        """Set a savepoint for :meth:`rollback_to`."""
         self._execute()
         self._rows.command(statements.SAVEPOINT)
         self._rows.depth += 1
 
     def rollback_to(self, depth: int) -> None:
-        """Take back everything since the savepoint before which there were ``depth`` others; it is gone then.
+        """Take back everything since the savepoint before which there were ``depth`` others, and release it.
 
         :raises PgsubError: something failed before; the target transaction is aborted.
         """
@@ -328,7 +328,7 @@ class Executor:
         self._rows.records = [one for one in self._rows.records if one[0] <= depth]
 
     def taken(self) -> list[Record]:
-        """Missing rows and messages so far, to be recorded before more of them come."""
+        """Take the missing rows and messages so far, to be recorded."""
         records, self._rows.records = self._rows.records, []
         return [record for _, record in records]
 

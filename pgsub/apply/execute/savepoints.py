@@ -18,14 +18,14 @@ class ReplayFromFile(Exception):
 
 @dataclass(slots=True)
 class _Level:
-    """What was applied since one savepoint: of which subtransaction it is, and whose changes came since."""
+    """A savepoint: the subtransaction it was made for, and all those with changes since."""
 
     subxid: int
     changed: set[int] = field(default_factory=set)
 
 
 class Savepoints:
-    """Those of one target transaction.
+    """The savepoints of one target transaction.
 
     :param executor: applies its changes.
     :param xid: of the publisher's top-level transaction.
@@ -38,9 +38,9 @@ class Savepoints:
         self._aborted: set[int] = set()
 
     def enter(self, subxid: int) -> None:
-        """A change of this subtransaction is next: before its first one there is a savepoint.
+        """Set a savepoint before the first change of a subtransaction.
 
-        :raises ReplayFromFile: there are very many.
+        :raises ReplayFromFile: there are too many.
         """
         levels = self._levels
         if subxid != self._xid and all(level.subxid != subxid for level in reversed(levels)):
@@ -52,11 +52,11 @@ class Savepoints:
             levels[-1].changed.add(subxid)
 
     def abort(self, subxid: int) -> None:
-        """It was rolled back on the publisher; :meth:`take_back` comes later, for a subtree is told one by one."""
+        """Note a rollback on the publisher; :meth:`take_back` comes later, for a subtree is aborted one by one."""
         self._aborted.add(subxid)
 
     def take_back(self) -> None:
-        """Roll back what was aborted since the last change; of a whole subtree the inner ones were told first.
+        """Roll back what was aborted since the last change; of a whole subtree the inner ones came first.
 
         :raises ReplayFromFile: something that was not aborted would go with it.
         """

@@ -102,7 +102,7 @@ class ParallelLeader(StreamWatch):
             self._busy[xid].aborted(subxid)
 
     def take(self, xid: int) -> ParallelWorker | None:
-        """Whoever applied the transaction, which has ended now; to be released by the caller."""
+        """Return the parallel worker of a transaction that has ended, to be released by the caller."""
         self._spooling.discard(xid)
         return self._busy.pop(xid, None)
 

@@ -1,10 +1,13 @@
 """A transaction applied while it arrives, inside one open target transaction. Mirrors applyparallelworker.c.
 
-The changes go to the transaction's spool file whatever happens; a parallel worker follows that file. So nothing that
-befalls it is an error: it rolls back, and the file is replayed when the transaction ends, as without it. That holds for
-deadlocks too: whoever waits for more of its file and finds that somebody waits for it gives way. Not only sessions of
-the subscription count: another client that waits here may itself hold what the subscription waits for, and no server
-sees that circle.
+NOTES: Every change goes to the transaction's spool file, and a parallel worker follows that file. So none of its errors
+counts: it rolls back, and the file is replayed when the transaction ends, as with ``streaming = on``. The invariants:
+
+* It never decides: the worker's own thread commits, under the lock, and only if the table states have not changed.
+* It commits nothing before everything that the publisher committed before it: its locks are held until its turn.
+* Hence deadlocks that no server sees: it may hold what an earlier transaction needs, perhaps through another client.
+  A parallel worker that waits for more of its file, and keeps any session waiting, therefore gives way.
+* A subtransaction that was rolled back is taken back before anything after it is applied.
 """
 
 from __future__ import annotations
@@ -101,7 +104,7 @@ class ParallelWorker(SupervisedThread):
 
     @property
     def counters(self) -> Counters:
-        """How they were executed."""
+        """How the changes were executed."""
         return Counters() if self._executor is None else self._executor.counters
 
     @property
@@ -123,7 +126,7 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(partial(self._begin, token, transaction, spooled, should_apply))
 
     def grown(self, end: int) -> None:
-        """The file holds more."""
+        """Apply more: the file has grown."""
         with self._lock:
             if self._growth is not None:
                 self._growth.end = end
@@ -146,14 +149,14 @@ class ParallelWorker(SupervisedThread):
         """
         self._commands.put(partial(self._drain, transaction))
         while not self._ready.wait(0.2):
-            if not self.is_alive():  # nobody else uses what was its own
+            if not self.is_alive():  # no other thread uses its session now
                 self._give_up(str(self.fatal_error or "its thread has ended"))
                 break
             beat()
         return None if self.reason is not None else self._records
 
     def release(self) -> None:
-        """The transaction is over, one way or another; what is still open is rolled back."""
+        """End the transaction; roll back if it is still open."""
         self.xid, self._wanted = 0, None
         self._commands.put(self._rollback)
 
@@ -163,7 +166,7 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(None)
 
     def close(self) -> None:
-        """End the thread and the session; what is open is rolled back."""
+        """End the thread and the session; roll back if a transaction is open."""
         self.stop()
         deadline = time.monotonic() + CLOSE_SECONDS
         self.join(0.5)
@@ -267,7 +270,7 @@ class ParallelWorker(SupervisedThread):
             if not all(relation is None or relation.by_identity for relation in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise ReplayFromFile("a row that was looked for by all of its columns is missing")
-            # what is left to wait for is the ledger's row, as without a parallel worker
+            # it only waits for the ledger's row now, as without a parallel worker
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
             self._open = False
         except Exception as error:
@@ -276,9 +279,9 @@ class ParallelWorker(SupervisedThread):
             self._ready.set()
 
     def _look_around(self) -> None:
-        """Nothing more to apply: does this open transaction keep anybody waiting?
+        """Give way if this open transaction, with nothing more to apply, keeps another session waiting.
 
-        What was taken back on the publisher does not count: its locks go first.
+        Subtransactions that the publisher rolled back are taken back first, with their locks.
         """
         if self._executor is None or self.session is None or self._savepoints is None:
             return
@@ -308,7 +311,7 @@ class ParallelWorker(SupervisedThread):
             self._lost(session)
 
     def _lost(self, session: TargetSession) -> None:
-        """A new session at once: it ends what is left of the old one, whose locks the replay would wait for."""
+        """Open a new session at once: it ends the old one's backend, for whose locks the replay would wait."""
         session.connection.close()
         self.session = self._executor = None
         with contextlib.suppress(Exception):

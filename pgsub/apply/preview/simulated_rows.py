@@ -1,4 +1,4 @@
-"""What a transaction that is only looked at has done to a table so far, over what the target has."""
+"""Simulated effects of a transaction on a table, over the rows of the target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Version:
 
 @dataclass(slots=True)
 class Done:
-    """What a transaction did to a table so far.
+    """The effects of a transaction on a table so far.
 
     :ivar versions: rows by key; ``taken`` the keys of those that are there, by unique index and its values.
     :ivar superseded: places of rows of the target that are not what they are there any more.
@@ -37,7 +37,7 @@ class Done:
     emptied: bool = False
 
     def put(self, key: Fingerprint, version: Version, unique: list[tuple[str, Fingerprint]]) -> None:
-        """A row has been written, or is gone."""
+        """Write or remove a row."""
         self.versions[key] = version
         for one in unique:
             if version.row is not None:
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass(slots=True)
 class Table:
-    """A target table, and what the transaction did to it so far."""
+    """A target table, and the effects of the transaction on it so far."""
 
     relation: RelationMap
     look: TableLookup
@@ -60,11 +60,11 @@ class Table:
         return [*names, *(c.name for c in self.relation.local_only)]
 
     def key(self, row: Row) -> Fingerprint:
-        """What two rows have in common where their keys are equal."""
+        """Fingerprint of a row's key: equal where the target takes two keys for equal."""
         return self.look.fingerprints.of(row, self.key_columns)
 
     def gone(self, key: Fingerprint, found: Version) -> None:
-        """The row that was found is not there any more."""
+        """Remove the row that was found."""
         assert found.row is not None
         if found.place is not None:
             self.done.superseded.add(found.place)

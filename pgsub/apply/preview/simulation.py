@@ -1,8 +1,8 @@
-"""What a transaction would do to the target, row by row, without doing any of it.
+"""Predicts what a transaction would do to the target, row by row, without doing any of it.
 
-Rows are looked at as apply would meet them one after the other: what earlier changes of the transaction did is kept
-here, over what the target has, and a change of a row that an earlier change could not bring is said to depend on it.
-Mirrors what apply_handle_insert, _update and _delete (worker.c) find out by doing it.
+Changes are compared in the order of apply. The effects of earlier changes of the transaction are kept here, over the
+rows of the target; a change of a row that an earlier change could not bring depends on that one. Mirrors what
+apply_handle_insert, _update and _delete (worker.c) find out by doing it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What would become of one change.
+    """The prediction for one change.
 
     :ivar conflict: the server's type, where apply would report or stop with one.
     :ivar key: the columns that find the row, with their values.
@@ -110,11 +110,11 @@ class Simulation:
         self._rules.commit_ts = commit_ts
 
     def learn(self, message: Message) -> None:
-        """What the stream says of relations, of transactions that are not looked at too."""
+        """Take a Relation or Type message, of other transactions too."""
         self._relations.learn(message)
 
     def take(self, message: Message) -> list[Finding]:
-        """What would become of one change; several for a TRUNCATE, none for what changes nothing."""
+        """Predict one change; several findings for a TRUNCATE, none for a message that changes nothing."""
         self.learn(message)
         relids: tuple[int, ...] = ()
         if isinstance(message, Truncate):
@@ -228,7 +228,7 @@ class Simulation:
         return replace(finding, outcome=KEPT if action is Action.KEEP else SKIPPED)
 
     def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Action]:
-        """Of a row that somebody else wrote last; without a rule it is changed all the same."""
+        """Decide about a row that another origin wrote last; without a rule it is changed all the same."""
         kind = f"{finding.message_type.lower()}_origin_differs"
         decision = self._rules.differing(table.relation, kind, found.xid)
         if decision is None:
@@ -236,7 +236,7 @@ class Simulation:
         return replace(finding, conflict=kind, rule=decision.rule), decision.action
 
     def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Action | None]:
-        """None: there is no rule, and the change is skipped as by the server."""
+        """Decide about a missing row; None: there is no rule, and the change is skipped as by the server."""
         kind = f"{finding.message_type.lower()}_missing"
         decision = self._rules.missing(table.relation, kind)
         finding = replace(finding, outcome=MISSING, conflict=kind, rule=None if decision is None else decision.rule)

@@ -1,4 +1,4 @@
-"""What the publisher will send, read without moving anything: of a subscription that runs, is disabled, or is stuck.
+"""Reads what the publisher will send without moving the slot, whether the subscription runs, is disabled or stuck.
 
 A temporary copy of the subscription's slot is streamed, which ends with the connection; the slot itself is never
 touched. Streaming of transactions in progress is off, so whole transactions come one after the other, in the order of
@@ -35,7 +35,7 @@ from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.target.ledger.subscriptions import Identity
 
-#: Seconds between requests to tell a position, and between answers that keep the walsender patient.
+#: Seconds between requests for the position, and between answers that keep the walsender patient.
 _ASK, _ANSWER = 0.2, 5.0
 
 

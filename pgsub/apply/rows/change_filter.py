@@ -65,9 +65,10 @@ class ChangeFilter:
                 known.pop(relid, None)
 
     def look_for_replaced(self) -> None:
-        """Statements find tables by name. What they found is locked now, so its oid tells whether it is still ours.
+        """Look whether every name still means the same table: statements find tables by name.
 
-        Of tables whose changes were left too: another one that is subscribed may have got the name meanwhile.
+        They have locked the tables, so the oids are final. Tables whose changes were left out count too: a subscribed
+        one may have got the name meanwhile.
         """
         for name, oid in self._touched.items():
 
@@ -90,7 +91,7 @@ class ChangeFilter:
             )
 
     def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        """Where a change goes; None: it is left out.
+        """Return the table that a change goes to; None: it is left out.
 
         :raises PgsubError: located.
         """
@@ -124,7 +125,7 @@ class ChangeFilter:
         return self._should_apply(remote, oid, transaction.decision_lsn)
 
     def held_table(self, transaction: RemoteTransaction, message_type: str, relid: int) -> int | None:
-        """The held table that a change is kept for; None: it is made, or left out.
+        """Return the held table that a change is kept for; None: it is made, or left out.
 
         :raises PgsubError: located.
         """
@@ -136,7 +137,7 @@ class ChangeFilter:
         return known
 
     def held_relations(self, block: ChangeBlock) -> list[int]:
-        """Remote relations of a block whose changes are kept: from one of its transactions on, to its last."""
+        """Return the block's remote relations whose changes are kept, from one of its transactions on to its last."""
         last, found = block.transaction_of(len(block) - 1), []
         for relid in block.relids():
             with contextlib.suppress(PgsubError):  # raised again for the change itself, with its transaction
@@ -158,7 +159,7 @@ class ChangeFilter:
             raise
 
     def target_of_all(self, block: ChangeBlock, relid: int) -> RelationMap | None:
-        """Where all changes of a relation in a block go; None: they are left out.
+        """Return the table that all changes of a relation in a block go to; None: they are left out.
 
         :raises KeyError: some are applied and some are not.
         """

@@ -1,7 +1,7 @@
 """Which target table a remote relation's rows go to, remembered for the connection. Mirrors relation.c's hash.
 
-As in logicalrep_rel_open a remote name is looked up on the target each time it is met anew; the table that bears it
-there, by its oid, has the state that decides. So a table that was renamed on both sides stays the table it was.
+As in logicalrep_rel_open a remote name is looked up on the target after each Relation message; the oid found there has
+the state that decides. So a table that was renamed on both sides stays the table it was.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RelationCache:
             raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}") from None
 
     def described(self, relid: int) -> Relation | None:
-        """What the stream said of it so far."""
+        """Return its newest description, if there was one."""
         return self._remote.get(relid)
 
     def oid(self, relid: int) -> int | None:
@@ -145,13 +145,13 @@ class RelationCache:
         return {self._oids[name] for name in names if name in self._oids}
 
     def look_again(self) -> None:
-        """Forget which table bears which name: something changed in the subscription or on the target."""
+        """Forget which table has which name: the subscription or the target was changed."""
         self._oids.clear()
 
     def notice_ddl(self) -> None:
-        """Forget the maps of tables that were altered on the target; asked there once in a while, at a batch's begin.
+        """Forget the maps of tables that were altered on the target; looked up at most once in LOOK_SECONDS.
 
-        An INSERT that a new trigger sees must not be part of a set, for one. Nobody tells a client of that.
+        An INSERT that a new trigger sees must not be part of a set, for one. Clients get no invalidation messages.
         """
         now = time.monotonic()
         if not self._maps or now < self._looked_at + LOOK_SECONDS:
@@ -178,7 +178,7 @@ class RelationCache:
 
         :param target_oid: what the subscription recorded: a table dropped and made again is another table.
         :raises SchemaFault: missing, replaced, or unfit.
-        :raises PermissionMissing: nobody may make its changes: see roles.py.
+        :raises PermissionMissing: no role may make its changes: see roles.py.
         """
         remote = self.remote(relid)
         schema, name = local_name(remote)
@@ -196,7 +196,7 @@ class RelationCache:
         return made
 
     def _check_rules(self, rules: Iterable[tuple[str, str]]) -> None:
-        """What was there when the rules were given may be gone: without it they would not hold, and nobody know."""
+        """Check that commit times and origins are still tracked: without them rules would silently not hold."""
         asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
         if asking and not self._tracked:
             raise ApplyError(
@@ -208,7 +208,7 @@ class RelationCache:
             )
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
-        """The table of that name is not the one that the subscription knows by it."""
+        """The error of a table that is not the one that the subscription knows by its name."""
         now = name_of(self._connection, known)
         what, where = "was dropped and created again", ""
         if now is not None:

@@ -1,4 +1,4 @@
-"""Which statement a change of a single row needs, made once for rows of one shape."""
+"""Composes the statement that a change of a single row needs, once for rows of one shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FINDS = bytes.maketrans(b"nutb", b"nnvv")
 
 
 class RowStatements:
-    """Those of one target session.
+    """The statements of one target session.
 
     All of them raise ProtocolViolation for a row that is not as wide as its relation, and a located PgsubError where
     the target cannot be changed so.
@@ -36,13 +36,13 @@ class RowStatements:
         self._relations = relations
 
     def insert(self, place: Place) -> Statement:
-        """Inserts ``place.new``."""
+        """Insert ``place.new``."""
         relation, new = place.mapped, place.row
         _check_width(place)
         return self._known(place, b"I" + _reads(relation, new), b"", lambda: statements.insert(relation, new.kinds))
 
     def update(self, place: Place, *, leaves: bool = False) -> Statement:
-        """Updates the row that ``place.old`` or the key of ``place.new`` finds.
+        """Update the row that ``place.old`` or the key of ``place.new`` finds.
 
         :param leaves: it leaves its partition.
         """
@@ -54,7 +54,7 @@ class RowStatements:
         return self._updating(place, b"U", statements.update)
 
     def leaves(self, place: Place) -> Statement:
-        """Reads whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
+        """Read whether the row of an update would leave its partition; may ask the target, out of the pipeline."""
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
@@ -74,7 +74,7 @@ class RowStatements:
         )
 
     def delete(self, place: Place) -> Statement:
-        """Deletes the row that ``place.old`` finds."""
+        """Delete the row that ``place.old`` finds."""
         relation, old = place.mapped, place.searched
         _check_width(place)
         return self._known(
@@ -82,9 +82,9 @@ class RowStatements:
         )
 
     def written_elsewhere(self, place: Place, *, lock: bool) -> Statement:
-        """Reads who wrote the row that is about to be changed, if somebody else did.
+        """Read which origin wrote the row to be changed, if it was another one.
 
-        :param lock: nobody changes it from then on.
+        :param lock: lock the row.
         """
         relation, searched, old = place.mapped, place.searched, place.old is not None
         return self._known(

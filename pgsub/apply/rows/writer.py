@@ -34,7 +34,7 @@ COPY_ROWS, COPY_BYTES = 20_000, 4 << 20
 
 
 class SetFallback(Exception):
-    """Changes cannot be executed together: row by row it shows which row it is, and what is done about it.
+    """Changes cannot be executed together: row by row it shows which row is to blame.
 
     :ivar relation: of the changes.
     """
@@ -59,8 +59,8 @@ class RowWriter:
     :param connection: autocommit; the caller opens and ends transactions.
     :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
     :ivar changes: rows applied, for statistics.
-    :ivar records: rows that were not there, and messages, each with the depth of savepoints it was met at.
-    :ivar resolving: conflicts are dealt with one by one, by whoever sends the changes.
+    :ivar records: missing rows, and messages, each with the depth of savepoints at that time.
+    :ivar resolving: the sender of the changes resolves each conflict.
     :ivar missed: then, that the row of the last change was not there.
     """
 
@@ -79,7 +79,7 @@ class RowWriter:
         self._becoming: dict[str | None, Statement] = {}
 
     def begin(self) -> None:
-        """A new target transaction: nothing of an earlier one is waiting."""
+        """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = _Inserts()
         self.records, self.depth, self._role = [], 0, None
         self._unresolved = None
@@ -103,7 +103,7 @@ class RowWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the inserts that wait: whatever comes next may depend on them."""
+        """Write the inserts that wait: the next change may depend on them."""
         if self._inserts.first is None:
             return
         (transaction, relation), payloads = self._inserts.first, self._inserts.payloads
@@ -191,13 +191,13 @@ class RowWriter:
         text = statements.truncate(targets, restart_identity=restart_identity)
         self.sync()
         try:
-            self._connection.execute(text)  # not prepared: what is prepared stays with the session
+            self._connection.execute(text)  # not prepared: prepared statements stay with the session
         except psycopg.Error as error:
             raise StatementFailed(place, error, None) from None
         self.changes += 1
 
     def command(self, statement: Statement, values: Sequence[bytes] = (), on_count: RowCount | None = None) -> None:
-        """A statement that is no change of a row, in its order among them, as the session's own role.
+        """Send a statement that changes no row, in its order among them, as the session's own role.
 
         :param values: parameters as text.
         """
@@ -206,14 +206,14 @@ class RowWriter:
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
     def setting(self, statement: Statement) -> None:
-        """A statement that any role may run, in its order among the others."""
+        """Send a statement that any role may run, in its order among the others."""
         self.flush()
         self._pipeline.send(statement, (), (), None)
 
     def set_statement(
         self, relation: RelationMap, statement: Statement, values: Sequence[bytearray], on_count: RowCount
     ) -> None:
-        """A statement for many rows of a relation, which is its tag, in its order among the others.
+        """Send a statement for many rows of a relation, which is its tag, in its order among the others.
 
         :param values: parameters in binary form.
         """
@@ -254,16 +254,16 @@ class RowWriter:
             raise unresolved
 
     def leave(self) -> None:
-        """Out of the pipeline, whatever it says: the session is about to roll back."""
+        """Leave the pipeline, whatever failed in it: the session is about to roll back."""
         self._inserts = _Inserts()
         self._pipeline.sync()
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """What fails in here is rolled back to its beginning, and the target transaction goes on.
+        """Roll back to the beginning of the body where it fails; the target transaction goes on.
 
-        :raises StatementFailed: the first that failed; it and everything in here is undone.
-        :raises SetFallback: the same, for a conflict that is for a rule to decide.
+        :raises StatementFailed: the first statement that failed; the body is undone.
+        :raises SetFallback: a rule is to decide a conflict; the body is undone.
         """
         self.sync()
         records, changes, outer = len(self.records), self.changes, self._pipeline.undo
@@ -300,7 +300,7 @@ class RowWriter:
         self._role = role
 
     def _look_who_wrote(self, place: Place) -> None:
-        """Before a row is changed: whether somebody else wrote it last (GetTupleTransactionInfo)."""
+        """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
         if not place.mapped.target.origins_of or self.resolving:
             return
         depth = self.depth
@@ -312,9 +312,9 @@ class RowWriter:
         self._ask_who_wrote(place, on_row, lock=False)
 
     def written_by_others(self, place: Place, *, lock: bool) -> OriginDiffers | None:
-        """The row that is about to be changed, if somebody else wrote it last.
+        """Return the row to be changed, if another origin wrote it last.
 
-        :param lock: nobody changes it from now on.
+        :param lock: lock the row.
         """
         found: list[OriginDiffers] = []
         self._ask_who_wrote(place, lambda row: found.append(conflict.origin_differs(place, row)), lock=lock)

@@ -15,7 +15,7 @@ from pgsub.target.catalog.mapping import RelationMap
 class Updates:
     """Rows that are found by their keys and get the same columns set."""
 
-    columns: tuple[int, ...]  #: remote positions of what is set
+    columns: tuple[int, ...]  #: remote positions of the columns that are set
     keys: Rows  #: an array row for each lookup column
     rows: Rows  #: an array row for each remote column
 

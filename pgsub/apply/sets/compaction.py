@@ -1,8 +1,17 @@
-"""Folds row messages by the target's key into a change set.
+"""Compacts row messages of one relation into their net effect on each key: a change set.
 
-Each key gets one effect: a precondition from the first of its changes, checked where the set is executed, and what all
-of them come to. What the fold cannot express gives a reason instead, and is executed row by row.
-``tests/models/change_set_model.py`` shows which mistake each rule prevents.
+NOTES: A change set gives the same rows as its messages one by one, because of these rules; messages that break one are
+executed row by row, with the rule as the reason.
+
+* Keys are equal where their bytes are. :mod:`~pgsub.apply.sets.eligibility` admits only such types and collations.
+* No change changes a key, and no trigger, rule or enforced foreign key sees a state in between.
+* The changes of a key follow from each other: an INSERT only first or after a DELETE, and nothing else there.
+* The first change of a key is its precondition: the key must be absent (INSERT) or exist (UPDATE, DELETE). Row counts
+  check it on the target; a deviation rolls back.
+* A row that died is deleted and inserted, never updated: columns that only the target has start anew.
+* An unchanged TOAST value is the newest one sent since the row's beginning, else the column is left alone.
+
+``tests/models/change_set_model.py`` shows the mistake that each rule prevents.
 """
 
 from __future__ import annotations
@@ -27,7 +36,7 @@ _UNCHANGED, _TEXT, _BINARY = b"utb"
 
 
 def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
-    """Fold row messages of one relation.
+    """Compact row messages of one relation.
 
     :param relation: of all of them; :func:`~pgsub.apply.sets.eligibility.reason` has nothing against it, unless all
         messages are INSERTs.

@@ -1,4 +1,4 @@
-"""Which relations can be changed set by set: where that comes to what the server's own subscriber does row by row."""
+"""Which relations can be changed as sets with the same result as row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEY_TYPES = frozenset({16, 17, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950}
 
 
 def order_matters(relation: RelationMap) -> str | None:
-    """Why changes of this relation must keep their place among those of all others, None if there is no reason."""
+    """Return why changes of this relation must keep their place among all others, None if there is no reason."""
     if relation.target.fires:
         return "a trigger fires"
     if relation.target.rules:
@@ -19,7 +19,7 @@ def order_matters(relation: RelationMap) -> str | None:
 
 
 def reason(relation: RelationMap) -> str | None:
-    """Why this relation is changed row by row, None if sets do; for others than sets of mere inserts.
+    """Return why this relation is changed row by row, None if sets do; sets of mere inserts need less.
 
     Inserts need no more than :func:`order_matters` asks for: COPY in their order is what happens row by row too.
     """

@@ -1,4 +1,4 @@
-"""Many row messages into target tables, relation by relation as change sets; what cannot be one is left to others.
+"""Executes many row messages relation by relation as change sets; what cannot be one is left to the row writer.
 
 Changes of different relations do not depend on each other where no trigger and no rule sees them and foreign keys are
 not checked; where they might, the whole block is left.
@@ -35,7 +35,7 @@ _BINARY = ord("b")
 
 @dataclass(slots=True)
 class SetResult:
-    """What became of a block.
+    """The result of a block.
 
     :ivar left: positions of the messages to execute row by row, in order; they do not depend on what was done.
     :ivar changes: row messages that were executed as sets.
@@ -219,7 +219,7 @@ class SetWriter:
             raise
 
     def finish(self) -> None:
-        """Wait until everything was run, and see whether the target was as the sets presupposed.
+        """Wait until everything was run, and check that the target was as the sets presupposed.
 
         :raises SetFallback: it was not; the target transaction is to be rolled back and replayed row by row.
         :raises StatementFailed: as :meth:`RowWriter.sync`.
@@ -233,7 +233,7 @@ class SetWriter:
             raise self._deviation
 
     def _failed(self, failure: StatementFailed) -> None:
-        """A set met a constraint, perhaps only on its way: two rows may have changed places in a unique index."""
+        """Avoid sets after one violated a constraint, perhaps only midway: two rows may swap in a unique index."""
         if isinstance(failure.tag, RelationMap) and (failure.error.sqlstate or "").startswith("23"):
             self._avoid(failure.tag)
 
@@ -245,7 +245,7 @@ _PINNED, _UNPINNED = set_statements.plan(pinned=True), set_statements.plan(pinne
 
 
 class _Known:
-    """What is known of a relation: why it is not changed in sets, if so, and its statements."""
+    """A relation's statements, and why it is not changed in sets, if so."""
 
     def __init__(self, relation: RelationMap, reason: str | None) -> None:
         self.relation = relation

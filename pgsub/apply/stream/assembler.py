@@ -1,4 +1,4 @@
-"""From single messages to whole remote transactions. Mirrors apply_dispatch's bookkeeping in worker.c."""
+"""Assembles messages to whole remote transactions. Mirrors apply_dispatch's bookkeeping in worker.c."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Assembler:
         return self._current is not None
 
     def pause(self) -> None:
-        """Nothing more has come in for now: what is buffered of an open stream block can be read."""
+        """Publish the open stream block: nothing more has come in for now."""
         if self._stream is not None:
             self.watch.grown(self._stream.xid, self._stream.spooled)
 
@@ -235,7 +235,7 @@ class Assembler:
             stream.spooled.abort(message.subxid, raw)
 
     def _discard(self, xid: int) -> None:
-        """A transaction in progress comes to nothing.
+        """Discard a transaction in progress.
 
         One that was prepared before the stream began is not sent again as prepared, but when it is the largest that a
         full memory of the publisher holds (ReorderBufferCheckMemoryLimit) its changes are streamed all the same, and

@@ -1,4 +1,4 @@
-"""Many small transactions one behind the other, without an object for each: what a backlog of them becomes.
+"""Many small transactions of a backlog together, without an object for each.
 
 As :class:`~pgsub.apply.stream.transactions.RemoteTransaction` is for one; each can be had singly where somebody must
 look at it.
@@ -87,7 +87,7 @@ class TransactionRun:
     def of(cls, segment: Segment) -> TransactionRun | None:
         """Read what :class:`RunBounds` found; None where a message is not as it must be, or is not one of them.
 
-        Whoever reads them one by one finds out which.
+        Reading them one by one shows which.
         """
         codes = np.frombuffer(segment.codes, np.uint8)
         begins, commits = np.flatnonzero(codes == _BEGIN), np.flatnonzero(codes == _COMMIT)
@@ -115,7 +115,7 @@ class TransactionRun:
 
     @property
     def end_lsn(self) -> int:
-        """Of the last one."""
+        """End LSN of the last one."""
         return int(self.end_lsns[-1])
 
     def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
@@ -141,7 +141,7 @@ class TransactionRun:
         return [self.one(number) for number in range(len(self))]
 
     def transaction_of(self, frame: int) -> RemoteTransaction:
-        """The one that a message is of.
+        """Return the transaction of a message.
 
         :param frame: its number in the frames.
         """
@@ -184,7 +184,7 @@ class Batch:
         return self.count
 
     def add(self, item: Item) -> None:
-        """One more, or some."""
+        """Add a transaction or a run."""
         self.items.append(item)
         self.count += _count(item)
         self.size += item.size
@@ -220,7 +220,7 @@ class Batch:
         return first, Batch()
 
     def release(self) -> None:
-        """They are done."""
+        """Release the files: they are applied."""
         for item in self.items:
             if isinstance(item, RemoteTransaction):
                 item.release()

@@ -1,4 +1,4 @@
-"""Whether a publisher that shuts down waits in vain. Mirrors, from the other end, WalSndDone (walsender.c).
+"""Detects that a publisher that shuts down waits in vain. Mirrors, from the other end, WalSndDone (walsender.c).
 
 A walsender ends with its server once the flush position has come to where it has sent to. The server's own subscriber
 keeps it waiting while apply is blocked, until wal_sender_timeout; here keepalives are answered meanwhile, so nothing
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 5.0
 
 
 class PublisherShutdown:
-    """Of one stream, asked by the thread that serves it.
+    """Watches one stream for its publisher's shutdown; asked by the thread that serves the stream.
 
     :param connection: that carries the stream.
     """
@@ -54,7 +54,7 @@ class PublisherShutdown:
         return asks or (unread and self._refuses(clock))
 
     def _refuses(self, clock: float) -> bool:
-        """What the last look said; the next one is made in a thread of its own, for nobody may answer."""
+        """Return what the last attempt found; the next one has a thread of its own, for it may hang."""
         if clock >= self._next_look and (self._looking is None or not self._looking.is_alive()):
             self._next_look = clock + _LOOK_SECONDS
             self._looking = SupervisedThread("publisher_state", "publisher's state", self._look)

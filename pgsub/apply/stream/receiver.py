@@ -30,15 +30,15 @@ QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the sock
 #: While apply has something to do, what comes is read but held back until it is so much, or for so long: fewer and
 #: larger pieces cost less.
 HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
-#: Where so many bytes came at once more will follow, and is left in the socket for a while. Who reads each of a
-#: walsender's small writes as it comes costs it, and himself, twice the time: a send that is received at once is a
-#: packet of its own, and wakes the reader up; the kernel joins those that wait. Small ones never come to MUCH_BYTES in
-#: that time: large ones are, and to wait for them would only make them slow.
+#: Where so many bytes came at once more will follow, and is left in the socket for a while. To read each of a
+#: walsender's small writes as it comes costs both sides twice the time: a send that is received at once is a packet of
+#: its own, and wakes the reader up; the kernel joins those that wait. Small ones never add up to MUCH_BYTES in that
+#: time; large ones do, and waiting for them would only make them slow.
 FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
 #: Status updates in the time in which the publisher wants to hear of us.
 _ANSWERS = 4
 #: Seconds between two of them that say the same: a publisher that shuts down asks again as soon as it is answered. And
-#: after which the write position is told by itself: apply mostly has more to tell before.
+#: after which the write position is reported alone: apply mostly has more to report before.
 _SOON_SECONDS = 0.1
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 
@@ -54,7 +54,7 @@ class Timing:
 
     :ivar status_interval: between unsolicited status updates.
     :ivar timeout: of silence after which the publisher counts as lost; infinite where it never does.
-    :ivar idle_interval: between writes to the ledger for positions without a transaction that nobody asks for.
+    :ivar idle_interval: between writes to the ledger for positions without a transaction that are not requested.
     """
 
     status_interval: float = 10.0
@@ -160,7 +160,7 @@ class Receiver(SupervisedThread):
         self._wake()
 
     def close(self) -> None:
-        """Send what is still to be reported, end the stream, stop the thread."""
+        """Send the last feedback, end the stream, stop the thread."""
         self._closing = True
         self._wake()
         self.join(10)
@@ -237,7 +237,7 @@ class Receiver(SupervisedThread):
         )
 
     def _holds(self) -> bool:
-        """Read what is there; whether that is all for now."""
+        """Read the socket; return whether to hold the bytes back for more."""
         before, held = self._held, self._walsender.fill()
         self._held, self._flows = held, held - before >= FLOW_BYTES
         self._floods = held - before >= MUCH_BYTES

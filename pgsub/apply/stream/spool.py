@@ -59,7 +59,7 @@ def limit() -> int:
 
 
 class SpoolSpace:
-    """What a worker's spool may take: its limit, and not what must stay free where it lies.
+    """The space that a worker's spool may take: up to its limit, and not the space that others need there.
 
     :param limit: bytes, 0 for none.
     """
@@ -86,7 +86,7 @@ class SpoolSpace:
         self._taken += size
 
     def _look(self, size: int) -> None:
-        """Whoever else writes there, the state store above all, must not fail because of the spool."""
+        """Check the free space: others that write there, the state store above all, must not fail for the spool."""
         found = os.statvfs(self._folder)
         free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
         if free < spare + size + _LOOK // 2:
@@ -152,12 +152,12 @@ class SpooledTransaction:
         self.end = 0
 
     def follow(self) -> None:
-        """Somebody reads what comes as it comes, from another thread: the newest is kept in memory for him."""
+        """Keep the newest segments in memory for a reader in another thread that follows the file."""
         self.publish()
         self._recent = _Recent()
 
     def unfollow(self) -> None:
-        """Nobody does any more: it is in the file, and need not be in memory."""
+        """Keep nothing in memory any more: no reader follows the file."""
         if self._recent is not None:
             self._recent = None
             self.publish()
@@ -280,7 +280,7 @@ class SpooledTransaction:
             yield found.range(begin, segment.end)
 
     def remove(self) -> None:
-        """Delete the file; what is not written yet is lost with it."""
+        """Delete the file, with anything not written yet."""
         with contextlib.suppress(SpoolFailed):
             self.pause()
         self._path.unlink(missing_ok=True)
@@ -311,7 +311,7 @@ class _Recent:
                 self._size -= self._kept.popleft()[1].size
 
     def since(self, start: int) -> list[tuple[int, Segment]]:
-        """What is kept of everything from an offset on."""
+        """Return the segments in memory from an offset on."""
         with self._lock:
             return [one for one in self._kept if one[0] >= start]
 

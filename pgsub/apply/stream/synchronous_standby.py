@@ -35,7 +35,7 @@ class StandbyNames:
         self._thread: SupervisedThread | None = None
 
     def waits(self) -> bool:
-        """Asked when there is a position to report that is only reported at once if somebody waits for it."""
+        """Return whether commits wait; asked where a position is reported at once only for such a commit."""
         clock = time.monotonic()
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next = clock + LOOK_SECONDS

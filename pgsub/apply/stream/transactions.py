@@ -18,7 +18,7 @@ _DECODED = frozenset(b"RT")
 
 
 class Kind(Enum):
-    """How a remote transaction ended, or what became of one that was prepared."""
+    """How a remote transaction ended, or how a prepared one was decided."""
 
     COMMIT = "COMMIT"
     PREPARE = "PREPARE"
@@ -74,7 +74,7 @@ class RemoteTransaction:
         return self._scan()[0]
 
     def described(self) -> list[Relation]:
-        """What it says of relations before it changes them."""
+        """Its Relation messages."""
         return self._scan()[1]
 
     def _scan(self) -> tuple[set[int], list[Relation]]:
@@ -93,6 +93,6 @@ class RemoteTransaction:
         return self._scanned
 
     def release(self) -> None:
-        """It is done: nothing of it is needed again."""
+        """Remove its file: it is not needed again."""
         if self.spooled is not None:
             self.spooled.remove()

@@ -1,4 +1,10 @@
-"""What the launcher has yet to log, and how far feedback may go meanwhile."""
+"""How far feedback may go while the launcher has yet to log what was recorded.
+
+NOTES: Whoever waits for ``replay_lsn`` may rely on log and ``state.db``. So feedback passes no event of the ledger that
+the launcher has not mirrored, and the launcher removes an event once it is. An id beyond
+the mark's was given after the mark's position was reached. An event of a prepared transaction shows late, with an older
+id, and is in the way until it is mirrored.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,8 @@ from pgsub.target.ledger.progress import Progress
 class FeedbackGate:
     """Positions that feedback may name: everything recorded before them is in the launcher's log.
 
-    Waiting until nothing at all is left would never end where something is recorded all the time, and the publisher
-    would keep its WAL for ever. So a mark is set, and passed when what was there then is gone.
+    Waiting until no event is left would never end where events are recorded all the time, and the publisher would keep
+    its WAL for ever. So a mark is set, and passed once the events of that time are gone.
 
     :ivar passed: the furthest position that is known to be such.
     """
@@ -20,10 +26,10 @@ class FeedbackGate:
         self.passed = progress.reported_lsn
 
     def look(self, position: int) -> bool:
-        """Look again.
+        """Look for events again.
 
-        :param position: reached by now; whatever was recorded before it is committed.
-        :return: whether something is left.
+        :param position: reached by now; every event before it is committed.
+        :return: whether an event is left.
         """
         found = self._progress.unmirrored_events()
         if found is None:

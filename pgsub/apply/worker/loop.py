@@ -293,8 +293,8 @@ class ApplyLoop:
     def _wanted(self, clock: float) -> bool:
         """Whether the ledger is to be written for WAL without a transaction.
 
-        Each write makes WAL on the target others may replicate, and two subscriptions may feed each other. So it is
-        written no more often than the publisher asks, or a commit there waits.
+        Each write makes WAL on the target, which others may replicate, and two subscriptions may feed each other. So
+        it is written only where the publisher asks, a commit there waits, or the interval is over.
         """
         return self._asked or clock >= self._next_idle or self._streams.standby.waits()
 
