@@ -50,7 +50,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
             HeartbeatSender(spec.heartbeat),
             transactional=spec.subscription.apply_mode == "transactional",
         )
-        with complete_errors(opened.connection, spec.subscription):
+        with complete_errors(opened.session.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
@@ -75,7 +75,7 @@ class SyncPolicy:
         """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
-        rows = subscriptions.relations(self._streams.connection, self._claim.subid)
+        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
         self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 
     def admit(self, batch: Batch) -> int:
@@ -95,7 +95,7 @@ class SyncPolicy:
 
     def skip(self) -> Skip | None:
         """As the ledger says."""
-        return self._streams.progress.skip
+        return self._streams.session.progress.skip
 
     def holds(self) -> bool:
         """Never: only a table that is apply's can be held."""
@@ -137,7 +137,7 @@ class SyncPolicy:
 
     def _attempt(self) -> None:
         self._looks += 1
-        connection, position = self._streams.connection, self._position
+        connection, position = self._streams.session.connection, self._position
         apply_lsn = subscriptions.apply_position(connection, self._claim.subid)
         if self._handover is None and apply_lsn > position:
             if apply_lsn - position > NEAR_BYTES and self._looks < CHASES << min(self._lost, 8):
@@ -151,7 +151,7 @@ class SyncPolicy:
             return  # apply holds its row in a long transaction; the stream is served meanwhile
 
     def _hand_over(self, apply_lsn: int, position: int) -> None:
-        connection = self._streams.connection
+        connection = self._streams.session.connection
         if self._handover is None and apply_lsn > position:
             self._handover = states.claim_handover(connection, self._claim, position)
             failpoints.point("sync.after_claim")
@@ -164,7 +164,7 @@ class SyncPolicy:
 
     def _recheck(self) -> None:
         """Apply may have taken the claim back while this worker was on its way."""
-        rows = subscriptions.relations(self._streams.connection, self._claim.subid)
+        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
         standing = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
         if standing != self._handover:
             self._forget_claim(standing)

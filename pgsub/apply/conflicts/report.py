@@ -48,7 +48,7 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
         if denied is not None:
             leave_transaction(connection)
             with contextlib.suppress(psycopg.Error):
-                _say_what_it_lacks(connection, sub, error, *denied)
+                _raise_what_it_lacks(connection, sub, error, *denied)
         raise
 
 
@@ -59,7 +59,7 @@ def leave_transaction(connection: psycopg.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _say_what_it_lacks(
+def _raise_what_it_lacks(
     connection: psycopg.Connection, sub: Subscription, error: PermissionMissing, target: TargetRelation, change: str
 ) -> None:
     """Raise the server's error where it would have refused before it checked the table's privileges."""
@@ -80,13 +80,13 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
         return
     try:
         with connection.transaction(force_rollback=True):  # nothing that was set for the look lasts
-            found = _look(connection, error.record, failure)
-        _tell(error, failure, found)
+            found = _search(connection, error.record, failure)
+        _complete(error, failure, found)
     except Exception as trouble:  # whatever it is, the conflict must be heard of
-        _log.debug("the rows in the way of %s are not told: %s", error.relation, trouble)
+        _log.debug("the rows in the way of %s are not reported: %s", error.relation, trouble)
 
 
-def _look(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
+def _search(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
     place = failure.place
     inserts, old_kinds = place.message_type == "INSERT", None if place.old is None else place.old.kinds
     change = statements.resulting_row(place.mapped, place.row.kinds, old_kinds, inserts=inserts)
@@ -102,24 +102,24 @@ def _look(connection: psycopg.Connection, record: ConflictRecord, failure: Uniqu
     )
 
 
-def _tell(error: ApplyError, failure: UniqueFailure, found: Search | None) -> None:
+def _complete(error: ApplyError, failure: UniqueFailure, found: Search | None) -> None:
     """Put what was found into the error and its record."""
     record: ConflictRecord = error.record
     if found is not None and record.index_name not in found.indexes:
         error.conflict, error.record, error.message, error.detail = None, None, failure.message, failure.detail
         error.args = (error.message,)
         return
-    met = [ConflictingRow(record.index_name or "", failure.key)]  # what the statement itself said counts anyhow
+    rows = [ConflictingRow(record.index_name or "", failure.key)]  # what the statement itself said counts anyhow
     if found is not None:
         # it failed at the first: what earlier indexes have now was not there, the transaction had removed it
         later = found.indexes[found.indexes.index(record.index_name or "") :]
         seen = [hit for hit in found.hits if hit.index in later]
-        met = seen if record.index_name in {hit.index for hit in seen} else [*met, *seen]
-    if len(met) > 1:
+        rows = seen if record.index_name in {hit.index for hit in seen} else [*rows, *seen]
+    if len(rows) > 1:
         record.conflict_type = "multiple_unique_conflicts"
     elif found is not None and found.moved:
         record.conflict_type = "insert_exists"  # an update that moves a row to another partition inserts it there
-    conflict.add_rows_in_the_way(record, failure.place, met, found)
+    conflict.add_rows_in_the_way(record, failure.place, rows, found)
     record.message = conflict_record.message(record.schemaname, record.relname, record.conflict_type)
     error.conflict, error.message, error.detail = record.conflict_type, record.message, record.detail
     error.args = (record.message,)

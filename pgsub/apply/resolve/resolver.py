@@ -109,8 +109,8 @@ class Resolver:
         while at < len(changes):
             part = changes[at : at + self._size.rows]
             if len(part) == 1:
-                met = self._one(*part[0])
-                self._size.rows = 1 if met else 2
+                conflicted = self._one(*part[0])
+                self._size.rows = 1 if conflicted else 2
             elif self.together(part):
                 self._size.succeeded(len(part))
             else:
@@ -156,7 +156,7 @@ class Resolver:
             self._apply(change)
         finally:
             self._rows.resolving = False
-        return change.met
+        return change.conflicted
 
     def _apply(self, change: SingleChange) -> None:
         place = change.place
@@ -190,7 +190,7 @@ class Resolver:
         rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_missing")
         missing = conflict.missing_row(change.place)
         if rule is None:
-            change.met = True
+            change.conflicted = True
             self._rows.records.append((self._rows.depth, missing))
             return
         [missing] = conflict.with_partitions(self._connection, [missing])

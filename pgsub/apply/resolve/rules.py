@@ -30,7 +30,7 @@ _DETAIL = {
 class SingleChange:
     """A change that is applied by itself, with what became of its conflicts.
 
-    :ivar met: it had a conflict that did not stop apply.
+    :ivar conflicted: it had a conflict that did not stop apply.
     :ivar left: it was not made because of rows in its way.
     :ivar pending: is recorded once the change is made.
     """
@@ -39,7 +39,7 @@ class SingleChange:
         self.place = place
         self.relation = place.mapped
         self.message = message
-        self.met = self.left = False
+        self.conflicted = self.left = False
         self.pending: ResolvedConflict | None = None
 
 
@@ -116,7 +116,7 @@ class Records:
 
     def add(self, change: SingleChange, resolved: ResolvedConflict) -> None:
         """Have it recorded; a rule with a limit has one change less to decide."""
-        change.met = True
+        change.conflicted = True
         if resolved.rule is not None:
             self._relations.rules.use(resolved.rule)
         self._rows.records.append((self._rows.depth, resolved))

@@ -44,21 +44,6 @@ class WorkerStreams:
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
 
-    @property
-    def connection(self) -> psycopg.Connection:
-        """Of the worker's own target session."""
-        return self.session.connection
-
-    @property
-    def progress(self) -> Progress:
-        """Of the worker's own target session."""
-        return self.session.progress
-
-    @property
-    def relations(self) -> RelationCache:
-        """Of the worker's own target session."""
-        return self.session.relations
-
 
 def target_session(
     sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False

@@ -50,7 +50,7 @@ class PartialSkip:
         self._size = AttemptSize()
         self._lookups: dict[int, TableLookup] = {}
         self._tainted: set[_Key] = set()  #: keys of rows that are not as the publisher has them
-        self._met: list[ResolvedConflict] = []  #: to be recorded
+        self._conflicts: list[ResolvedConflict] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction, should_apply: Filter) -> None:
         """Row by row, as far as it must be."""
@@ -76,8 +76,8 @@ class PartialSkip:
                 end += 1
             at += self._apply(payloads[at:end])
         self._ledger_commit.record(self._executor.taken())
-        self._ledger_commit.record(self._met)
-        self._met = []
+        self._ledger_commit.record(self._conflicts)
+        self._conflicts = []
         if self._left.full:
             self._left.write()
 
@@ -111,7 +111,7 @@ class PartialSkip:
             self._leave(payload, reason | {"sqlstate": error.sqlstate, "conflict": error.conflict})
         if error.record is not None:
             error.record.action, error.record.letter = "skipped", ref
-            self._met.append(ResolvedConflict(self._transaction, error.record))
+            self._conflicts.append(ResolvedConflict(self._transaction, error.record))
 
     def _on_tainted(self, payload: bytes) -> None:
         """Skip what depends on a skipped change; what may restore the publisher's row is tried alone."""

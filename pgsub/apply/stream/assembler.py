@@ -66,7 +66,7 @@ class Assembler:
     :param spool: where unfinished and large ones wait.
     :param parallel_streaming: streaming = parallel was negotiated.
     :ivar watch: hears of transactions in progress.
-    :ivar emitted: takes messages that are not transactional.
+    :ivar on_message: takes messages that are not transactional.
     """
 
     def __init__(self, spool: Spool, *, parallel_streaming: bool) -> None:
@@ -77,7 +77,7 @@ class Assembler:
         self._stream: _Stream | None = None
         self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
         self.watch = StreamWatch()
-        self.emitted: Callable[[LogicalMessage], object] = lambda message: None
+        self.on_message: Callable[[LogicalMessage], object] = lambda message: None
 
     @property
     def in_transaction(self) -> bool:
@@ -201,7 +201,7 @@ class Assembler:
                 self._discard(message.xid)
                 return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
             case LogicalMessage():  # of no transaction: the decoder lets no other pass here
-                self.emitted(message)
+                self.on_message(message)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
         return None

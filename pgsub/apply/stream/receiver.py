@@ -107,13 +107,13 @@ class Receiver(SupervisedThread):
         self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
         self._asked = False  #: the publisher wants an answer
-        self._untold_since = 0.0  #: when something was received that it has not been told of, 0.0 for nothing
+        self._unreported_since = 0.0  #: when the first bytes came that no feedback covers, 0.0 for none
         self._applies = applies
         self._standstill = PublisherShutdown(walsender.connection)
         self.received = position
         self.applied = self.flushed = flushed
         self.reported = 0  #: flush position of the last feedback that was sent
-        self.told = 0  #: apply position of the last feedback: latest_end_lsn of pg_stat_subscription
+        self.latest_end_lsn = 0  #: apply position of the last feedback, as in pg_stat_subscription
         self.last_send_ts = 0
         self.last_receipt_ts = 0
 
@@ -202,7 +202,8 @@ class Receiver(SupervisedThread):
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             if self._flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
-            longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if self._asked or self._untold_since else 1.0
+            soon = self._asked or self._unreported_since
+            longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if soon else 1.0
             due = last_status + self._status_interval - time.monotonic()
             heard = not more and self._wait(max(0.0, min(longest, due)))
             full = self._queued >= QUEUE_BYTES
@@ -218,7 +219,7 @@ class Receiver(SupervisedThread):
             elif clock - last_heard > self._timeout / 2 and not pinged:
                 pinged = self._ping = True
             answers = self._asked and clock - last_status >= _SOON_SECONDS
-            late = self._untold_since and clock - self._untold_since >= _SOON_SECONDS
+            late = self._unreported_since and clock - self._unreported_since >= _SOON_SECONDS
             if self._due or self._ping or answers or late or clock - last_status >= self._status_interval:
                 self._feedback()
                 last_status = clock
@@ -266,7 +267,7 @@ class Receiver(SupervisedThread):
         last, before = envelope.parse(burst.head(len(burst) - 1)), self.received
         self.received = max(before, last.wal_end, last.start if isinstance(last, XLogData) else 0)
         if self.received > before:
-            self._untold_since = self._untold_since or time.monotonic()
+            self._unreported_since = self._unreported_since or time.monotonic()
         self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
         if frames.KEEPALIVE in burst.codes:
             keepalives = (envelope.parse(burst[at]) for at, code in enumerate(burst.codes) if code == frames.KEEPALIVE)
@@ -280,11 +281,11 @@ class Receiver(SupervisedThread):
             self._ready.notify()
 
     def _feedback(self) -> None:
-        ping, self._ping, self._due, self._asked, self._untold_since = self._ping, False, False, False, 0.0
+        ping, self._ping, self._due, self._asked, self._unreported_since = self._ping, False, False, False, 0.0
         flushed = self.flushed
         write = max(self.received, self.applied, flushed)
         self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
-        self.told = max(self.applied, flushed)
+        self.latest_end_lsn = max(self.applied, flushed)
         if flushed > self.reported:
             self.reported = flushed
             failpoints.point("apply.after_feedback")

@@ -68,7 +68,7 @@ class Committer:
     ) -> None:
         self._session = session
         self._policy = policy
-        self._give_way = stop_streaming
+        self._stop_streaming = stop_streaming
         self._beat = beat
         self.ledger_commit = LedgerCommit(session)
         self._executor = Executor(
@@ -83,7 +83,7 @@ class Committer:
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
         self._skipping = SkipHandler(session, self.ledger_commit, self._executor)
         self._two_phase = TwoPhase(session, self.ledger_commit)
-        self._emitted: list[LoggedMessage] = []
+        self._messages: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
 
@@ -92,20 +92,20 @@ class Committer:
         """Rows applied, for statistics."""
         return self._executor.changes + self.applied_in_parallel
 
-    def emitted(self, message: LogicalMessage) -> None:
-        """A message that belongs to no transaction came in."""
-        self._emitted.append(LoggedMessage.of(message, None))
-        if len(self._emitted) >= _MESSAGES:
+    def take_message(self, message: LogicalMessage) -> None:
+        """Take a message that belongs to no transaction."""
+        self._messages.append(LoggedMessage.of(message, None))
+        if len(self._messages) >= _MESSAGES:
             self.record_messages()
 
     def record_messages(self) -> None:
-        """Commit what :meth:`emitted` took: before ledger or feedback pass it, for it is not sent again then."""
-        if not self._emitted:
+        """Commit what were taken: before ledger or feedback pass it, for it is not sent again then."""
+        if not self._messages:
             return
         with self._session.connection.transaction():
             self._session.progress.lock(self.remote_lsn)
-            self.ledger_commit.record(self._emitted)
-        self._emitted = []
+            self.ledger_commit.record(self._messages)
+        self._messages = []
 
     def apply(self, batch: Batch, parallel: ParallelWorker | None = None) -> int:
         """Apply the first ones of a batch: as many as the policy admits, in one target transaction if all is well.
@@ -146,7 +146,7 @@ class Committer:
             except PgsubError as error:
                 if not self._back_to(before):
                     raise
-                if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._give_way()):
+                if error.sqlstate == DEALLOCATED or (error.sqlstate == _DEADLOCK and self._stop_streaming()):
                     continue
                 if not _ours(error):
                     raise

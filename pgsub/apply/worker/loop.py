@@ -72,7 +72,7 @@ class ApplyLoop:
         self._sender = sender
         self._transactional = transactional
         self._until = until_lsn
-        self._progress = streams.progress
+        self._progress = streams.session.progress
         self._leader = ParallelLeader(
             streams.parallel_workers,
             streams.open_session,
@@ -97,14 +97,14 @@ class ApplyLoop:
         )
         self._batch = Batch()
         self._batch_since = 0.0
-        self._told: Keepalive | None = None  #: came after the batch
+        self._later_keepalive: Keepalive | None = None  #: came after the batch
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
         self._next_report = self._next_idle = self._next_control = self._next_ping = 0.0
         self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
         self._ledger_commit = self._committer.ledger_commit
         self._ledger_commit.recorded = True  # an earlier worker may have left something
-        streams.assembler.emitted = self._committer.emitted
+        streams.assembler.on_message = self._committer.take_message
         self._gate = FeedbackGate(self._progress)
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
@@ -156,11 +156,11 @@ class ApplyLoop:
 
     def _keepalive(self, keepalive: Keepalive) -> None:
         """A position without a transaction: it counts once everything before it is applied."""
-        self._told = keepalive
+        self._later_keepalive = keepalive
         self._asked |= keepalive.reply_requested
         if self._batch or self._ending:
             return
-        self._told = None
+        self._later_keepalive = None
         if keepalive.wal_end >= self.position:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
         self._receiver.progress(applied=self._reportable)
@@ -183,7 +183,7 @@ class ApplyLoop:
         elif transaction.kind is not Kind.PREPARE and covered(transaction.finish_lsn, self.remote_lsn):
             # sent again after a restart: applied before, but what it says of relations is not said again
             self._apply_batch()
-            self._streams.relations.learn_all(transaction)
+            self._streams.session.relations.learn_all(transaction)
             transaction.release()
         elif parallel is not None or transaction.kind is not Kind.COMMIT:
             self._apply_batch()
@@ -199,7 +199,7 @@ class ApplyLoop:
         if not self._batch:
             self._batch_since = time.monotonic()
         self._batch.add(item)
-        self._told = None  # the transaction says more
+        self._later_keepalive = None  # the transaction says more
         if self._full():
             self._apply_batch()
 
@@ -237,8 +237,8 @@ class ApplyLoop:
             elif self._policy.refused() or self._look().stop:
                 batch, self._ending = Batch(), True  # not begun here: the next worker is sent it again
             self._beat()
-        if self._told is not None:
-            self._keepalive(self._told)
+        if self._later_keepalive is not None:
+            self._keepalive(self._later_keepalive)
 
     def _applied(self, batch: Batch) -> None:
         last = batch.last
@@ -323,7 +323,7 @@ class ApplyLoop:
         heartbeat, receiver = self._heartbeat, self._receiver
         heartbeat.received_lsn = receiver.received
         heartbeat.last_msg_send_time, heartbeat.last_msg_receipt_time = receiver.last_send_ts, receiver.last_receipt_ts
-        heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.told, self._position_ts
+        heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.latest_end_lsn, self._position_ts
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
         heartbeat.parallel = len(self._leader.busy)
         counters = self._committer.counters

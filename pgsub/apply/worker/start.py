@@ -66,9 +66,14 @@ class WorkerSpec:
     spool_limit: int = field(default_factory=limit)
 
     @property
+    def applies(self) -> bool:
+        """Whether it is the apply worker, not a tablesync worker."""
+        return self.claim.worker == workers.APPLY
+
+    @property
     def role(self) -> str:
         """The role in the session's name."""
-        return "apply" if self.claim.worker == workers.APPLY else f"sync:{self.claim.worker}"
+        return "apply" if self.applies else f"sync:{self.claim.worker}"
 
 
 @contextlib.contextmanager
@@ -93,16 +98,13 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
     own = _session(spec)
     stack.callback(own.connection.close)
     own.progress.claim()
-    replication = stack.enter_context(
-        contextlib.closing(
-            publisher.connect(
-                sub.connection,
-                application_name=spec.application_name,
-                replication=True,
-                must_use_password=must_use_password(own.connection, sub),
-            )
-        )
+    replication = publisher.connect(
+        sub.connection,
+        application_name=spec.application_name,
+        replication=True,
+        must_use_password=must_use_password(own.connection, sub),
     )
+    stack.callback(replication.close)
     slot = _check(own.connection, replication, spec, own.progress)
     pending, prepares, position = _two_phase(own.connection, replication, spec, slot)
     options = walsender.start_options(
@@ -112,14 +114,14 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         streaming=sub.streaming,
         origin=sub.origin,
         two_phase=prepares,
-        messages=sub.messages and claim.worker == workers.APPLY,
+        messages=sub.messages and spec.applies,
     )
     parallel = walsender.negotiated(options).parallel_streaming
     standby = StandbyNames(sub.connection, spec.application_name, named(replication))
     timing = _timing(own.connection, replication, spec.subscription)
     sender = walsender.WalSender(replication)
     sender.start(spec.slot_name, max(own.progress.remote_lsn, position), options)
-    if claim.worker == workers.APPLY and not own.progress.tagged and origins.allowed(own.connection):
+    if spec.applies and not own.progress.tagged and origins.allowed(own.connection):
         _say_untagged(own.connection, sub)
     return WorkerStreams(
         own,
@@ -128,7 +130,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         partial(_further_session, spec, tagged=own.progress.tagged),
         standby,
         timing,
-        parallel_workers=sub.max_parallel_apply_workers if parallel and claim.worker == workers.APPLY else 0,
+        parallel_workers=sub.max_parallel_apply_workers if parallel and spec.applies else 0,
         pending=pending,
         set_based=spec.set_based,
     )
@@ -174,7 +176,7 @@ def _two_phase(
 
     :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
     """
-    if spec.claim.worker != workers.APPLY:
+    if not spec.applies:
         return False, False, 0
     state = two_phase.state(session, spec.claim.subid)
     if state == two_phase.DISABLED:
@@ -195,10 +197,7 @@ def _timing(session: psycopg.Connection, replication: publisher.Connection, sub:
     Status updates keep to the publisher's wal_sender_timeout without being requested: a request may lie behind a large
     value that is still on its way, or behind messages that apply has not taken yet.
     """
-    try:
-        row = session.execute(_RECEIVER.encode()).fetchone()
-    except psycopg.Error as error:
-        raise target.translate(error, "read the target's settings") from None
+    row = session.execute(_RECEIVER.encode()).fetchone()
     try:
         sender = replication.execute(_SENDER.encode()).fetchone()
     except psycopg.Error as error:
@@ -219,19 +218,16 @@ def _check(
     dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
     expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
     furthest = max(progress.remote_lsn, progress.reported_lsn)
-    actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, _handed_over(session, spec)))
+    # apply leaves out what a table's srsublsn covers, so a publisher behind it would be read too late
+    handed_over = two_phase.behind(session, spec.claim.subid) if spec.applies else 0
+    actual = identity.verify_publisher(replication, expected, remote_lsn=max(furthest, handed_over))
     state = _slot(replication, spec.slot_name)
-    if not furthest and spec.claim.worker == workers.APPLY and state is not None:
+    if not furthest and spec.applies and state is not None:
         _adopt_slot(session, spec, progress, state, expected.dbname)
     identity.check_slot(state, progress.reported_lsn, spec.slot_name, expected.dbname)
     if actual.timeline != known.timeline:
         subscriptions.set_timeline(session, spec.subscription.subid, actual.timeline)
     return state
-
-
-def _handed_over(session: psycopg.Connection, spec: WorkerSpec) -> int:
-    """The furthest srsublsn: apply leaves out what it covers, so a publisher behind it would be read too late."""
-    return two_phase.behind(session, spec.claim.subid) if spec.claim.worker == workers.APPLY else 0
 
 
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:

@@ -62,7 +62,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
 def _run(spec: WorkerSpec) -> WorkerResult:
     with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
-        untagged = not opened.progress.tagged
+        untagged = not opened.session.progress.tagged
         heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
         loop = ApplyLoop(
             opened,
@@ -72,7 +72,7 @@ def _run(spec: WorkerSpec) -> WorkerResult:
             transactional=spec.subscription.apply_mode == "transactional",
             until_lsn=spec.until_lsn,
         )
-        with complete_errors(opened.connection, spec.subscription):
+        with complete_errors(opened.session.connection, spec.subscription):
             outcome = loop.run()
         return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
@@ -81,7 +81,7 @@ class ApplyPolicy:
     """Decides for the apply worker: should_apply_changes_for_rel, with the states that hold under the lock."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
-        self._streams = opened
+        self._streams, self._session = opened, opened.session
         self._subid = spec.subscription.subid
         self._states: dict[int, RelationState] = {}
         self._names: dict[tuple[str, str], RelationState] = {}  #: by the names that the tables were subscribed by
@@ -103,25 +103,21 @@ class ApplyPolicy:
     def attach(self, loop: Positions) -> None:
         """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`."""
         self._loop = loop
-        self._take(self._streams.progress.states_version)
+        self._take(self._session.progress.states_version)
 
     def admit(self, batch: Batch) -> int:
         """Refresh the states if their version moved, and stop before a change that a claim keeps back."""
         # guard: changes are decided by the table states of now
-        if self._streams.progress.states_version != self._version:
-            self._take(self._streams.progress.states_version)
+        if self._session.progress.states_version != self._version:
+            self._take(self._session.progress.states_version)
         if self._held:
             self._look_at_kept()
-        claims = self._claims
-        if not claims:
-            self._refused_since = None
-            return len(batch)
         described: dict[int, set[tuple[str, str]]] = {}
-        for number, transaction in enumerate(batch.transactions()):
+        for number, transaction in enumerate(batch.transactions() if self._claims else ()):
             for relation in transaction.described():
                 described.setdefault(relation.relid, set()).add(local_name(relation))
             oids = self._tables(transaction, described)
-            self._waiting_for = [s.srrelid for s in claims if s.srrelid in oids and _beyond(transaction, s)]
+            self._waiting_for = [s.srrelid for s in self._claims if s.srrelid in oids and _beyond(transaction, s)]
             # guard: apply waits at a table that a sync worker claimed
             if self._waiting_for:
                 return number
@@ -130,7 +126,7 @@ class ApplyPolicy:
 
     def _look_at_kept(self) -> None:
         """Find out which tables' changes are kept: newer ones go behind those still held of a table being released."""
-        connection, released = self._streams.connection, self._released
+        connection, released = self._session.connection, self._released
         self._keeps = self._held.keys() - released
         if released:
             # guard: newer changes wait behind held ones
@@ -138,7 +134,7 @@ class ApplyPolicy:
 
     def skip(self) -> Skip | None:
         """Return the skip, unless apply has passed its LSN: then it is for kept changes of a held table."""
-        progress = self._streams.progress
+        progress = self._session.progress
         skip = progress.skip
         of_held = skip is not None and bool(self._held) and not skip.waits and skip.lsn < progress.remote_lsn
         return None if of_held else skip
@@ -150,7 +146,7 @@ class ApplyPolicy:
     def unfinished(self) -> bool:
         """Whether kept changes of a table that is being released can be seen."""
         released = self._released
-        return bool(released) and bool(held_tables.with_changes(self._streams.connection, self._subid, released))
+        return bool(released) and bool(held_tables.with_changes(self._session.connection, self._subid, released))
 
     @property
     def _released(self) -> set[int]:
@@ -159,7 +155,7 @@ class ApplyPolicy:
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
         """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
         names: set[tuple[str, str]] = set()
-        relations = self._streams.relations
+        relations = self._session.relations
         for relid in transaction.relids():
             names |= described.get(relid, set())
             known = relations.described(relid)
@@ -200,7 +196,7 @@ class ApplyPolicy:
         self._refused_since = self._refused_since or clock
         if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
             with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
-                states.withdraw_claims(self._streams.connection, self._subid, self._waiting_for)
+                states.withdraw_claims(self._session.connection, self._subid, self._waiting_for)
         time.sleep(0.02)
         return False
 
@@ -211,39 +207,37 @@ class ApplyPolicy:
         if self._flips:
             return True  # the next start asks for two_phase
         if self._release.step(self._loop.remote_lsn):
-            self._streams.progress.read()
-            self._take(self._streams.progress.states_version)
-        position = self._loop.position
-        if self._first_done is not None and self._first_done <= position:
-            if time.monotonic() < self._next_ready:
-                return False
+            self._read_again()
+        position, clock = self._loop.position, time.monotonic()
+        if self._first_done is not None and self._first_done <= position and clock >= self._next_ready:
             try:
-                states.set_ready(self._streams.connection, self._subid, position)
+                states.set_ready(self._session.connection, self._subid, position)
             except _LOCKED:
-                self._next_ready = time.monotonic() + _PAUSE
-                return False
-            self._streams.progress.read()
-            self._take(self._streams.progress.states_version)
+                self._next_ready = clock + _PAUSE
+            else:
+                self._read_again()
         return False
+
+    def _read_again(self) -> None:
+        self._session.progress.read()
+        self._take(self._session.progress.states_version)
 
     def _take(self, version: int) -> None:
         """Read the table states, and derive once what every batch needs of them."""
-        self._states = table_states(self._streams.connection, self._subid)
-        self._held = held_tables.held(self._streams.connection, self._subid)
+        self._states = table_states(self._session.connection, self._subid)
+        self._held = held_tables.held(self._session.connection, self._subid)
         self._keeps = set(self._held)
         self._release.tables(self._released, version)
         self._version = version
-        self._streams.relations.look_again()
+        self._session.relations.look_again()
         rows = self._states.values()
         self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
         self._names = {(s.schemaname, s.relname): s for s in rows}
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
-        self._first_done = min(
-            (s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None), default=None
-        )
+        done = [s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None]
+        self._first_done = min(done, default=None)
 
 
 def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
     """Whether a transaction lies behind where a claimed table changes hands."""
-    assert state.handover_lsn is not None
-    return not covered(transaction.decision_lsn, state.handover_lsn)
+    return state.handover_lsn is not None and not covered(transaction.decision_lsn, state.handover_lsn)
