@@ -193,23 +193,14 @@ class Simulation:
         self, table: Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: Version | None
     ) -> Finding:
         """A new row, or a new version of one, meets the table's constraints."""
-        relation = table.relation
-        for position, column in enumerate(relation.columns):
-            if schema_fault.exceeds(new, position, column):
-                return self._taint(table, row, key, finding, f'value too long for column "{column.name}"')
-        reason = table.look.violated(row)
+        excess = [c.name for i, c in enumerate(table.relation.columns) if schema_fault.exceeds(new, i, c)]
+        reason = f'value too long for column "{excess[0]}"' if excess else table.look.violated(row)
         if reason is not None:
             return self._taint(table, row, key, finding, reason)
         existing = self._existing(table, row, key, found)
         if existing:
-            several = len({one.index for one in existing}) > 1
-            kind = "multiple_unique_conflicts" if several else "insert_exists" if found is None else "update_exists"
             same = found is None and not any(one.differs for one in existing)
-            finding = replace(finding, conflict=kind, existing=tuple(existing), rule=None)
-            decision = self._rules.existing(relation, kind, [one.xid for one in existing], identical=same)
-            if decision is not None:
-                finding = replace(finding, rule=decision.rule)
-            action = Action.STOP if decision is None else decision.action
+            finding, action = self._unique_conflict(table, finding, existing, inserts=found is None, same=same)
             if same and action is not Action.SKIP:
                 table.done.tainted.discard(table.key(row))
                 return replace(finding, outcome=IDENTICAL, rule=None if action is Action.STOP else finding.rule)
@@ -218,6 +209,15 @@ class Simulation:
             row = _make_room(table, row, existing, became=found is None)
         self._put(table, row, key, found)
         return replace(finding, outcome=WOULD_APPLY)
+
+    def _unique_conflict(
+        self, table: Table, finding: Finding, existing: Sequence[Existing], *, inserts: bool, same: bool
+    ) -> tuple[Finding, Action]:
+        several = len({one.index for one in existing}) > 1
+        kind = "multiple_unique_conflicts" if several else "insert_exists" if inserts else "update_exists"
+        decision = self._rules.existing(table.relation, kind, [one.xid for one in existing], identical=same)
+        rule, action = (None, Action.STOP) if decision is None else (decision.rule, decision.action)
+        return replace(finding, conflict=kind, existing=tuple(existing), rule=rule), action
 
     def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
         """A change that is not made: by a rule, or because nothing but a stop is left."""

@@ -224,14 +224,14 @@ class Resolver:
         place, relation = change.place, change.relation
         own = relation.target.schema, relation.target.name
         where = None if relation.target.relkind == "p" else own
-        looks = place.message_type != "DELETE" and any(kind in _EXISTING for kind, _ in relation.rules)
+        looks = place.message_type != "DELETE" and not _EXISTING.isdisjoint(kind for kind, _ in relation.rules)
         failure: StatementFailed | None = None
         for _ in range(TRIES):
             change.pending = None
             found = self._conflicting_rows.search(place, where) if looks and where is not None else None
             if failure is not None and found is not None and not conflicting_rows.indexed(failure, found):
                 break
-            action = self._existing(change, found, where or own) if found is not None and found.hits else Action.APPLY
+            action = self._existing(change, found, where or own)
             if action in (Action.KEEP, Action.SKIP):
                 return
             try:
@@ -243,12 +243,13 @@ class Resolver:
             except StatementFailed as error:
                 failure = error
                 where = _look_next(error, where, asks=looks and action is not Action.STOP)
-        if failure is None:
-            raise TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")
-        raise failure
+        again = TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")
+        raise failure or again
 
-    def _existing(self, change: SingleChange, found: Search, where: tuple[str, str]) -> Action:
+    def _existing(self, change: SingleChange, found: Search | None, where: tuple[str, str]) -> Action:
         """Decide about rows in the way, and record it; where the change is made, once it is."""
+        if found is None or not found.hits:
+            return Action.APPLY
         place = change.place
         kind = "update_exists" if place.message_type == "UPDATE" and not found.moved else "insert_exists"
         if len(found.hits) > 1:

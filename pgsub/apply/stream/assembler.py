@@ -180,18 +180,8 @@ class Assembler:
             case Origin():
                 if self._current is not None:
                     self._current.origin = message.name
-            case StreamStart():
-                self._started(message.xid)
-            case StreamStop():
-                self._stopped()
-            case StreamAbort():
-                self._aborted(message, raw)
-            case StreamCommit():
-                return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
-            case StreamPrepare():
-                return self._streamed(
-                    message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
-                )
+            case StreamStart() | StreamStop() | StreamAbort() | StreamCommit() | StreamPrepare():
+                return self._stream_control(message, raw)
             case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid):
                 self._discard(xid)
                 return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED)
@@ -204,6 +194,24 @@ class Assembler:
                 self.on_message(message)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
+        return None
+
+    def _stream_control(
+        self, message: StreamStart | StreamStop | StreamAbort | StreamCommit | StreamPrepare, raw: Segment
+    ) -> RemoteTransaction | None:
+        match message:
+            case StreamStart():
+                self._started(message.xid)
+            case StreamStop():
+                self._stopped()
+            case StreamAbort():
+                self._aborted(message, raw)
+            case StreamCommit():
+                return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
+            case StreamPrepare():
+                return self._streamed(
+                    message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
+                )
         return None
 
     def _ended(self, end_lsn: int, at: int) -> RemoteTransaction | None:

@@ -202,10 +202,7 @@ class Receiver(SupervisedThread):
             # bytes of a large message count as well: it may take longer to come than the timeout is long
             if self._flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
-            soon = self._asked or self._unreported_since
-            longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if soon else 1.0
-            due = last_status + self._status_interval - time.monotonic()
-            heard = not more and self._wait(max(0.0, min(longest, due)))
+            heard = not more and self._wait(self._longest_wait(last_status))
             full = self._queued >= QUEUE_BYTES
             burst = None if full or self._holds() else self._walsender.receive()
             clock, more = time.monotonic(), bool(burst)
@@ -213,19 +210,31 @@ class Receiver(SupervisedThread):
                 last_heard, pinged = clock, False
             if burst:
                 self._deliver(burst)
-            # guard: a silent publisher is given up
-            elif clock - last_heard > self._timeout:
-                raise PublisherUnavailable("terminating logical replication worker due to timeout")
-            elif clock - last_heard > self._timeout / 2 and not pinged:
+            elif self._silent(clock - last_heard) and not pinged:
                 pinged = self._ping = True
-            answers = self._asked and clock - last_status >= _SOON_SECONDS
-            late = self._unreported_since and clock - self._unreported_since >= _SOON_SECONDS
-            if self._due or self._ping or answers or late or clock - last_status >= self._status_interval:
+            if self._is_feedback_due(clock, last_status):
                 self._feedback()
                 last_status = clock
             if self._standstill.in_vain(clock, (self.received, self.flushed, self._applies()), unread=full):
                 raise self._shut_down()
         self._feedback()
+
+    def _longest_wait(self, last_status: float) -> float:
+        soon = self._asked or self._unreported_since
+        longest = HOLD_SECONDS if self._held_since else _SOON_SECONDS if soon else 1.0
+        return max(0.0, min(longest, last_status + self._status_interval - time.monotonic()))
+
+    def _silent(self, seconds: float) -> bool:
+        """Whether the publisher was silent for so long that it is asked for a sign of life."""
+        # guard: a silent publisher is given up
+        if seconds > self._timeout:
+            raise PublisherUnavailable("terminating logical replication worker due to timeout")
+        return seconds > self._timeout / 2
+
+    def _is_feedback_due(self, clock: float, last_status: float) -> bool:
+        answers = self._asked and clock - last_status >= _SOON_SECONDS
+        late = self._unreported_since and clock - self._unreported_since >= _SOON_SECONDS
+        return bool(self._due or self._ping or answers or late or clock - last_status >= self._status_interval)
 
     def _shut_down(self) -> PublisherUnavailable:
         received, flushed = format_lsn(self.received), format_lsn(self.flushed)
