@@ -134,10 +134,6 @@ class Database:
         with self._lock, self._errors():
             self._connection.executemany(sql, parameters)
 
-    def changed(self) -> int:
-        """``PRAGMA data_version``: another number than before says that another connection committed."""
-        return int(self.rows("PRAGMA data_version")[0][0])
-
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside is written together or not at all; inside another one it is a savepoint.

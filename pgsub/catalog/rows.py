@@ -219,22 +219,11 @@ class ErrorRow:
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.
         :param position: of apply.
         """
-        place = error if isinstance(error, ApplyError) else ApplyError("")
-        return cls(
-            worker=worker,
-            class_=type(error).__name__,
-            message=error.message,
-            sqlstate=error.sqlstate,
-            detail=error.detail,
-            hint=error.hint,
-            context=error.context,
-            relation=place.relation,
-            conflict=place.conflict,
-            finish_lsn=parse_lsn(place.finish_lsn) if place.finish_lsn else None,
-            xid=place.xid,
-            column=place.column,
-            position=position,
-        )
+        names = ("message", "sqlstate", "detail", "hint", "context", "relation", "conflict", "xid", "column")
+        fields = {name: getattr(error, name, None) for name in names}  # the last four are of an ApplyError
+        lsn = error.finish_lsn if isinstance(error, ApplyError) else None
+        place: dict[str, Any] = {**fields, "finish_lsn": parse_lsn(lsn) if lsn else None, "position": position}
+        return cls(worker, type(error).__name__, **place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ VIEWS = (
 )
 
 
-class StateStore(JournalCatalog):
+class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
     """An open state store; several threads of a process may share it.
 
     :param database: see :meth:`open`.
@@ -38,7 +38,15 @@ class StateStore(JournalCatalog):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._version = database.changed()
+        self.path = database.path  #: the SQLite file
+        self.replaced = database.replaced
+        self.reopen = database.reopen  #: the folder is not made anew
+        self.close = database.close
+        #: Write several things in one transaction; keep it short, other threads and processes wait meanwhile.
+        self.batch = database.transaction
+        self.snapshot = database.snapshot
+        #: Look for damage in the whole file; :meth:`open` leaves out the history, which may be large.
+        self.check = database.check
 
     @classmethod
     def open(cls, folder: Path, *, create: bool = True, readable: bool = False) -> StateStore:
@@ -59,52 +67,8 @@ class StateStore(JournalCatalog):
         """Why this is only a copy in memory, as of the opening, of a file that cannot be written; else None."""
         return self._database.copied
 
-    def replaced(self) -> bool:
-        """Whether the file was removed or exchanged since it was opened."""
-        return self._database.replaced()
-
-    def reopen(self) -> None:
-        """Open the file anew, a new one where it was removed. The folder is not made anew.
-
-        :raises StateStoreError: as :meth:`open`.
-        """
-        self._database.reopen()
-        self._version = self._database.changed()
-
-    @property
-    def path(self) -> Path:
-        """The SQLite file."""
-        return self._database.path
-
-    def close(self) -> None:
-        """Close the file; again does nothing."""
-        self._database.close()
-
-    def __enter__(self) -> StateStore:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def changed(self) -> bool:
-        """Whether another connection changed the file since the last call; costs microseconds."""
-        before, self._version = self._version, self._database.changed()
-        return self._version != before
-
-    def batch(self) -> AbstractContextManager[None]:
-        """Several writes in one transaction; keep it short, other threads and processes wait meanwhile."""
-        return self._database.transaction()
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        """Several reads of one and the same state; nothing may be written inside."""
-        return self._database.snapshot()
-
-    def check(self) -> None:
-        """Look for damage in the whole file; :meth:`open` leaves out the history, which may be large.
-
-        :raises StateStoreError: with the first problem found.
-        """
-        self._database.check()
 
     def view(self, name: str, subid: int | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         """Columns and rows of a table or view as stored.

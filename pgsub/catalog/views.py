@@ -2,7 +2,7 @@
 
 Mirrors the readers of ``pg_subscription.c`` (relations), ``origin.c`` (progress), ``launcher.c``
 (``pg_stat_get_subscription``), ``backend_progress.c`` (copies) and ``pgstat_subscription.c`` (counters). A ``put``
-writes only what differs: an idle launcher causes no write, and :meth:`StateStore.changed` stays quiet for the others.
+writes only what differs: an idle launcher causes no write.
 """
 
 from __future__ import annotations
