@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,7 +15,7 @@ from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn  # noqa: F40
 from pgsub.cli.operate import completion, demo, run, status, version, wait  # noqa: F401
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import PAGES
-from pgsub.cli.settings import Color, Debug, Quiet, StateDir, Verbose, remember
+from pgsub.cli.settings import SHARED, remember
 from pgsub.cli.subscription import alter, create, drop, refresh, toggles  # noqa: F401
 
 SUMMARY = "PostgreSQL logical-replication subscriber outside the server"
@@ -46,25 +47,21 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def root(
-    context: typer.Context,
-    state_dir: StateDir = None,
-    color: Color = None,
-    verbose: Verbose = 0,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Options that may also stand behind the command."""
-    remember(state_dir, color, verbose, quiet, debug)
+_Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+def _root(context: typer.Context, _version: _Version = False, **general: Any) -> None:
+    remember(**general)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
 
 
+_own = list(inspect.signature(_root, eval_str=True).parameters.values())
+_root.__signature__ = inspect.Signature([_own[0], *SHARED.values(), _own[1]])  # type: ignore[attr-defined]
+app.callback()(_root)
 for _name in _ORDER:
     _cls, _function = COMMANDS[_name]
     app.command(_name, short_help=PAGES[_name].summary, cls=_cls)(_function)

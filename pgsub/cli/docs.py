@@ -1,6 +1,6 @@
 """``python -m pgsub.cli.docs [FOLDER]``: writes ``man/`` and ``completions/`` from the command tree.
 
-For whoever changes an option; a test compares the result with what is committed. Never imported by the program.
+To be run after a change of options; a test compares the result with the committed files. The program never imports it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Page:
-    """What a reader is told about a command."""
+    """The texts of one command."""
 
     summary: str  #: one line, no full stop
     description: str  #: paragraphs, separated by empty lines

@@ -1,4 +1,4 @@
-"""Options that every command has, and where their values are kept for the time of the process.
+"""General options, which every command has, and their values in this process.
 
 They may stand before the command or behind it. The error handler needs them after the parser is gone, hence one
 object for the process, as the frontends' ``logging.c`` keeps its level and colours.
@@ -16,25 +16,10 @@ from typing import Annotated, Literal
 
 import typer
 
-COLOURS = Literal["auto", "always", "never"]
-
-StateDir = Annotated[
-    str | None,
-    typer.Option("--state-dir", metavar="FOLDER", help="State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub)."),
-]
-Color = Annotated[
-    COLOURS | None, typer.Option("--color", metavar="auto|always|never", help="Colours on standard error.")
-]
-Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more; twice for debugging messages.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an unexpected error.")]
-
 
 @dataclass
 class Settings:
-    """Values of the options that every command has."""
+    """Values of the general options."""
 
     state_dir_option: str | None = None
     color: str = "auto"
@@ -74,18 +59,26 @@ current = Settings()
 
 
 def remember(
-    state_dir: StateDir = None,
-    color: Color = None,
-    verbose: Verbose = 0,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    state_dir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).")
+    ] = None,
+    color: Annotated[
+        Literal["auto", "always", "never"] | None,
+        typer.Option(metavar="auto|always|never", help="Colours on standard error."),
+    ] = None,
+    verbose: Annotated[
+        int,
+        typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more; twice for debugging messages."),
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an unexpected error.")] = False,
 ) -> None:
-    """Take over what was given; what was not given stays."""
+    """Take over the general options; what was not given keeps its value."""
     current.state_dir_option = state_dir or current.state_dir_option
     current.color = color or current.color
     current.verbosity += verbose - quiet
     current.debug = current.debug or debug or os.environ.get("PGSUB_DEBUG", "0") not in ("", "0")
 
 
-#: parameters that every command's function has besides its own
+#: parameters of the general options, which every command has
 SHARED = inspect.signature(remember, eval_str=True).parameters

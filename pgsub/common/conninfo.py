@@ -103,7 +103,7 @@ def _said_by_service(service: str) -> set[str]:
 def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
     """A condition that holds unless a pooler stands between, which hands out keys that name no backend that answers.
 
-    It belongs to the statement that pins settings: behind a pooler they would be pinned for whoever comes next.
+    It belongs to the statement that pins settings: behind a pooler they would stay for its next client.
     """
     pid = sql.Literal(connection.pgconn.backend_pid)
     return sql.SQL("pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}").format(pid)

@@ -194,7 +194,7 @@ class ProtocolViolation(ReplicationBroken):
 
 
 class TimeoutExpired(PgsubError):
-    """The condition was not met in time; nothing failed."""
+    """The condition did not hold in time; nothing failed."""
 
     exit_code = 8
     meaning = "timeout"

@@ -1,7 +1,7 @@
-"""Threads that do not end unnoticed: every thread of launcher and workers is one of these.
+"""Threads whose end is noticed: every thread of launcher and workers is one of these.
 
-What ends a thread is kept, and its owner, who waits for what the thread does, asks for it instead of waiting for ever.
-A thread that is to live as long as its owner is started again by him.
+A thread keeps the exception that ended it. Its owner checks for that instead of waiting for ever, and restarts a
+thread that must live as long as the owner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SupervisedThread(threading.Thread):
     :param kind: names the failpoint ``thread.<kind>``, at which a test ends it.
     :param name: as debuggers show it.
     :param body: what it does; a subclass overrides :meth:`work` instead.
-    :param on_death: called in the thread where it ends by an exception: to wake who waits for what will not come.
+    :param on_death: called in the thread when an exception ends it, to wake those who wait for it.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class TimedExecutor:
     def run(self, work: Callable[[], Result]) -> Result:
         """Run a call in the thread and return its result.
 
-        :raises CallTimedOut: not within the patience. A call that had not begun never does, one that had comes to its
-            end unheard; until then every other call is refused at once.
+        :raises CallTimedOut: not within the patience. A call that has not begun is canceled, one that has ends
+            unnoticed; until then every other call is refused at once.
         """
         if self._late is not None and not self._late.done():
             raise CallTimedOut

@@ -169,3 +169,26 @@ def initdb(programs: Path, data: Path) -> None:
     """
     options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
     run_program([str(programs / "initdb"), "-D", str(data), *options])
+
+
+def start_watcher(script: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a shell that cleans up once this process has ended, however: it reads a pipe to its end.
+
+    :param script: reads its standard input.
+    :param options: of :class:`subprocess.Popen`.
+    """
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script, "sh", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+        **options,
+    )
+
+
+def dismiss(watcher: subprocess.Popen[bytes]) -> None:
+    """End a watcher without its clean-up: it is killed before its pipe is closed."""
+    watcher.kill()
+    watcher.communicate()

@@ -1,7 +1,7 @@
 """Whether two databases hold the same rows: every published table of the publisher against the target, row by row.
 
 Both sides send their rows as sorted text (``COPY`` of a query) and are merged, so no table has to fit into memory.
-Values are compared as their types write them, which tells apart whatever the server tells apart.
+Values are compared in their text form, so they differ wherever the server sees a difference.
 """
 
 from __future__ import annotations

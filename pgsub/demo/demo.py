@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import psycopg
 
@@ -44,18 +44,12 @@ SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn))
 """
 
 
-class Screen(Protocol):
-    """Where the demo tells what happens: the command line's streams."""
-
-    def say(self, text: str) -> None:
-        """A line for the person who looks on."""
-
-    def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-        """A result."""
+Say = Callable[[str], None]  #: writes a line for the person who looks on
+ShowTable = Callable[[Sequence[str], Sequence[Mapping[str, Any]]], None]  #: writes columns and rows as a result
 
 
-class _Watchful:
-    """A reporter that also looks after the launcher: nobody else would notice its end while tables synchronize."""
+class _LauncherWatch:
+    """A reporter that also checks the launcher, whose end ``create`` would not notice while tables synchronize."""
 
     def __init__(self, reporter: Reporter, stage: Stage) -> None:
         self.warning = reporter.warning
@@ -74,15 +68,15 @@ class _Watchful:
         self._stage.check_launcher()
 
 
-def run_demo(*, keep: bool, rows: int, reporter: Reporter, screen: Screen) -> None:
+def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table: ShowTable) -> None:
     """Run the whole show; at its end nothing is left of it.
 
-    :param keep: leave the servers and the subscription, and tell how to go on with them.
+    :param keep: leave the servers and the subscription, and print how to use them.
     :param rows: in the largest table.
     :raises PgsubError: both sides are not equal, or something failed on the way.
     """
     with _stopped_by_sigterm(), Stage() as stage:
-        show = _Show(stage, schema.Sizes(rows), reporter, screen)
+        show = _Show(stage, schema.Sizes(rows), reporter, say, show_table)
         try:
             show.servers()
             with Workload(stage.conninfo("publisher"), show.sizes) as writers:
@@ -118,19 +112,20 @@ def _stopped_by_sigterm() -> Iterator[None]:
 class _Show:
     """The steps, each announced by a number."""
 
-    def __init__(self, stage: Stage, sizes: schema.Sizes, reporter: Reporter, screen: Screen) -> None:
+    def __init__(self, stage: Stage, sizes: schema.Sizes, reporter: Reporter, say: Say, show_table: ShowTable) -> None:
         self.sizes = sizes
         self._stage = stage
         self._reporter = reporter
-        self._screen = screen
+        self._say = say
+        self._show_table = show_table
         self._number = 0
 
     def _step(self, text: str) -> None:
         self._number += 1
-        self._screen.say(f"{self._number}. {text}")
+        self._say(f"{self._number}. {text}")
 
     def _note(self, text: str) -> None:
-        self._screen.say(f"   {text}")
+        self._say(f"   {text}")
 
     def servers(self) -> None:
         """Two servers with tables on both and rows on one; Spark starts meanwhile."""
@@ -158,7 +153,7 @@ class _Show:
         self._note(f"    --publication {schema.PUBLICATION} --max-sync-workers {SYNC_WORKERS}")
         stage.await_launcher()
         began = time.monotonic()
-        create(self._create_options(), reporter=_Watchful(self._reporter, stage))
+        create(self._create_options(), reporter=_LauncherWatch(self._reporter, stage))
         if any(relation["srsubstate"] != "r" for relation in status(stage.state_dir, NAME)[0].relations):
             raise KeyboardInterrupt  # create ends well when it is asked to stop
         writers.check()
@@ -220,7 +215,7 @@ class _Show:
         self._step("Compare both sides row by row")
         began = time.monotonic()
         compared = compare(stage.conninfo("publisher"), stage.conninfo("target"), schema.PUBLICATION)
-        self._screen.table(("table", "publisher", "target", "result"), [_summary(table) for table in compared])
+        self._show_table(("table", "publisher", "target", "result"), [_summary(table) for table in compared])
         self._note(f"compared in {time.monotonic() - began:.1f} s")
         return compared
 
@@ -229,7 +224,7 @@ class _Show:
         self._step("Stop everything and remove its files")
 
     def keep(self) -> None:
-        """Leave the servers and tell how to go on."""
+        """Leave the servers and print how to use them."""
         stage = self._stage
         self._step("Stop the launcher; the servers go on")
         script = stage.keep()

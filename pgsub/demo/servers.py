@@ -23,7 +23,7 @@ from psycopg.abc import Params
 from psycopg.conninfo import make_conninfo
 
 from pgsub.common.errors import PgsubError
-from pgsub.demo.binaries import environment, find_binaries, identity, initdb, server_folder
+from pgsub.demo.binaries import dismiss, environment, find_binaries, identity, initdb, server_folder, start_watcher
 
 StopMode = Literal["smart", "fast", "immediate"]
 Setting = str | int | float | bool
@@ -172,16 +172,7 @@ class Server:
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
 
     def _watch(self, pid: int) -> None:
-        self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHER, "sh", str(pid), *map(str, self._temporary())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=environment(),
-            start_new_session=True,
-            **identity(),
-        )
+        self._watcher = start_watcher(_WATCHER, pid, *self._temporary(), env=environment(), **identity())
 
     def _temporary(self) -> list[Path]:
         """Folders that are removed at the end of the process that started the server, however it ends."""
@@ -203,8 +194,7 @@ class Server:
         self._process.wait()
         self._process = None
         if self._watcher is not None:
-            self._watcher.kill()  # before its pipe is closed: the pid it knows is free now
-            self._watcher.communicate()
+            dismiss(self._watcher)  # the pid it knows is free now
             self._watcher = None
 
     def restart(self, mode: StopMode = "fast") -> None:

@@ -22,7 +22,7 @@ from psycopg import sql
 
 from pgsub.catalog.locks import launcher_lock
 from pgsub.common.errors import PgsubError
-from pgsub.demo.binaries import environment, find_binaries, identity, server_uid
+from pgsub.demo.binaries import dismiss, environment, find_binaries, identity, server_uid, start_watcher
 from pgsub.demo.servers import Server, Setting
 
 DATABASE = "demo"
@@ -79,14 +79,7 @@ class Stage:
         # /tmp and not TMPDIR: the path of a socket may have a hundred bytes
         self.folder = Path(tempfile.mkdtemp(prefix="pgsub-demo-", dir="/tmp"))
         self.folder.chmod(0o755)
-        self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHER, "sh", str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        self._watcher = start_watcher(_WATCHER, self.folder)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -96,12 +89,11 @@ class Stage:
         for server in self.servers.values():
             server.destroy()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._dismiss_watcher()
+        self._dismiss()
 
-    def _dismiss_watcher(self) -> None:
+    def _dismiss(self) -> None:
         assert self._watcher is not None
-        self._watcher.kill()  # before its pipe is closed: it would take the end of the pipe for ours
-        self._watcher.communicate()
+        dismiss(self._watcher)
 
     @property
     def state_dir(self) -> Path:
@@ -220,7 +212,7 @@ class Stage:
             subprocess.run(["/bin/sh", str(script)], check=False)
             raise
         self._kept = True
-        self._dismiss_watcher()
+        self._dismiss()
         return script
 
 

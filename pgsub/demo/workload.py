@@ -220,7 +220,7 @@ _WRITERS: tuple[Sequence[Job], ...] = (
 
 
 class _Writer(threading.Thread):
-    """One session that does its jobs in turn until it is told to stop."""
+    """One session that does its jobs in turn until it is stopped."""
 
     def __init__(self, number: int, conninfo: str, sizes: Sizes, tally: Tally, stop: threading.Event) -> None:
         super().__init__(name=f"writer {number}", daemon=True)

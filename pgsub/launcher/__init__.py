@@ -1,4 +1,4 @@
-"""The launcher: which workers should run, what is done when one ends, what is shown. Mirrors launcher.c.
+"""The launcher: starts workers, restarts them, and shows their state. Mirrors launcher.c.
 
 Nothing here prints. Entry points: :class:`~pgsub.launcher.launcher.Launcher` (all subscriptions of a state store),
 :class:`~pgsub.launcher.runner.Runner` (one of them). What goes into the state store lives in ``mirror``.

@@ -1,24 +1,22 @@
-"""The apply worker as its launcher sees it: started under a new epoch, heard of when it ends, started again."""
+"""The apply worker as its launcher sees it: started under a new epoch, and restarted after it ended."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import psycopg
 
 from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
-from pgsub.common.errors import Log, PgsubError, log_text
-from pgsub.common.subscription import Subscription
+from pgsub.common.errors import PgsubError, log_text
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
-from pgsub.tablesync.context import Job
+from pgsub.tablesync.context import Job, SyncContext
 from pgsub.target.ledger import subscriptions, workers
 from pgsub.target.ledger.workers import Claim
 
@@ -26,34 +24,28 @@ from pgsub.target.ledger.workers import Claim
 class ApplyWorkerHandle:
     """Keeps one apply worker running.
 
+    :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param until_lsn: apply nothing beyond; 0 for no end.
     :param interval: see :func:`pgsub.launcher.retry.interval`.
-    :param stopping: set when the launcher stops.
     :ivar reached: the worker ended at ``until_lsn``.
-    :ivar failed: the error it ended with last, None once it is past that.
     """
 
     def __init__(
         self,
-        sub: Subscription,
+        context: SyncContext,
         engine: Engine,
         heartbeats: HeartbeatReceiver,
         errors: ErrorReporter,
-        log: Log,
         *,
-        spool_dir: str,
         until_lsn: int,
         interval: float,
-        stopping: threading.Event,
     ) -> None:
-        self._sub = sub
+        self._context = context
+        self._sub = context.subscription
         self._engine = engine
         self._heartbeats = heartbeats
         self._errors = errors
-        self._log = log
-        self._spool_dir = spool_dir
         self._until = until_lsn
-        self._stopping = stopping
         self._opening: SupervisedThread | None = None  #: opens Spark, which is waited for
         self._claim: Claim | None = None
         self._job: Job | None = None
@@ -71,7 +63,7 @@ class ApplyWorkerHandle:
         return self._retry.error
 
     def tick(self, session: psycopg.Connection) -> None:
-        """Hear of its end, or start it if it is due."""
+        """Handle its end, or start it if it is due."""
         if self._job is not None:
             if self._job.done():
                 self._ended(self._job, session)
@@ -80,7 +72,7 @@ class ApplyWorkerHandle:
             self._start(session)
 
     def _start(self, session: psycopg.Connection) -> None:
-        """Start a worker, unless Spark still starts: that is looked at again, so that a stop is seen meanwhile."""
+        """Start a worker once Spark has started; until then return at once, so that a stop is seen."""
         opening, self._opening = self._opening or self._engine.start(), None
         if opening.is_alive():
             self._opening = opening
@@ -90,10 +82,12 @@ class ApplyWorkerHandle:
         sub = self._sub
         assert sub.slot_name is not None
         claim = self._claim = workers.take_over(session, sub.subid, workers.APPLY)
-        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, self._heartbeats.address, self._until, self._spool_dir)
-        self._job = self._engine.submit(f"apply {sub.name}", worker.run, [spec], stopping=self._stopping)
+        context = self._context
+        spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, context.heartbeat, self._until, context.spool_dir)
+        self._job = context.submit(f"apply {sub.name}", worker.run, [spec])
         if self._retry.failures == 0:
-            self._log("LOG", log_text(f'logical replication apply worker for subscription "{sub.name}" has started'))
+            text = f'logical replication apply worker for subscription "{sub.name}" has started'
+            context.log("LOG", log_text(text))
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
         self._heartbeats.forget(self._sub.subid, workers.APPLY)
@@ -102,7 +96,7 @@ class ApplyWorkerHandle:
         except PgsubError as error:
             self._retry.failed(error)
             position = None
-            with contextlib.suppress(psycopg.Error):  # a lost session is met again at once
+            with contextlib.suppress(psycopg.Error):  # a lost session is noticed again at once
                 position = subscriptions.apply_position(session, self._sub.subid)
             self._errors.report(APPLY, error, "apply_error_count", position)
             return
@@ -123,7 +117,7 @@ class ApplyWorkerHandle:
             self._errors.clear(APPLY, heartbeat.position)
 
     def withdraw(self, session: psycopg.Connection) -> None:
-        """Cancel a worker whose task has not begun: it would read that it is to stop only once its process is up."""
+        """Cancel a worker whose task has not begun: it could only see the stop once its process is up."""
         if self.alive and self._claim is not None and workers.withdraw(session, self._claim):
             self.cancel()
 

@@ -16,12 +16,12 @@ from pgsub.spark import gateway, jobs, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
-#: Their functions are submitted.
+#: Modules whose functions are submitted.
 _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
-_POLL = 0.05  #: seconds between looks at the stop of whoever waits for Spark
+_POLL = 0.05  #: seconds between looks at ``stopping`` while Spark starts
 
 
 class Engine:
@@ -48,7 +48,7 @@ class Engine:
         self._submitter: jobs.Submitter | None = None
 
     def driver_host(self) -> str:
-        """Where executors reach this process: loopback for a local Spark, else as Spark itself is told to be."""
+        """Where executors reach this process: loopback for a local Spark, else Spark's own setting."""
         chosen = self._user_settings()
         if _is_local(chosen):
             return "127.0.0.1"
@@ -78,7 +78,7 @@ class Engine:
         if self._submitter is not None:
             session.close_context(self._context)  # its JVM died
             self._submitter = None
-        # a master that the user sized is only asked for what is needed now
+        # of a master that the user chose only the slots needed now are required
         slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
         context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES)
         with self._lock:

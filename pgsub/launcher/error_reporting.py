@@ -1,4 +1,4 @@
-"""What is told of a subscription's errors: log, state store, counters, disabling. In this order."""
+"""Reports a subscription's errors: to the log, the state store and its counters, and by disabling, in this order."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pgsub.protocol.lsn import MAX_LSN
 APPLY = "apply"  #: the apply worker in the record of errors
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
-#: Records that wait for a store that cannot be written; of more the oldest are given up, the log has them.
+#: Records that wait for the state store at most; the oldest are dropped, the log has them.
 WAITING = 1000
 
 
 class ErrorReporter:
     """One subscription's errors.
 
-    :param recorder: its way to the store, None for the direct one.
-    :ivar disabling: the fault for which disable_on_error disables the subscription: nothing of it may run any more.
+    :param recorder: writes to the store; None: this object does.
+    :ivar disabling: the fault for which disable_on_error disables the subscription: its workers must not run.
     :ivar disabled_by: likewise, once that is recorded.
     """
 
@@ -49,7 +49,7 @@ class ErrorReporter:
         self.flush()
 
     def flush(self) -> None:
-        """Record what could not be recorded when it was told, in that order; perhaps again what was done unheard."""
+        """Write the records that could not be written before, in order; one that timed out may be written twice."""
         while self._records:
             try:
                 if self._recorder is None:
@@ -69,7 +69,7 @@ class ErrorReporter:
 
         :param worker: :data:`APPLY` or :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
-        :param position: where apply is by the ledger, None where nobody knows.
+        :param position: of apply in the ledger, None if unknown.
         """
         if not worth_reporting(error):
             return
@@ -82,7 +82,7 @@ class ErrorReporter:
         self._record(lambda: self._write(worker, error, row, counts))
 
     def _disables(self) -> bool:
-        """Whether faults disable the subscription, as far as is known while the store cannot be asked."""
+        """Whether faults disable the subscription, as of the last time that the store could be read."""
         known = None if self._recorder is None else self._recorder.current(self._sub.subid)
         return known is not None and known.disable_on_error
 
@@ -107,11 +107,11 @@ class ErrorReporter:
         self.disabled_by = error
 
     def place(self, worker: str) -> int:
-        """Finish LSN of the error shown for a worker, 0 for none."""
+        """Return the finish LSN of the error shown for a worker, 0 for none."""
         return self._shown.get(worker, 0)
 
     def clear(self, worker: str, position: int = MAX_LSN) -> None:
-        """The worker got past it, whichever launcher met it.
+        """Clear the error of a worker that got past it, whichever launcher recorded it.
 
         :param position: where it is; conflicts that this covers are no longer in the way.
         """
@@ -124,11 +124,11 @@ class ErrorReporter:
             self._store.conflicts_passed(self._sub.subid, worker, position)
 
     def keep_only(self, workers: Iterable[str]) -> None:
-        """Forget the errors of all other workers: their tables are done."""
+        """Clear the errors of all other workers: their tables are done."""
         for worker in self._shown.keys() - set(workers):
             self.clear(worker)
 
 
 def sync_name(relid: int) -> str:
-    """How the record of errors calls a tablesync worker."""
+    """Name a tablesync worker as the record of errors does."""
     return f"table synchronization {relid}"

@@ -1,4 +1,4 @@
-"""What an error means for counters and records."""
+"""Errors as rows of the state store and as counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgsub.protocol.lsn import parse_lsn
 
 
 def internal_error(error: Exception) -> PgsubError:
-    """An exception that nobody expected, as pgsub's own, with its place."""
+    """Turn an unexpected exception into an error of pgsub's own, with its place."""
     if isinstance(error, PgsubError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
@@ -25,7 +25,7 @@ def internal_error(error: Exception) -> PgsubError:
 
 
 def finish_lsn(error: PgsubError) -> int:
-    """Finish LSN of the transaction that failed, 0 where none is to blame."""
+    """Return the finish LSN of the transaction that failed, 0 if none did."""
     text = error.finish_lsn if isinstance(error, ApplyError) else None
     return parse_lsn(text) if text else 0
 
@@ -33,7 +33,7 @@ def finish_lsn(error: PgsubError) -> int:
 def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, counter: str) -> None:
     """Count a fault, and record the conflict that it is.
 
-    The server counts both, but what a plain copy meets as an error only: that is recorded without a count.
+    The server counts both, except conflicts of a plain copy, which are plain errors there: these are not counted.
 
     :param worker: that it ended.
     :param counter: of pg_stat_subscription_stats.
@@ -48,12 +48,12 @@ def count(store: StateStore, sub: Subscription, error: PgsubError, worker: str, 
 
 
 def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: int | None = None) -> ConflictRow:
-    """The row of a conflict as a worker told it.
+    """Make the row of a conflict from a worker's record of it.
 
     :param body: fields of :class:`pgsub.apply.conflicts.conflict_record.ConflictRecord`.
     :param event: id of the ledger's row that it came in.
     """
-    local = body.get("local_conflicts") or []  # an older worker told less, and rows as text only
+    local = body.get("local_conflicts") or []  # an older worker wrote fewer fields, and rows as text
     first: dict[str, Any] = next(iter(local), {})
     remote = body["remote_tuple"]
     return ConflictRow(
@@ -68,7 +68,7 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         remote_tuple=remote if isinstance(remote, dict) else None,
         local_tuple=first.get("row"),
         origin=first.get("origin"),
-        remote_xid=body["remote_xid"] or None,  # what is copied is of no transaction
+        remote_xid=body["remote_xid"] or None,  # a copy has no transaction
         finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("letter") else None,
         remote_commit_ts=wire_time(body["remote_commit_ts"]) if body["remote_commit_ts"] else None,
         message=body["message"],

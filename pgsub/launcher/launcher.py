@@ -20,9 +20,9 @@ from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
 
 TICK = 0.1
-#: Before a runner that ended with an error it cannot get past is started again in an unbounded run.
+#: Seconds after which an unbounded run restarts a runner that failed for good.
 AGAIN_SECONDS = 30.0
-#: For all runners together to stop: each has half a minute for its workers.
+#: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
 TIDY_SECONDS = 10.0
 
@@ -44,7 +44,7 @@ class Ended:
 
 
 class Launcher:
-    """Serves subscriptions until told to stop or, bounded, until each has reached its goal.
+    """Serves subscriptions until stopped or, with a bound, until each has reached its goal.
 
     :param names: only these; empty for all, also those that come later.
     :param locks: subscription locks that the caller took already, by subid.
@@ -66,7 +66,7 @@ class Launcher:
         self._folder = folder
         self._log = log
         self._names = names
-        self._named: set[int] = set()  #: subids that a name led to: one that is renamed stays ours
+        self._named: set[int] = set()  #: subids of the names: a subscription that is renamed is still served
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
         self._recorder = Recorder(store, log)
@@ -82,7 +82,7 @@ class Launcher:
     def run(
         self, stop: threading.Event, timeout: float | None = None, tick: Callable[[Run], None] = lambda run: None
     ) -> list[Ended]:
-        """Until ``stop`` is set, or every goal is reached.
+        """Serve until ``stop`` is set, or every goal is reached.
 
         :param timeout: seconds.
         :param tick: called every :data:`TICK` seconds, for progress, with what reads the state store.
@@ -95,7 +95,7 @@ class Launcher:
         try:
             self._listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
-            self._engine.start()  # not before: whoever is refused a lock needs no JVM
+            self._engine.start()  # not before: a run that gets no lock needs no JVM
             while not stop.is_set():
                 if self._bounded and not self._served:
                     break
@@ -127,7 +127,7 @@ class Launcher:
                 self._janitor.run(self._engine.rotate_log)
 
     def _listen(self) -> None:
-        """Heartbeats are heard whatever ended their thread."""
+        """Start the thread that receives heartbeats, also after it died."""
         ended = self._heartbeats.start()
         if ended is not None:
             self._log(
@@ -166,20 +166,20 @@ class Launcher:
             if not taken:
                 if refuse:
                     raise lock_held(lock, f'subscription "{sub.name}"')
-                return  # somebody else serves it; when they end, we do
+                return  # another launcher serves it; when that ends, we do
         self._count_slots(sub)
         runner = Runner(sub, self._store, self._recorder, self._engine, self._heartbeats, self._log, self._goal)
         self._served[sub.subid] = _Served(runner, lock)
         runner.start()
 
     def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
-        """The state folder cannot be used: tried again with every look, told of once."""
+        """Log once that the state folder cannot be used; every look tries again."""
         if self._unusable.get(sub.subid) != error.message:
             self._unusable[sub.subid] = error.message
             self._log("ERROR", error.log_text())
 
     def _count_slots(self, sub: Subscription) -> None:
-        """A long task pins its slot: what comes when all are taken would wait without a word."""
+        """Warn if there are too few slots: a long task pins its slot, and others would wait silently."""
         missing = self._engine.missing([*(served.runner.sub for served in self._served.values()), sub])
         if missing:
             self._log(
@@ -198,7 +198,7 @@ class Launcher:
             runner = served.runner
             if runner.is_alive():
                 continue
-            if runner.outcome is None:  # whatever ended its thread, it was no good end
+            if runner.outcome is None:  # its thread died
                 runner.outcome, runner.error = "failed", runner.fatal_error
                 self._log(
                     "ERROR", log_text(runner.error.message if runner.error else f'thread "{runner.name}" has ended')

@@ -1,4 +1,4 @@
-"""The launcher's way to its state store: what befalls that holds nobody up.
+"""The launcher's access to its state store, of which no failure stops replication.
 
 ``state.db`` stands outside the chain that carries the promise. It may be full, locked, read-only, damaged, removed, or
 on a file system that hangs: workers go on, what could not be written is written later, and until then ``status`` and
@@ -36,9 +36,9 @@ SHORTEST, LONGEST = 0.5, 15.0
 
 
 class Recorder:
-    """Reads and writes in a thread of its own, which callers wait for as long as they have patience.
+    """Reads and writes the store in a thread of its own, for which callers wait a limited time.
 
-    :param store: used by nobody else while the launcher runs, but for what only shows progress.
+    :param store: for this object alone while the launcher runs, except for reads that show progress.
     """
 
     def __init__(self, store: StateStore, log: Log) -> None:
@@ -52,14 +52,14 @@ class Recorder:
         self._again = 0.0
         self._since = 0.0
         self.trouble: StateStoreError | None = None
-        self._lock = threading.RLock()  #: of what is known of the trouble: many call
+        self._lock = threading.RLock()  #: of the state of the trouble: many threads call
         if store.copied is not None:
             self._failed(StateStoreError(store.copied.message, detail=store.copied.detail, hint=store.copied.hint))
 
     def run(self, work: Callable[[], Result]) -> Result:
         """Do something with the store.
 
-        :raises StateStoreError: it cannot be done now; what takes long may come to its end unheard.
+        :raises StateStoreError: it cannot be done now; a call that takes long may still succeed later.
         :raises PgsubError: what ``work`` raises.
         """
         with self._lock:
@@ -73,8 +73,8 @@ class Recorder:
                 detail="Reading or writing it takes longer than usual.",
                 hint=f"Look at the disk and at who uses the file.\nfuser -v {self._store.path}",
             )
-        except StateStoreError as met:
-            self._broken, error = True, met
+        except StateStoreError as failure:
+            self._broken, error = True, failure
         else:
             with self._lock:
                 self._works()
@@ -100,7 +100,7 @@ class Recorder:
         self._executor.close()
         self._trouble.close()
 
-    # in the thread
+    # called in the thread
 
     def _do(self, work: Callable[[], Result]) -> Result:
         failpoints.point("state.write")
@@ -113,7 +113,7 @@ class Recorder:
         return work()
 
     def _put_back(self) -> None:
-        """The file was removed or exchanged: what is served is not dropped by that."""
+        """Put served subscriptions back after the file was removed or exchanged."""
         present = {sub.subid for sub in self._store.subscriptions()}
         for sub in self._known.values():
             if sub.subid not in present:
@@ -127,7 +127,7 @@ class Recorder:
                     ),
                 )
 
-    # in the callers'
+    # called in threads of callers
 
     def _failed(self, error: StateStoreError) -> None:
         clock = time.monotonic()

@@ -12,7 +12,7 @@ from pgsub.common.errors import Directive, Fenced, PgsubError, SpoolFailed, Stre
 if TYPE_CHECKING:
     import psycopg  # commands that ask no server need not load it
 
-#: Until the target has told its wal_retrieve_retry_interval.
+#: Until the target's wal_retrieve_retry_interval is known.
 RETRY_SECONDS = 5.0
 COPY_BACKOFF_MAX = 300.0
 BROKEN_SECONDS = 30.0
@@ -64,7 +64,7 @@ class Retry:
 def interval(session: psycopg.Connection) -> float:
     """Seconds from a failure to the next try: the target's wal_retrieve_retry_interval, as for its own subscriber.
 
-    PGSUB_RETRY_SECONDS goes before it: who may not change that setting is master of the launcher at least.
+    PGSUB_RETRY_SECONDS overrides it, for users who may not change that setting.
     """
     own = os.environ.get("PGSUB_RETRY_SECONDS")
     if own:
@@ -82,12 +82,12 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= COPY_BACKOFF_MAX:
         raise UsageError(
-            f'"{text}" is no time to wait between tries',
-            detail=f"PGSUB_RETRY_SECONDS is a number of seconds up to {COPY_BACKOFF_MAX:.0f}.",
+            f'invalid value for PGSUB_RETRY_SECONDS: "{text}"',
+            detail=f"It is a number of seconds, greater than 0 and up to {COPY_BACKOFF_MAX:.0f}.",
         )
     return seconds
 
 
 def worth_reporting(error: PgsubError) -> bool:
-    """Whether an operator is told: a fenced attempt or a restart of streams is pgsub's own business."""
+    """Whether to report it: a fenced attempt or a restart of streams does not concern operators."""
     return not isinstance(error, Fenced | StreamsMustRestart)

@@ -39,25 +39,25 @@ from pgsub.target.session.connect import SessionName
 from pgsub.target.session.owner import must_use_password
 
 _LOCK_CLASS = 0x70677375  #: "pgsu"
-#: The session of a launcher that was killed a moment ago may still hold the lock.
+#: Seconds to wait for the lock, which the session of a killed launcher may still hold.
 _LOCK_SECONDS = 3.0
 TICK = 0.1
 MIRROR_SECONDS = 0.25
 #: How long workers may take to reach a transaction boundary when the launcher stops.
 STOP_SECONDS = 30.0
 ASK_SECONDS = 0.5
-#: How long the target may owe an answer to a launcher that wants to stop.
+#: Seconds without an answer of the target after which a launcher that stops hangs up.
 SILENCE_SECONDS = 5.0
 NEVER = -math.inf
 
 
 @dataclass(slots=True)
 class Goal:
-    """When a subscription is served enough: for ``create`` and bounded runs.
+    """The bound of a run: of ``create``, and of ``run --until-…``.
 
     :ivar caught_up: end when every table is ``r``, a pending two_phase is enabled and apply has reached the publisher's
         position of that moment.
-    :ivar until_lsn: apply nothing beyond.
+    :ivar until_lsn: apply nothing beyond this position.
     """
 
     caught_up: bool = False
@@ -108,12 +108,12 @@ class Runner(SupervisedThread):
         self._goal = goal
         self._stop_event = threading.Event()
         self._errors = ErrorReporter(store, sub, log, recorder)
-        self._lost = Retry()  #: the target
+        self._target_retry = Retry()  #: the target
         self._goal_position = 0
-        self._news = heartbeats.news(sub.subid)
+        self._progressed = heartbeats.news(sub.subid)
         self._next_mirror = self._next_early = 0.0
-        self._line: socket.socket | None = None  #: the session's, to hang up
-        self._answered = NEVER  #: when the target was known to answer, as long as there is something to wind down
+        self._socket: socket.socket | None = None  #: the session's, to hang up
+        self._last_answer = NEVER  #: when the target answered last, while there are workers to stop
         self._connecting = self._hung_up = False
         self.outcome: str | None = None
         self.error: PgsubError | None = None
@@ -121,19 +121,19 @@ class Runner(SupervisedThread):
     def stop(self) -> None:
         """Ask to stop at the next transaction boundary; returns at once.
 
-        To be asked again until it has ended: a target that does not answer meanwhile is given up.
+        To be called again until it has ended: it hangs up on a target that does not answer meanwhile.
         """
         self._stop_event.set()
-        self._news.set()
-        line = self._line
-        if line is not None and time.monotonic() - self._answered > SILENCE_SECONDS:
+        self._progressed.set()
+        line = self._socket
+        if line is not None and time.monotonic() - self._last_answer > SILENCE_SECONDS:
             self._hung_up = True
             with contextlib.suppress(OSError):  # it is down already
                 line.shutdown(socket.SHUT_RDWR)
 
     @property
     def at_work(self) -> bool:
-        """Whether it has something to stop: while it only connects to the target there is nothing to wait for."""
+        """Whether there may be workers to stop: there are none while it only connects to the target."""
         return self.is_alive() and not self._connecting
 
     def work(self) -> None:
@@ -150,11 +150,11 @@ class Runner(SupervisedThread):
 
     def _failed(self, error: PgsubError) -> None:
         if error.directive is not Directive.RETRY:
-            self._end("failed", error)  # before it is told: whatever happens then, this was no good end
+            self._end("failed", error)  # before the report: whatever that raises, this was no good end
         self._errors.report(APPLY, error)
         if error.directive is Directive.RETRY:
-            self._lost.failed(error)
-            self._stop_event.wait(max(0.0, self._lost.not_before - time.monotonic()))
+            self._target_retry.failed(error)
+            self._stop_event.wait(max(0.0, self._target_retry.not_before - time.monotonic()))
 
     def _end(self, outcome: str, error: PgsubError | None = None) -> None:
         self.outcome, self.error = outcome, error
@@ -167,14 +167,14 @@ class Runner(SupervisedThread):
             self._connecting = False
         with (
             contextlib.closing(session),
-            socket.socket(fileno=os.dup(session.fileno())) as line,  # which nobody else closes
+            socket.socket(fileno=os.dup(session.fileno())) as line,  # which only this block closes
         ):
-            self._answered, self._line = NEVER, line
+            self._last_answer, self._socket = NEVER, line
             try:
                 if not self._lock(session):
                     return
                 owner.check(session)
-                # nobody serves it now: a worker that is left keeps the locks that it has for as long as it is left
+                # no launcher serves it now: an orphaned worker would keep its locks
                 schema.install(session, lambda: workers.evict_all(session, self.sub.subid))
                 known = subscriptions.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
@@ -183,7 +183,7 @@ class Runner(SupervisedThread):
             except psycopg.Error as error:
                 raise target.translate(error, "read the ledger") from None
             finally:
-                self._line = None
+                self._socket = None
 
     def _lock(self, session: psycopg.Connection) -> bool:
         """Take the lock that makes it one launcher a subscription, whatever host and state store it runs on.
@@ -207,30 +207,21 @@ class Runner(SupervisedThread):
         row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
         spool_dir = str(Path(self._store.path).parent / "spool")
         stopping = threading.Event()
-        interval = self._lost.interval = retry.interval(session)
+        interval = self._target_retry.interval = retry.interval(session)
         submit = partial(self._engine.submit, stopping=stopping)
         context = SyncContext(sub, row[0] if row else "0", submit, stopping, heartbeats.address, spool_dir, self._log)
-        apply = ApplyWorkerHandle(
-            sub,
-            self._engine,
-            heartbeats,
-            self._errors,
-            self._log,
-            spool_dir=spool_dir,
-            until_lsn=self._goal.until_lsn,
-            interval=interval,
-            stopping=stopping,
-        )
+        until = self._goal.until_lsn
+        apply = ApplyWorkerHandle(context, self._engine, heartbeats, self._errors, until_lsn=until, interval=interval)
         mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
         return _Serving(session, mirror, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)
-        self._answered = time.monotonic()
+        self._last_answer = time.monotonic()
         try:
             while not self._stop_event.is_set() and self.outcome is None:
                 self._tick(serving)
-                self._answered = time.monotonic()
+                self._last_answer = time.monotonic()
                 watch.tick()
                 self._rest()
         finally:
@@ -238,7 +229,7 @@ class Runner(SupervisedThread):
             watch.close()
 
     def _recorded(self, work: Callable[[], None]) -> None:
-        """See :class:`~pgsub.launcher.mirror.mirror.Mirror`; the store names who serves before what he has seen."""
+        """Run a write of the mirror, after the one that names this process as the launcher."""
 
         def both() -> None:
             server = self._store.server(self.sub.subid)
@@ -251,7 +242,7 @@ class Runner(SupervisedThread):
     def _tick(self, serving: _Serving) -> None:
         self.checkpoint()
         self._errors.flush()
-        with contextlib.suppress(StateStoreError):  # the recorder tells; feedback waits for the ledger's events
+        with contextlib.suppress(StateStoreError):  # the recorder logs it; feedback waits for the ledger's events
             serving.mirror.events()
         if self._errors.disabling is None:
             serving.apply.tick(serving.session)
@@ -268,15 +259,15 @@ class Runner(SupervisedThread):
         self._check_ends(serving)
 
     def _rest(self) -> None:
-        """Wait for the next look; not for long where apply has got further: who waited for that looks at the store."""
-        news = self._news.wait(TICK)
-        self._news.clear()
+        """Wait for the next look; not for long after progress of apply, which commands may be waiting for."""
+        news = self._progressed.wait(TICK)
+        self._progressed.clear()
         clock = time.monotonic()
         if news and clock >= self._next_early:
             self._next_early, self._next_mirror = clock + MIRROR_SECONDS, clock
 
     def _check_ends(self, serving: _Serving) -> None:
-        """Disabled by a fault; or a bounded run that met what it cannot get past (an unbounded one keeps trying)."""
+        """End if a fault disabled the subscription, or a bounded run cannot go on (an unbounded one keeps trying)."""
         failed = serving.apply.failed
         if self._errors.disabled_by is not None:
             self._end("disabled", self._errors.disabled_by)
@@ -299,7 +290,7 @@ class Runner(SupervisedThread):
         if not self._goal_position:
             self._goal_position = committed_position(self.sub.connection, self.sub.name)
         heartbeat = serving.mirror.apply_heartbeat()
-        # the ledger is enough, only later: heartbeats may all be lost
+        # heartbeats may be lost: the ledger is enough, only later
         position = max(serving.mirror.reported_lsn, 0 if heartbeat is None else heartbeat.position)
         if serving.apply.alive and position >= self._goal_position:
             self._end("failed" if error else "reached", error)
@@ -307,21 +298,21 @@ class Runner(SupervisedThread):
     def _wind_down(self, serving: _Serving) -> None:
         """Ask every worker to stop at a boundary, wait, mirror the last state."""
         serving.stopping.set()
-        self._answered = time.monotonic()
+        self._last_answer = time.monotonic()
         with contextlib.suppress(psycopg.Error):
             serving.apply.withdraw(serving.session)
         deadline = time.monotonic() + STOP_SECONDS
         ask_at = 0.0
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
             try:
-                if time.monotonic() >= ask_at:  # again and again: whose row was held is told later
+                if time.monotonic() >= ask_at:  # again and again: a row that was locked is passed over
                     workers.ask_to_stop(serving.session, self.sub.subid)
                     ask_at = time.monotonic() + ASK_SECONDS
             except psycopg.Error:
-                break  # nobody can be told; the next take-over ends what goes on
+                break  # the workers cannot be asked; the next take-over ends them
             with contextlib.suppress(psycopg.Error, PgsubError):
                 serving.mirror.events()
-            self._answered = time.monotonic()
+            self._last_answer = time.monotonic()
             time.sleep(0.02)
         serving.apply.cancel()
         with contextlib.suppress(psycopg.Error, PgsubError):
@@ -339,5 +330,5 @@ def same_service(before: Subscription, after: Subscription) -> bool:
         "skips",
         "unavailable",
         "two_phase",
-    )  # the last changes while nobody serves, and by the mirror
+    )
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

@@ -36,9 +36,9 @@ class _Sync:
 
 
 class SyncWorkers:
-    """Synchronizes what is not synchronized, a few tables at once; an error of one table never stops the others.
+    """Synchronizes tables, a few at once; an error of one table never stops the others.
 
-    :param context: what is lent to each table's synchronization; its ``stopping`` event ends them.
+    :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param interval: see :func:`pgsub.launcher.retry.interval`.
     """
 
@@ -64,7 +64,7 @@ class SyncWorkers:
         return {relid for sync in self._running if not sync.ended for relid in sync.relids}
 
     def tick(self, relations: Sequence[RelationState], alive: set[int]) -> None:
-        """Hear of ends, start what is due.
+        """Handle the ends of workers, and start those that are due.
 
         :param alive: whose worker ran when the relations were read; what ended later has left a newer state.
         """
@@ -123,9 +123,9 @@ class SyncWorkers:
                 continue
             self._retry(relid).failed(error, growing=True)
             own = relid in sync.errors or len(sync.relids) == 1
-            # what no retry mends is tried one by one: so it is found out whose it is
+            # an error that no retry mends is attributed by trying the tables one by one
             self._retry(relid).own = own or error.directive is not Directive.RETRY
-            # what is the matter with all of them is told of one
+            # an error of all of them is reported once
             if not self._context.stopping.is_set() and (own or relid == sync.relids[0]):
                 self._errors.report(sync_name(relid), error, "sync_table_error_count")
 

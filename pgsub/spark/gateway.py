@@ -59,7 +59,7 @@ def start_jvm(
 ) -> Any:
     """Start spark-submit's JVM.
 
-    :param submitted: settings for its command line; whoever lists processes can read them.
+    :param submitted: settings for its command line, which every user of the machine can read.
     :param master: where no setting says another.
     :param flags: of the JVM.
     :param launcher_flags: of the JVM that composes the command line.
@@ -103,7 +103,7 @@ def log_file(state_dir: Path) -> Path:
 
 
 def rotate(state_dir: Path) -> None:
-    """Keep the log below its limit, while it is written too: whoever has it open appends, wherever its end is."""
+    """Keep the log below its limit, even while it is written: writers append wherever its end is."""
     log = state_dir / "log" / "spark.log"
     with suppress(OSError):
         if log.stat().st_size > _LOG_LIMIT:

@@ -56,7 +56,7 @@ class Java:
 def cache_folder(otherwise: Path) -> Path:
     """The private cache folder ``$XDG_CACHE_HOME/pgsub``.
 
-    :param otherwise: taken where that cannot be made or belongs to somebody else, as programs are run from it.
+    :param otherwise: used if that one cannot be made or belongs to another user, since programs are run from it.
     :raises StateForbids: that one is not private either.
     """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

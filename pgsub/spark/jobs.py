@@ -146,7 +146,7 @@ class Job(Generic[Item, Result]):
         :raises TimeoutExpired: where the job still runs then.
         :raises WorkerDied: where a process died under a task.
         :raises JobCancelled: after :meth:`cancel`.
-        :raises InternalError: where a task raised what is no PgsubError, with its traceback.
+        :raises InternalError: if a task raised another exception, with its traceback.
         """
         if not self.wait(timeout):
             raise TimeoutExpired(f'job "{self.name}" still runs')

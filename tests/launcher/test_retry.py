@@ -61,7 +61,7 @@ def test_the_target_says_how_long_to_wait_as_for_its_own_subscriber(own_pair, mo
     assert interval(pair.subdb.connection) == 0.7
     for text in ("soon", "0", "nan", "1e9"):
         monkeypatch.setenv("PGSUB_RETRY_SECONDS", text)
-        with pytest.raises(UsageError, match="no time to wait between tries"):
+        with pytest.raises(UsageError, match="invalid value for PGSUB_RETRY_SECONDS"):
             interval(pair.subdb.connection)
 
 

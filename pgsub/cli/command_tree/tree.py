@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
@@ -18,14 +19,14 @@ class Option:
     """An option as the user sees it."""
 
     names: tuple[str, ...]  #: long ones first
-    opposite: str | None  #: ``--no-x``
-    metavar: str | None  #: None if it takes no value
     help: str
-    default: str | None
-    variable: str | None  #: environment variable that stands in for it
-    repeatable: bool
-    required: bool
-    shared: bool  #: every command has it
+    opposite: str | None = None  #: ``--no-x``
+    metavar: str | None = None  #: None if it takes no value
+    default: str | None = None
+    variable: str | None = None  #: environment variable that stands in for it
+    repeatable: bool = False
+    required: bool = False
+    shared: bool = False  #: every command has it
 
     @property
     def synopsis(self) -> str:
@@ -101,17 +102,7 @@ class Tree:
     commands: tuple[Command, ...]
 
 
-HELP = Option(
-    ("--help", "-h"),
-    None,
-    None,
-    "Show this message and exit.",
-    None,
-    None,
-    repeatable=False,
-    required=False,
-    shared=True,
-)
+HELP = Option(("--help", "-h"), "Show this message and exit.", shared=True)
 
 
 def words(metavar: str | None) -> tuple[str, ...]:
@@ -133,19 +124,18 @@ def describe(group: TyperGroup) -> Tree:
     return Tree(options(group.params), commands)
 
 
-def arguments(params: object) -> tuple[Argument, ...]:
+def arguments(params: Sequence[object]) -> tuple[Argument, ...]:
     """The arguments among the parameters of a command."""
-    found = [param for param in _all(params) if isinstance(param, TyperArgument)]
     return tuple(
         Argument(param.metavar or param.name.upper(), param.help or "", param.required, param.nargs == -1)
-        for param in found
+        for param in params
+        if isinstance(param, TyperArgument)
     )
 
 
-def options(params: object) -> tuple[Option, ...]:
+def options(params: Sequence[object]) -> tuple[Option, ...]:
     """The options among the parameters of a command, and ``--help``."""
-    found = [_option(param) for param in _all(params) if isinstance(param, TyperOption) and not param.hidden]
-    return (*found, HELP)
+    return (*(_option(param) for param in params if isinstance(param, TyperOption) and not param.hidden), HELP)
 
 
 def _option(param: TyperOption) -> Option:
@@ -170,8 +160,3 @@ def _default(param: TyperOption, takes_value: bool) -> str | None:
         return param.opts[0] if param.default else param.secondary_opts[0]
     shown = takes_value and param.show_default and param.default not in (None, [])
     return str(param.default) if shown else None
-
-
-def _all(params: object) -> list[object]:
-    assert isinstance(params, list)
-    return params

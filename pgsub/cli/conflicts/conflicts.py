@@ -31,33 +31,30 @@ _TAKEN = {
 _WORDS = {"number": "ID", "conflict_type": "--type"}
 
 PAGE = Page(
-    summary="Show the conflicts that a subscription has met, and apply what was left out",
+    summary="Show the conflicts of a subscription, and apply changes that were skipped",
     description="""
-list shows them, the newest first; show prints one of them with the version of the publisher and that of the target
-side by side, and marks the columns that differ. Both read the state store only and ask no server.
+list shows conflicts, the newest first. show prints one of them with the publisher's and the target's version of the row
+side by side, and marks the columns that differ. Both read the state store only and contact no server.
 
-What became of a conflict is told by its action: stopped while apply cannot get past it; then applied, or skipped as
-updates and deletes are whose row is missing; kept where a rule left the target as it was; replayed once what was
-skipped has been applied after all. Types are those of the server. A conflict that stops apply is one row, however often
-it is tried again: attempts counts them. identical
-marks what is on the target already just as it was to be written.
+The action of a conflict says what became of it: stopped while it stops apply; then applied, or skipped, as updates and
+deletes of missing rows are; kept where a rule left the target's row unchanged; replayed once a skipped change has been
+applied. Types are those of the server. A conflict that stops apply is one row, however often it is retried; attempts
+counts the retries. identical marks a target row that equals the one to be written.
 
-replay applies the change of a conflict that pgsub skip-lsn left out and kept in pgsub.skipped_change of the target,
-or with --lsn all that is kept of the transaction finished there, in its order; --table takes only the changes of one
-table. One transaction of the target applies and marks them: whatever happens, once or not at all. They are checked as
-apply checks them, but a row that is missing is an error here too: at any conflict nothing is changed, the conflict is
-told, and the exit code is 6. Changes of a table that was copied again since are refused. The subscription may run
-meanwhile; what is written has its replication origin, so that a peer with origin = none is not sent it. A replayed
-UPDATE overwrites what its row has got since in the columns that were sent: --dry-run shows, without changing
-anything, both versions of every row and what would become of it, and ends with 6 where something would keep it from
-being replayed. replay asks on a terminal; elsewhere --yes is needed. The journal has it.
+replay applies the change that pgsub skip-lsn skipped and kept in pgsub.skipped_change of the target; with --lsn it
+applies all such changes of a transaction in their order, and with --table only those of one table. They are applied
+and marked in one transaction of the target. A missing row is an error here, too: at any conflict nothing is changed
+and the exit code is 6. Changes of a table that was copied again since are rejected. The subscription may run
+meanwhile. The changes carry its replication origin, so a peer with origin = none does not receive them. A replayed
+UPDATE overwrites later values of the columns that were sent: --dry-run shows both versions of every row and the
+outcome, changes nothing, and ends with 6 if something would prevent the replay. The journal records each replay.
 
 prune removes changes from pgsub.skipped_change for good: with --replayed those that were replayed, with --older-than
-those that were skipped longer ago, with both those that were replayed and skipped longer ago. The record of their
-conflicts stays. --dry-run shows how many there are; pgsub status -x shows how much all that is kept takes.
+those that were skipped longer ago, with both those to which both apply. The record of their conflicts stays.
 
-The record is bounded by PGSUB_CONFLICT_HISTORY; conflicts that still stop apply are never dropped. It outlives the
-subscription. pgsub-conflicts(7) explains each type, with an example.
+replay and prune ask on a terminal and need --yes elsewhere; --dry-run changes nothing. PGSUB_CONFLICT_HISTORY limits
+the record, but conflicts that still stop apply are never dropped. The record outlives the subscription.
+pgsub-conflicts(7) explains each type with an example.
 """,
     examples=(
         ("See what was not applied today.", "pgsub conflicts list sales --type update_missing --since 24h"),

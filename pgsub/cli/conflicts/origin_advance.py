@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from pgsub.commands.skip.origin_advance import SkippedRange
 
 PAGE = Page(
-    summary="Let apply go on behind transactions that are never to be applied",
+    summary="Advance the replication origin past transactions that must not be applied",
     description="""
-Moves the position of a disabled subscription to LSN, as pg_replication_origin_advance does in the server's runbook: no
-transaction that finishes before LSN is applied any more, and none of them is kept anywhere. To leave out a single one,
-or only its rows that conflict, see pgsub-skip-lsn(1), which keeps what it leaves out.
+Moves the position of a disabled subscription to LSN, as pg_replication_origin_advance does in the server's
+documentation. No transaction that finishes before LSN is applied any more, and none of them is kept. To skip a single
+transaction, or only its conflicting rows, see pgsub-skip-lsn(1), which keeps what it skips.
 
-A transaction is left out if its finish LSN lies before LSN: to leave it out LSN is its finish LSN plus one, or its end
-LSN. An LSN inside a transaction is told of: that transaction is still applied, whole. An LSN backwards or beyond the
-publisher's WAL is refused, and so is one behind the end of a transaction that is prepared on the target.
+A transaction is skipped if its finish LSN lies before LSN: to skip it, give its finish LSN plus one, or its end LSN. A
+transaction that LSN lies inside of is still applied as a whole, with a notice. An LSN that lies backwards, beyond the
+publisher's WAL, or past a transaction that is prepared on the target is rejected.
 
---preview changes nothing, and may be asked for while the subscription is enabled. It counts transactions, changes by
-table and bytes that would not be applied. A table that still synchronizes gets what is left out from its sync worker.
-The exit code is 0 if nothing would be lost, else 6.
+--preview changes nothing and works while the subscription is enabled. It counts the transactions, the changes by table
+and the bytes that would not be applied. A table that still synchronizes gets its part from its sync worker. The exit
+code is 0 if nothing would be lost, else 6.
 
-Asks on a terminal; elsewhere --yes is needed. The old position is in the journal (pgsub status --view pgsub_journal).
+Asks on a terminal; elsewhere --yes is needed. The journal has the old position (pgsub status --view pgsub_journal).
 """,
     examples=(
         ("See what would not be applied.", "pgsub origin-advance sales 0/14C0379 --preview"),

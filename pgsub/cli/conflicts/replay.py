@@ -25,7 +25,7 @@ def replay(
 ) -> None:
     """Show or replay.
 
-    :raises UsageError: not one choice, or nobody to ask.
+    :raises UsageError: not exactly one choice, or no terminal to ask on.
     """
     if (number is None) == (lsn is None):
         raise UsageError(

@@ -25,33 +25,30 @@ LISTED = 40  #: rows that are listed where nothing else is asked for
 PAGE = Page(
     summary="Skip a transaction that apply cannot apply",
     description="""
-Lets apply leave out the transaction that finishes at LSN, as ALTER SUBSCRIPTION ... SKIP does: with --rows whole all of
-it, with --rows conflicting only the rows that cannot be applied, and what depends on them. What is left out is kept in
-table pgsub.skipped_change of the target, in the commit that passes the transaction.
+Skips the transaction that finishes at LSN, as ALTER SUBSCRIPTION ... SKIP does: with --rows whole all of it, with
+--rows conflicting only the rows that cannot be applied and the changes that depend on them. Skipped changes are kept
+in table pgsub.skipped_change of the target, in the commit that passes the transaction.
 
-LSN is the finish LSN that the CONTEXT of an error names; without one it is that of the transaction apply stopped at
-last. One that is no finish LSN of a transaction still to come is refused, and the one that was meant is named. Whatever
-transaction with changes ends next clears it, with a warning if it was another one. Of several LSNs each waits for its
-own transaction: those between them are applied, and only one whose transaction cannot come any more is cleared with
-that warning. What is given replaces what was to be skipped before; with none for LSN nothing is skipped any more.
+LSN is the finish LSN in the CONTEXT of an error; the default is the transaction at which apply stopped last. An LSN
+that is not the finish LSN of a pending transaction is rejected, and the error suggests the likely one. The next
+transaction with changes clears the LSN, with a warning if it did not match. Of several LSNs each waits for its own
+transaction; the transactions between them are applied. A new setting replaces the previous one; none clears it.
 
---conflict, --table and --limit together are a rule with a limit: the next N rows of that table that meet this conflict
-are not applied and kept in pgsub.skipped_change, the rest of their transactions is applied, and then the rule is used
-up and everything as before. That goes for conflicts that stop apply, and for those that do not: of missing rows the
-change is then kept, and the log is told once a commit how many there were instead of a message for each. All of them
-are in the record and counted, and pgsub conflicts replay applies them later. For rules that last see pgsub alter
---on-conflict.
+--conflict, --table and --limit together skip the next N rows of a table that run into this conflict, whatever their
+transaction. The rest of each transaction is applied, and then everything is as before. This works for conflicts that
+stop apply and for those that do not: of a missing row the change is then kept, and the log has one message a commit.
+All of these conflicts are recorded and counted; pgsub conflicts replay applies the changes later. For permanent rules
+see pgsub alter --on-conflict.
 
---preview changes nothing and may be asked for at any time, whether the subscription runs, is disabled, or is stuck. It
-reads the transaction from a temporary copy of the replication slot, compares it with the target row by row, and says
-what would be lost: would_apply, rows that apply would bring; conflict, rows that the target has otherwise; dependent,
-changes of rows that an earlier one could not bring; error, rows that fit into no row of the target; missing, changes of
-rows that the target does not have; identical, rows that the target has already; left, changes of tables that are not
-subscribed or come with their copy. Where a rule of --on-conflict, or one with a limit, decides a conflict, the rule is
-told and what it would do: would_apply; kept, rows that the target would go on having otherwise; skipped, changes that
-the rule would put aside. Neither of the last two is lost by skipping. The verdict is safe if nothing would be lost,
-caution if rows would be lost that the target has otherwise, risky if changes would be lost that apply would make. The
-exit code is 0 if nothing would be lost, else 6.
+--preview changes nothing and works in every state of the subscription. It reads the transaction from a temporary copy
+of the replication slot, compares it with the target row by row, and prints the outcome that apply would have.
+would_apply: the row would be applied. conflict: the target holds a different version of the row. dependent: the change
+follows one that cannot be applied. error: no row of the target can hold it. missing: the target lacks the row.
+identical: the target has the row already. left: the table is not subscribed, or is being copied. Where a rule resolves
+the conflict, its outcome is shown: would_apply; kept, the target's row stays; skipped, the rule sets the change aside.
+The last two are not lost by skipping. The verdict is safe if nothing would be lost, caution if the target holds other
+versions of the lost rows, risky if changes that apply would make would be lost. The exit code is 0 if nothing would be
+lost, else 6.
 
 Asks on a terminal; elsewhere --yes is needed.
 """,
@@ -182,8 +179,8 @@ def _print(found: dict[str, Any]) -> None:
     emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))
     shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
     emit("\n" + change_rows(shown))
-    met = {name for table in found["tables"] for name in OUTCOMES if table[name]}
-    columns = ["table", *(name for name in OUTCOMES if name in met)]
+    present = {name for table in found["tables"] for name in OUTCOMES if table[name]}
+    columns = ["table", *(name for name in OUTCOMES if name in present)]
     totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
     if totals:
         emit("\n" + render.rows(columns, totals))
@@ -192,7 +189,7 @@ def _print(found: dict[str, Any]) -> None:
         emit(f"\n{listed} of {counted(found['changes'], 'change')} listed; --json has more.")
     if found["unexplained"]:
         stopped = console.line(found["error"]["message"])
-        emit(f"\nApply stopped here for a reason that the rows do not tell: {stopped}")
+        emit(f"\nApply stopped here for a reason that no row shows: {stopped}")
     what = "the transaction" if found["rows_mode"] == "whole" else "its conflicting rows"
     changes = counted(found["changes"], "change")
     emit(f"\n{found['verdict']}: skipping {what} would lose {found['lost']} of {changes}.")

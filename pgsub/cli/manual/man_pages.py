@@ -32,7 +32,7 @@ _ENVIRONMENT = (
 )
 _FILES = (
     ("state.db", "The state store in the state folder, an SQLite file with the catalogs and statistics views."),
-    ("launcher.lock, subscription-*.lock", "Locks in the state folder; whoever holds one has written who it is."),
+    ("launcher.lock, subscription-*.lock", "Locks in the state folder; each names the process that holds it."),
 )
 _SIGNALS = (130, "ended by a second SIGINT"), (143, "ended by a second SIGTERM")
 

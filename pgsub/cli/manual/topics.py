@@ -37,7 +37,9 @@ def _page(text: str) -> tuple[str, str]:
     ]
     for block in rest.strip("\n").split("\n\n"):
         lines += _block(block)
-    return f"{name}.{section}", "\n".join(_verbatim_joined(lines)) + "\n"
+    page = "\n".join([*lines, ""])
+    # blocks of what stays as it is that follow each other are one, with an empty line between them
+    return f"{name}.{section}", page.replace(".RE\n.fi\n.PP\n.nf\n.RS 4\n", "\\&\n")
 
 
 def _block(block: str) -> Iterator[str]:
@@ -53,16 +55,3 @@ def _block(block: str) -> Iterator[str]:
         yield from (".TP", rf"\fB{escaped(first)}\fR", escaped(rest[2:]))
     else:
         yield from (".PP", _PAGE.sub(r"\\fB\1\\fR(\2)", escaped(block).replace(r"\-", "-")).replace("-", r"\-"))
-
-
-def _verbatim_joined(lines: list[str]) -> Iterator[str]:
-    """Blocks of what stays as it is that follow each other are one, with an empty line between them."""
-    end, begin = [".RE", ".fi"], [".PP", ".nf", ".RS 4"]
-    number = 0
-    while number < len(lines):
-        if lines[number : number + 5] == end + begin:
-            yield r"\&"
-            number += 5
-        else:
-            yield lines[number]
-            number += 1

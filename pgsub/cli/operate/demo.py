@@ -26,17 +26,13 @@ shows the status and compares both sides. Nothing of yours is touched; servers a
 )
 
 
-class Screen:
-    """The demo's words go to stderr, its result to stdout."""
+def _say(text: str) -> None:
+    if current.verbosity >= 0:
+        console.say(console.printable(text))
 
-    def say(self, text: str) -> None:
-        """Write a line, unless nothing but errors is wanted."""
-        if current.verbosity >= 0:
-            console.say(console.printable(text))
 
-    def table(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a table."""
-        emit(render.rows(columns, rows))
+def _show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    emit(render.rows(columns, rows))
 
 
 @command("demo", PAGE, connects=True)
@@ -51,4 +47,4 @@ def demo(
     from pgsub.demo.demo import run_demo
 
     with ConsoleReporter() as reporter:
-        run_demo(keep=keep, rows=rows, reporter=reporter, screen=Screen())
+        run_demo(keep=keep, rows=rows, reporter=reporter, say=_say, show_table=_show_table)

@@ -16,16 +16,13 @@ PAGE = Page(
     summary="Serve subscriptions: synchronize tables and apply changes",
     description="""
 Stays in the foreground and logs to standard error in the server's form. Without a bound it runs until it is
-interrupted, also when there is no subscription yet, and notices within a second what other commands create, alter,
-enable, disable or drop.
+interrupted, even while there is no subscription, and notices within a second when subscriptions are created, altered,
+enabled, disabled or dropped.
 
-A publisher that is silent for wal_receiver_timeout counts as lost, and a worker that ended with an error starts again
-after wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's, as for a
-subscription of its own.
+A publisher that is silent for wal_receiver_timeout is considered lost, and a worker that failed restarts after
+wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's.
 
-The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once. A log file that
-was moved away is opened anew at the next record, with or without SIGHUP; SIGHUP ends only a run whose standard error is
-a terminal.
+The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),

@@ -18,53 +18,50 @@ from pgsub.cli.pages import PAGES, Page
 from pgsub.cli.settings import current
 from pgsub.common.errors import UsageError
 
-_EVERY = "2"  #: seconds between looks where --watch has no value
+_EVERY = "2"  #: seconds, for --watch without a value
 
 PAGE = Page(
     summary="Show subscriptions, their tables and workers",
     description="""
-Reads the state store only, asks no server, and works while others run. On a terminal the result is a table, elsewhere
-it is separated by tabs and complete; --json prints the documents that scripts should rely on.
+Reads the state store only, contacts no server, and works while others run. On a terminal the result is a table;
+elsewhere it is complete and separated by tabs. Scripts should use the documents of --json.
 
-Of one subscription its tables are shown too, and of those that are being copied how far they are: bytes and rows done
-and estimated in all, chunks, rate over the last seconds, time left.
+For a single subscription its tables are listed, too, and for tables being copied the bytes, rows and chunks that are
+done, the estimated totals, the present rate, and the time left. Tables on hold are listed with the amount of their
+kept changes; a subscription with such tables is healthy.
 
-With two_phase the column prepared counts the transactions that are prepared on the target and wait for the publisher's
-decision; the view pgsub_prepared_pending names them.
+With two_phase the column prepared counts the prepared transactions on the target that await the publisher's decision;
+the view pgsub_prepared_pending lists them.
 
-Tables that are held are shown with how much is kept of them on the target; a subscription is healthy with them.
+A subscription is blocked when apply was restarted twice or more from one position without progress. The status shows
+since when and why, how much waits behind that position, when the slot will be lost at the present rate (if
+max_slot_wal_keep_size is set), and the next command. --runbook prints the steps for the present state, ready to paste.
 
-A subscription is blocked when apply was restarted twice or more from one position with nothing applied: since when, by
-what, how much waits behind it, when the slot will be lost at the present rate (where max_slot_wal_keep_size sets a
-limit) and the next command are shown. With --runbook the steps for the present state are printed, ready to paste.
+The lag is the age of the oldest change that the publisher has and the target has not. If the apply worker waits in a
+statement on the target, the status shows since when and for which lock; --check reports this after 30 seconds.
 
-The lag is the time since which the publisher has had what the target has not. Where the apply worker is inside a
-statement of the target and gives no sign of life, since when, and which lock it waits for, is shown; after 30 seconds
---check objects to that, too.
+Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because only the
+server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
+track_commit_timestamp off or its role may not use replication origins.
 
-Conflicts are counted in pg_stat_subscription_stats as by the server. confl_update_deleted is always 0, because dead
-rows can only be seen from inside the server; confl_update_origin_differs and confl_delete_origin_differs are 0 where
-the target has track_commit_timestamp off or its role may not use replication origins.
+The exit code of --check is 0 if healthy, 3 if disabled, not served, or if the state folder has no subscription, 6 if
+stopped by an error, 7 if the slot is lost, 8 if the lag exceeds --max-lag, 10 if the launcher cannot record its work.
 
-With --check the exit code tells the health: 0 healthy, 3 disabled, served by nobody, or no subscription in the state
-folder, 6 stopped by an error, 7 slot lost, 8 over the threshold of --max-lag, 10 what happens cannot be recorded.
+A launcher that cannot write to the state store or to its log goes on with its work. A warning, and not_written in the
+documents, say so; the status shown may then be outdated.
 
-A launcher that cannot write to the state store or to its log goes on with its work. A warning says so, and what is
-shown may be old; in the documents it stands in not_written.
-
---view prints a table or view of the state store as it is: pg_subscription, pg_subscription_rel,
-pg_replication_origin_status, pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict,
-pgsub_journal and a few more.
+--view prints a table or view of the state store: pg_subscription, pg_subscription_rel, pg_replication_origin_status,
+pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict, pgsub_journal and others.
 """,
     examples=(
-        ("Look every five seconds.", "pgsub status sales --watch 5"),
+        ("Repeat every five seconds.", "pgsub status sales --watch 5"),
         ("For monitoring.", "pgsub status --check --max-lag 30s"),
     ),
 )
 
 
 class StatusCommand(Command):
-    """Gives ``--watch`` a value where it has none: the parser knows no option whose value may be left out."""
+    """A command whose ``--watch`` needs no value; the parser knows no such options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Complete the arguments, then parse them."""

@@ -12,8 +12,8 @@ from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 
 PAGE = Page(
-    summary="Show the versions of pgsub and of what it stands on",
-    description="Also tells the schema version of the state store and the protocol versions that can be spoken.",
+    summary="Show the versions of pgsub and of its dependencies",
+    description="Also shows the schema version of the state store and the supported protocol versions.",
     examples=(("For people.", "pgsub version"), ("For a bug report or a script.", "pgsub version --json")),
 )
 

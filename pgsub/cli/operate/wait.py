@@ -47,12 +47,12 @@ For = Annotated[
 PAGE = Page(
     summary="Wait until a subscription has reached a state",
     description="""
-synced: every table that the subscription has now is ready. caught-up: that, and apply has reached the position the
-publisher has now. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers
-have ended. error: an error has been recorded.
+synced: every table that the subscription has now is ready. caught-up: synced, and apply has reached the publisher's
+present position. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers have
+ended. error: an error has been recorded.
 
-If the subscription fails while something else is awaited, the command ends at once with the code of that error, 6 for
-a conflict. After the timeout it ends with 8 and names what is missing.
+If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. After
+the timeout it ends with 8 and names what is missing.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pgsub.cli.output import console
 from pgsub.cli.settings import current
@@ -31,18 +31,8 @@ _WORDS = {
 _AT_MOST = 8  #: tables that are shown one by one
 
 
-class ProgressView(Protocol):
-    """Draws the present state."""
-
-    def show(self, rows: Sequence[TableProgress]) -> None:
-        """Draw it, or leave it if it is too early."""
-
-    def close(self) -> None:
-        """Draw the last state for good."""
-
-
-def choose() -> ProgressView:
-    """Bars where somebody looks on; NO_COLOR and ``--color`` only take away the colours."""
+def choose() -> Bars | Lines:
+    """Return bars for a terminal, else lines; NO_COLOR and ``--color`` only take away the colours."""
     stderr = sys.stderr
     watched = stderr is not None and stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
     return Bars() if watched else Lines()

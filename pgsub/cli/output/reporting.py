@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pgsub.catalog.locks import UNLOGGED, TroubleFlag
 from pgsub.cli.output import console
-from pgsub.cli.output.progress import ProgressView, choose
+from pgsub.cli.output.progress import Bars, Lines, choose
 from pgsub.cli.settings import current
 from pgsub.commands.reporter import TableProgress
 from pgsub.common.errors import LogText, PgsubError, StateStoreError, log_text
@@ -26,7 +26,7 @@ from pgsub.common.threads import CallTimedOut, TimedExecutor
 #: Seconds that a record of the log is waited for.
 PATIENCE = 3.0
 _FIELD = re.compile(r"(DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION|BACKTRACE):  ")
-#: lowest verbosity at which a level is shown; what is not named is always shown
+#: lowest verbosity at which a level is shown; all others are always shown
 _NEEDS = {
     "WARNING": 0,
     "LOG": 0,
@@ -50,7 +50,7 @@ def record(level: str, text: LogText, now: datetime | None = None) -> str:
     prefix = f"{moment} UTC [{os.getpid()}] "
     first, *rest = console.pasted(console.printable(text)).split("\n")
     lines = [f"{prefix}{level}:  {first}"]
-    # append_with_tabs in elog.c: a tab tells a reader that the line belongs to the one before
+    # append_with_tabs in elog.c: a tab marks a line that belongs to the one before
     lines += [prefix + line if _FIELD.match(line) else "\t" + line for line in rest]
     return "\n".join(lines) + "\n"
 
@@ -58,9 +58,9 @@ def record(level: str, text: LogText, now: datetime | None = None) -> str:
 class LogFile:
     """A log that is appended to, 0600; a file that was moved away is opened anew.
 
-    What it cannot take goes to stderr: nobody stops because of a log.
+    Records that cannot be written to it go to stderr: a log stops nothing.
 
-    :param trouble: told why the file takes no more, and with None that it does again.
+    :param trouble: called with the reason when writing fails, and with None when it works again.
     """
 
     def __init__(self, path: Path, trouble: Callable[[str | None], None] = lambda text: None) -> None:
@@ -127,7 +127,7 @@ class ConsoleReporter:
     def __init__(self, log_from: int = 1) -> None:
         self._log_from = log_from
         self._lock = threading.RLock()
-        self._view: ProgressView | None = None
+        self._view: Bars | Lines | None = None
 
     def __enter__(self) -> ConsoleReporter:
         return self
@@ -173,15 +173,15 @@ class ConsoleReporter:
 class LogReporter:
     """For ``pgsub run``: everything is a record of the log, on stderr or in a file.
 
-    :param state_dir: where ``status`` is told that the log cannot be written; None tells nobody.
+    :param state_dir: where ``status`` learns that the log cannot be written; None: nowhere.
     """
 
     def __init__(self, path: Path | None = None, state_dir: Path | None = None) -> None:
         self._flag: TroubleFlag | None = None
         self._state_dir = state_dir
-        self._file = LogFile(path, self._told) if path else None
+        self._file = LogFile(path, self._report) if path else None
         self._executor = TimedExecutor("log", PATIENCE)
-        self._unheard = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
+        self._dropped = 0  #: records that were given up: a terminal that is held, a pipe nobody reads, a dead disk
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Log a warning with its fields."""
@@ -197,23 +197,23 @@ class LogReporter:
             return
         written = record(level, text)
         try:
-            unheard = self._unheard
-            self._executor.run(lambda: self._write(written, unheard))
-            self._unheard -= unheard
+            dropped = self._dropped
+            self._executor.run(lambda: self._write(written, dropped))
+            self._dropped -= dropped
         except CallTimedOut:
-            self._unheard += 1
+            self._dropped += 1
 
-    def _write(self, written: str, unheard: int) -> None:
-        if unheard:
-            lost = log_text(f"{unheard} records before this could not be written in time and are lost")
+    def _write(self, written: str, dropped: int) -> None:
+        if dropped:
+            lost = log_text(f"{dropped} records before this could not be written in time and are lost")
             written = record("WARNING", lost) + written
         if self._file is not None:
             self._file.write(written)
         else:
             _write_whole(written)
 
-    def _told(self, trouble: str | None) -> None:
-        """To ``status``, as far as there is a way."""
+    def _report(self, trouble: str | None) -> None:
+        """Report it to ``status``, as far as the state folder can be written."""
         if self._state_dir is None:
             return
         with contextlib.suppress(StateStoreError):

@@ -18,37 +18,34 @@ Registers the subscription, creates its replication slot on the publisher, copie
 applies changes until the target has reached the publisher's position of that moment. The tables must exist on the
 target.
 
-With --no-wait the subscription is only registered and a running pgsub run does the work; with --follow the command
-stays. Where pgsub run serves the state folder already, it does the work and this command watches.
+With --no-wait the subscription is only registered, and a running pgsub run does the work; with --follow the command
+stays. Where pgsub run serves the state folder already, it does the work and this command shows the progress.
 
-Both servers are looked at first. With --dry-run nothing is changed: how each table would be copied is printed (with
---json as one document), and whatever does not fit is a warning: types, constraints, replica identities, privileges
-with the GRANT to paste, room for slots and sessions, old transactions that slots will wait for. With --strict a
-warning is an error.
+Both servers are checked first: types, constraints, replica identities, privileges with the GRANT to paste, room for
+slots and sessions, and old transactions that slots must wait for. What does not fit is a warning; with --strict it is
+an error. With --dry-run nothing is changed, and how each table would be copied is printed, with --json as one document.
 
-With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or from the start with
---no-copy-data. From then on no table can be copied: what would is refused. The target needs room for as many prepared
-transactions as the publisher (max_prepared_transactions).
+With --two-phase the command ends when two_phase is enabled: once every table is synchronized, or at once with
+--no-copy-data. From then on no table can be copied. The target needs room for as many prepared transactions as the
+publisher (max_prepared_transactions).
 
 Changes and copies are made as the owner of each table where the user of --target may SET ROLE to it, and TRUNCATE as
-that user; with --run-as-owner everything is made as that user. A member of the owner that may not SET ROLE is refused;
-a user that is no member goes on as itself with its own privileges on the table, and is warned: the owner's code
-(triggers, rules, expressions) then runs with the rights of the user.
+that user; with --run-as-owner everything is made as that user. A member of the owner that may not SET ROLE is
+rejected. A user that is not a member uses its own privileges on the table, with a warning: the owner's triggers, rules
+and expressions then run with the user's rights.
 
-With --on-conflict conflicts of a type are resolved by a rule, for all tables or for one; without, everything is as in
-the server. pgsub-conflicts(7) has the types, the resolutions and what each of them does.
+--on-conflict resolves conflicts of a type by a rule, for all tables or for one. pgsub-conflicts(7) describes the types
+and resolutions; without a rule everything is as in the server.
 
 A password in a connection string is moved to a file that only you can read.
 
-With --messages the publisher sends what pg_logical_emit_message() writes too, and pgsub run logs it: the message of a
-transaction once that is committed here, any other as it comes, perhaps again after a restart. A large transaction that
-is streamed can bring a message that was written after a savepoint and before any change of a row, though that savepoint
-is rolled back.
+With --messages pgsub run logs what pg_logical_emit_message() writes on the publisher: a transactional message once its
+transaction is committed here, any other as it comes, possibly again after a restart. A message in a large, streamed
+transaction may be logged although its savepoint was rolled back, if no row was changed before it since the savepoint.
 
-With --password-required in so many words the publisher must ask for a password, at every connection, and --connection
-must hold it; that binds every user of the target but superusers, who alone may give --no-password-required. Without
-either nothing is enforced: the server keeps roles of the database from the credentials of its operating-system user,
-and here those are your own.
+--password-required makes the publisher ask for a password at every connection, and --connection must hold it. It binds
+every user of the target but superusers, and only they may give --no-password-required. Without either option nothing
+is enforced: the server protects the credentials of its operating-system user, but pgsub runs with your own.
 """,
     examples=(
         (

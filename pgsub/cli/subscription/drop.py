@@ -17,13 +17,12 @@ from pgsub.common.plural import counted
 PAGE = Page(
     summary="Drop a subscription and its replication slot",
     description="""
-Ends its workers, drops the slots on the publisher, removes its progress from the target and forgets it. The replicated
-tables and their rows stay.
+Ends its workers, drops the slots on the publisher, and removes its progress from the target and its definition from the
+state store. The replicated tables and their rows stay.
 
-Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not asked for anything:
-whoever takes over the slot must use or drop it, because it keeps WAL. With --keep-target the target is not asked for
-anything: that is for one that is gone for good. Where it is not, its schema pgsub keeps the subscription's rows, and
-transactions that are prepared there keep their locks.
+Asks for the name on a terminal; elsewhere --yes is needed. With --keep-slot the publisher is not contacted: the slot
+retains WAL until something else uses or drops it. With --keep-target the target is not contacted, for a target that is
+gone for good; on any other, schema pgsub keeps the subscription's rows, and prepared transactions keep their locks.
 """,
     examples=(
         ("Drop, from a script.", "pgsub drop sales --yes"),

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from pgsub.target.sql.truncate import TruncatedTable
 
 PAGE = Page(
-    summary="Let the tables of a subscription follow its publications",
+    summary="Refresh the tables of a subscription from its publications",
     description="""
-Tables that are published and not subscribed yet are added and copied, tables that are published no more are removed
-from the subscription with their slots; their rows stay on the target. Tables that are subscribed already are not copied
-again. New tables must exist on the target. The other tables go on meanwhile.
+Adds and copies tables that are published and not subscribed yet. Removes tables that are no longer published, with
+their slots; their rows stay on the target. Tables that are subscribed already are not copied again, and keep
+replicating meanwhile. New tables must exist on the target.
 
-With --resync a table is copied again: it is emptied on the target (TRUNCATE) in the same commit that marks it, and
-copied from the publisher as it is then. That is refused where a foreign key of another table references it, where a
-trigger on TRUNCATE would fire, and where another subscription writes the table too. Tables that reference each other
-may be named together. It asks before on a terminal; elsewhere --yes is needed.
+With --resync a table is copied again: it is truncated on the target in the commit that marks it, then copied. This is
+rejected where a foreign key of another table references it, where a trigger on TRUNCATE would fire, and where another
+subscription writes to the table. Tables that reference each other may be named together. The command asks on a
+terminal; elsewhere --yes is needed.
 
-The new tables are looked at as create does; with --dry-run nothing is changed and the plan is printed, with --json as
-one document. Where pgsub run serves the subscription, it does the work and this command watches.
+New tables are checked as by pgsub create. With --dry-run nothing is changed and the plan is printed, with --json as
+one document. Where pgsub run serves the subscription, it does the work and this command shows the progress.
 """,
     examples=(
         ("Take up the tables that were added to the publications.", "pgsub refresh sales"),

@@ -16,18 +16,18 @@ from pgsub.common.errors import UsageError
 ENABLE = Page(
     summary="Enable a subscription",
     description="""
-A running pgsub run starts its workers within a second. Enabling an enabled subscription is a notice, no error.
+A running pgsub run starts its workers within a second. Enabling an enabled subscription is a notice, not an error.
 """,
     examples=(
         ("Resume after the cause of an error is gone.", "pgsub enable sales"),
-        ("And see whether it gets on.", "pgsub enable sales && pgsub wait sales --for caught-up --timeout 1m"),
+        ("And check that it catches up.", "pgsub enable sales && pgsub wait sales --for caught-up --timeout 1m"),
     ),
 )
 DISABLE = Page(
     summary="Disable a subscription",
     description="""
 A running pgsub run ends its workers within a second; the replication slot stays and keeps WAL on the publisher.
-Disabling a disabled subscription is a notice, no error.
+Disabling a disabled subscription is a notice, not an error.
 """,
     examples=(
         ("Stop applying.", "pgsub disable sales"),
@@ -35,13 +35,13 @@ Disabling a disabled subscription is a notice, no error.
     ),
 )
 DISABLE_ON_ERROR = Page(
-    summary="Let an error disable a subscription, or let it be tried again",
+    summary="Set whether an error disables a subscription",
     description="""
-With on, an error of apply or of a table's synchronization disables the subscription, once it is recorded: data and
-schema faults, conflicts and missing privileges do; lost connections, deadlocks, a full disk and a server that shuts
-down never do, those are tried again. With off, everything is tried again every 5 seconds.
+With on, an error of apply or of a table's synchronization disables the subscription once it is recorded: conflicts,
+data and schema faults, and missing privileges. Lost connections, deadlocks, a full disk and a server that shuts down
+never disable it; they are retried. With off, every error is retried after wal_retrieve_retry_interval.
 
-Workers that run go on: what is set holds for their next error.
+Running workers go on; the setting holds for their next error.
 """,
     examples=(
         ("Stop for good at the first conflict.", "pgsub disable-on-error sales on"),

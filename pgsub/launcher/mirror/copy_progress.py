@@ -47,7 +47,7 @@ class Chunks:
     estimated_rows: int
     bytes_done: int
     rows_done: int
-    running: Sequence[int] | None  #: numbers of those that tell by heartbeats how far they are
+    running: Sequence[int] | None  #: numbers of those that report progress by heartbeats
 
 
 class CopyProgress:
@@ -106,7 +106,7 @@ class CopyProgress:
         )
 
     def _rate(self, relid: int, processed: int) -> int | None:
-        """Bytes a second over the last seconds, None before it can be told."""
+        """Bytes a second over the last seconds, None before it can be measured."""
         seen, now = self._seen.setdefault(relid, deque()), self._clock()
         if seen and processed < seen[-1][1]:
             seen.clear()  # a new attempt

@@ -87,13 +87,13 @@ class Mirror:
         self._heartbeats = heartbeats
         self._log = log
         self._run = run
-        self._told: set[int] = set()  #: events that the log has and the state store may lack
+        self._logged: set[int] = set()  #: events that the log has and the state store may lack
         self._copies = CopyProgress()
         self.held = HeldTableStats(session, sub.subid)
         self._shown_tables = ConcurrentWrites(lambda: frozenset(store.relations(sub.subid)))
         self._shown_held = ConcurrentWrites(lambda: frozenset(store.held(sub.subid)))
         self._shown_skip = ConcurrentWrites(self._skips)
-        self._outdated = False  #: somebody else wrote what the mirror was about to write
+        self._outdated = False  #: a command has written rows that the mirror was about to write
         self._shown_skipped = ConcurrentWrites(lambda: store.skipped(sub.subid))
         with contextlib.suppress(StateStoreError):  # what cannot be read now counts as touched
             run(self._look)
@@ -263,7 +263,7 @@ class Mirror:
     def _workers(
         self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
     ) -> list[WorkerRow]:
-        """Workers whose task runs; of one that gives no sign of life what it told last, and what it waits for."""
+        """Workers whose task runs; of one that gives no sign of life the last known state, and what it waits for."""
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
             alive = apply_alive if heartbeat.worker == workers.APPLY else heartbeat.worker in syncing
@@ -297,12 +297,12 @@ class Mirror:
             return
         failpoints.point("mirror.before_events")
         for event, body in rows:  # once, however often recording is tried
-            if event not in self._told:
-                self._told.add(event)
-                self._tell(body)
+            if event not in self._logged:
+                self._logged.add(event)
+                self._log_event(body)
         self._run(lambda: self._write_events(rows))
         self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
-        self._told -= {row[0] for row in rows}
+        self._logged -= {row[0] for row in rows}
 
     def _write_events(self, rows: list[tuple[Any, ...]]) -> None:
         with self._store.batch():
@@ -320,11 +320,11 @@ class Mirror:
         if conflicts:
             found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
             added = self._store.add_conflicts(found)
-            met = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
-            self._store.add_stats(self._sub.subid, **met)
+            counts = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
+            self._store.add_stats(self._sub.subid, **counts)
 
-    def _tell(self, body: dict[str, Any]) -> None:
-        """What the log is told of an event."""
+    def _log_event(self, body: dict[str, Any]) -> None:
+        """Write an event to the log."""
         if body["kind"] == "message":
             self._message(body)
         elif body["kind"] == "log":
