@@ -25,6 +25,7 @@ from pgsub.launcher.apply_worker import ApplyWorkerHandle
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.backlog import Backlog
+from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
@@ -75,6 +76,7 @@ class _Serving:
 
     session: psycopg.Connection
     mirror: Mirror
+    events: Events
     apply: ApplyWorkerHandle
     sync: SyncWorkers
     stopping: threading.Event
@@ -213,7 +215,10 @@ class Runner(SupervisedThread):
         until = self._goal.until_lsn
         apply = ApplyWorkerHandle(context, self._engine, heartbeats, self._errors, until_lsn=until, interval=interval)
         mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
-        return _Serving(session, mirror, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping)
+        events = Events(session, self._store, sub, self._log, self._recorded)
+        return _Serving(
+            session, mirror, events, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping
+        )
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)
@@ -243,7 +248,7 @@ class Runner(SupervisedThread):
         self.checkpoint()
         self._errors.flush()
         with contextlib.suppress(StateStoreError):  # the recorder logs it; feedback waits for the ledger's events
-            serving.mirror.events()
+            serving.events.move()
         if self._errors.disabling is None:
             serving.apply.tick(serving.session)
         clock = time.monotonic()
@@ -311,12 +316,12 @@ class Runner(SupervisedThread):
             except psycopg.Error:
                 break  # the workers cannot be asked; the next take-over ends them
             with contextlib.suppress(psycopg.Error, PgsubError):
-                serving.mirror.events()
+                serving.events.move()
             self._last_answer = time.monotonic()
             time.sleep(0.02)
         serving.apply.cancel()
         with contextlib.suppress(psycopg.Error, PgsubError):
-            serving.mirror.events()
+            serving.events.move()
             serving.mirror.refresh(apply_alive=False, syncing=set())
         with contextlib.suppress(PgsubError):  # whether or not the target could still be asked
             self._recorder.run(lambda: self._store.clear_server(self.sub.subid))

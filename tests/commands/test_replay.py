@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,8 @@ from fix_stuck import MakeStuck, Stuck
 from pgsub.apply.conflicts import conflict_text
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import ApplyError
-from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import faults
-from pgsub.launcher.mirror.mirror import Mirror
+from pgsub.launcher.mirror.events import Events
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.session import connect as target
 
@@ -46,10 +44,10 @@ def skipped(it: Stuck, rows: str, *statements: str) -> ApplyError:
 def mirrored(it: Stuck) -> list[str]:
     """What the ledger says is brought to the state store, as the launcher does; what the log is told."""
     log: list[str] = []
-    with StateStore.open(it.cli.state) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
+    with StateStore.open(it.cli.state) as store:
         sub = store.subscription("s")
         with target.connect(sub.target, f"pgsub {sub.subid} launcher 0") as session:
-            Mirror(session, store, sub, heartbeats, lambda level, text: log.append(f"{level}: {text}")).events()
+            Events(session, store, sub, lambda level, text: log.append(f"{level}: {text}")).move()
     return log
 
 

@@ -20,6 +20,7 @@ from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, Heartbea
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror import mirror as mirrors
 from pgsub.launcher.mirror.copy_progress import Chunks, CopyProgress, processed_rows, total_bytes
+from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
@@ -42,6 +43,7 @@ def mirrored(pair, heartbeats, state_dir: Path):
         store.add_subscription(it.sub)
         it.store = store
         it.mirror = Mirror(it.session, store, it.sub, heartbeats, lambda level, text: None)
+        it.recorded = Events(it.session, store, it.sub, lambda level, text: None)
         it.heartbeats = heartbeats
         yield it
 
@@ -249,7 +251,7 @@ def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
 
 
 def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(
-    pair, heartbeats, state_dir: Path
+    pair, state_dir: Path
 ):
     it = pair("CREATE TABLE t (id int PRIMARY KEY)", messages=True)
     # in one run: nobody mirrors what the first one records, so it would not be acknowledged, and sent again
@@ -261,9 +263,9 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
     logged: list[tuple[str, str]] = []
     with StateStore.open(state_dir) as store:
         store.add_subscription(it.sub)
-        mirror = Mirror(it.session, store, it.sub, heartbeats, lambda level, text: logged.append((level, text)))
+        events = Events(it.session, store, it.sub, lambda level, text: logged.append((level, text)))
         for _ in range(2):
-            mirror.events()
+            events.move()
     where = f'processing remote data for replication origin "pgsub_{it.subid}" during message type "MESSAGE"'
     assert logged == [
         ("LOG", f'logical decoding message "beat": \nCONTEXT:  {where}, emitted at {heartbeat["lsn"]}'),
@@ -291,11 +293,11 @@ def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirror
     for body in (old, new):
         mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
     [ids] = [[row[0] for row in mirrored.subdb.rows("SELECT id FROM pgsub.event ORDER BY id")]]
-    mirrored.mirror.events()
+    mirrored.recorded.move()
     assert mirrored.subdb.value("SELECT count(*) FROM pgsub.event") == 0
     query = "INSERT INTO pgsub.event (id, subid, body) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)"
     mirrored.subdb.execute(query, ids[1], mirrored.subid, Jsonb(new))  # its removal was lost
-    mirrored.mirror.events()
+    mirrored.recorded.move()
     rows = mirrored.store.conflicts(mirrored.subid)
     assert [(row.relname, row.action, row.remote_tuple, row.event) for row in rows] == [
         ("a.b", "skipped", {"id": "1"}, ids[1]),
@@ -311,7 +313,7 @@ def test_a_stop_that_was_skipped_is_skipped_in_the_record_even_if_it_was_taken_f
     bodies = ({"kind": "log", "level": "LOG", "text": "x"}, {"kind": "skipped", "finish_lsn": "0/20"})
     for body in bodies:
         mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, Jsonb(body))
-    mirrored.mirror.events()
+    mirrored.recorded.move()
     actions = {row.id: row.action for row in mirrored.store.conflicts(mirrored.subid)}
     assert [actions[one] for one in ids] == ["applied", "skipped", "stopped"]
 
@@ -344,7 +346,7 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
     sent = "SELECT sent_lsn - '0/0'::pg_lsn FROM pg_stat_replication WHERE application_name = %s"
     with StateStore.open(state_dir) as store:
         store.add_subscription(p.sub)
-        mirror = Mirror(p.session, store, p.sub, heartbeats, lambda level, text: log.append(text))
+        events = Events(p.session, store, p.sub, lambda level, text: log.append(text))
         task = p.start()
         p.pubdb.execute("INSERT INTO a VALUES (1), (2)")
         p.until("SELECT count(*) FROM a", value=2, task=task)
@@ -356,7 +358,7 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
         behind = p.published()
         p.until("SELECT count(*) FROM pgsub.event", value=2, task=task)
         at(f"mirror.before_events=pause:{file}")
-        mirroring = p.submit("mirror", lambda _: mirror.events(), [None])
+        mirroring = p.submit("mirror", lambda _: events.move(), [None])
         p.pubdb.wait(f"SELECT ({sent}) >= %s", p.sub.name, behind)
         for _ in range(3):  # looks of the worker, each a tenth of a second apart
             time.sleep(loop.REPORT_SECONDS)

@@ -15,16 +15,14 @@ from typing import Any
 
 import psycopg
 
-from pgsub.catalog.conflicts import APPLIED, SKIPPED
 from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import Log, LogText, StateStoreError, field, log_text
+from pgsub.common.errors import Log, StateStoreError, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
-from pgsub.launcher import faults
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.mirror.concurrent_writes import ConcurrentWrites
 from pgsub.launcher.mirror.copy_progress import CopyProgress
@@ -87,7 +85,6 @@ class Mirror:
         self._heartbeats = heartbeats
         self._log = log
         self._run = run
-        self._logged: set[int] = set()  #: events that the log has and the state store may lack
         self._copies = CopyProgress()
         self.held = HeldTableStats(session, sub.subid)
         self._shown_tables = ConcurrentWrites(lambda: frozenset(store.relations(sub.subid)))
@@ -287,69 +284,6 @@ class Mirror:
         relations = [one for one in self.relations if one.srrelid in syncing]
         rows = self._copies.read(self._session, self._sub.subid, relations, heartbeats)
         return [replace(row, datid=self._sub.dboid, datname=self._session.info.dbname) for row in rows]
-
-    def events(self) -> None:
-        """Move conflicts and messages from the ledger into log and state store, then let the worker's feedback pass."""
-        rows = self._session.execute(
-            "SELECT id, body FROM pgsub.event WHERE subid = %s ORDER BY id LIMIT 1000", (self._sub.subid,)
-        ).fetchall()
-        if not rows:
-            return
-        failpoints.point("mirror.before_events")
-        for event, body in rows:  # once, however often recording is tried
-            if event not in self._logged:
-                self._logged.add(event)
-                self._log_event(body)
-        self._run(lambda: self._write_events(rows))
-        self._session.execute("DELETE FROM pgsub.event WHERE id = ANY (%s)", ([row[0] for row in rows],))
-        self._logged -= {row[0] for row in rows}
-
-    def _write_events(self, rows: list[tuple[Any, ...]]) -> None:
-        with self._store.batch():
-            self._record([(event, body) for event, body in rows if body["kind"] == "conflict"])
-            for _, body in rows:  # what became of conflicts, those of the same commit too
-                if body["kind"] == "skipped":
-                    self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
-                elif body["kind"] == "replayed":
-                    place = (parse_lsn(body["finish_lsn"]), body.get("conflict"), body.get("table"))
-                    self._store.conflicts_replayed(self._sub.subid, *place)
-                elif body["kind"] == "advanced":
-                    self._store.conflicts_left_out(self._sub.subid, parse_lsn(body["from"]), parse_lsn(body["to"]))
-
-    def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
-        if conflicts:
-            found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
-            added = self._store.add_conflicts(found)
-            counts = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
-            self._store.add_stats(self._sub.subid, **counts)
-
-    def _log_event(self, body: dict[str, Any]) -> None:
-        """Write an event to the log."""
-        if body["kind"] == "message":
-            self._message(body)
-        elif body["kind"] == "log":
-            self._log(body["level"], LogText(body["text"]))
-        elif body["kind"] == "conflict" and not body.get("quiet"):
-            self._conflict(body)
-
-    def _message(self, body: dict[str, Any]) -> None:
-        place = f" in transaction {body['xid']}" if body["transactional"] else ""
-        text = f'logical decoding message "{body["prefix"]}": {body["content"]}'.replace("\n", "\n\t")
-        context = (
-            f'processing remote data for replication origin "pgsub_{self._sub.subid}" during message type "MESSAGE"'
-            f"{place}, emitted at {body['lsn']}"
-        )
-        self._log("LOG", LogText(f"{text}\n{field('CONTEXT', context)}"))
-
-    def _conflict(self, body: dict[str, Any]) -> None:
-        self._log("LOG", log_text(body["message"], detail=body["detail"], context=body["context"]))
-
-
-def _action(body: dict[str, Any]) -> str:
-    """What a worker did with a conflict that did not stop it, or does not any more."""
-    if body.get("action"):
-        return str(body["action"])
-    return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED
 
 
 def _worker(heartbeat: Heartbeat) -> WorkerRow:
