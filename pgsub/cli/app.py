@@ -68,7 +68,7 @@ for _name in _ORDER:
 
 
 def program() -> TyperGroup:
-    """The command tree as click sees it."""
+    """Return the command tree as click sees it."""
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     return group

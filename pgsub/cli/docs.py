@@ -18,7 +18,7 @@ SCRIPTS = {"bash": "pgsub.bash", "zsh": "_pgsub", "fish": "pgsub.fish"}
 
 
 def files() -> dict[str, str]:
-    """Everything that is generated.
+    """Generate everything.
 
     :return: text by path below the sources.
     """

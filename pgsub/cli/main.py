@@ -21,7 +21,7 @@ INTERRUPTED = 130  #: 128 + SIGINT, as shells have it
 
 
 def main() -> NoReturn:
-    """The ``pgsub`` script."""
+    """Run the ``pgsub`` script."""
     sys.exit(run(sys.argv[1:]))
 
 
@@ -64,7 +64,7 @@ def _invoke(args: Sequence[str]) -> int:
 
 
 def _usage(error: typer.TyperException) -> UsageError:
-    """The parser's complaint in the form of our own."""
+    """Turn an error of the parser into one of pgsub's."""
     text = console.redacted(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
     text = text.replace(": Value error, ", ": ")  # the words of a validator that the parser calls
     context = getattr(error, "ctx", None)
@@ -77,7 +77,7 @@ def _help(path: str) -> str:
 
 
 def _named(args: Sequence[str]) -> list[str]:
-    """The command that a command line names."""
+    """Return the command that a command line names."""
     return [word for word in args if word in PAGES][:1]
 
 

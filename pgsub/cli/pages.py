@@ -17,7 +17,7 @@ class Page:
     examples: tuple[tuple[str, str], ...]  #: what it does, the command to paste
 
     def paragraphs(self) -> list[str]:
-        """The description, one string a paragraph, without line breaks."""
+        """Return the description, one string a paragraph, without line breaks."""
         return [" ".join(part.split()) for part in self.description.strip().split("\n\n")]
 
 

@@ -42,7 +42,7 @@ class Settings:
         self.environment = take_environment()
 
     def coloured(self) -> bool:
-        """Whether stderr gets colours: the option, else NO_COLOR, PG_COLOR, CLICOLOR_FORCE, else the terminal."""
+        """Decide on colours of stderr: the option, else NO_COLOR, PG_COLOR, CLICOLOR_FORCE, else the terminal."""
         if self.color != "auto":
             return self.color == "always"
         if os.environ.get("NO_COLOR"):

@@ -73,7 +73,7 @@ class Rule:
 
 
 def parse(text: str) -> Rule:
-    """A rule from the command line; ``default`` is a resolution, too.
+    """Read a rule from the command line; ``default`` is a resolution, too.
 
     :raises UsageError: no rule, or one without sense.
     """
@@ -111,7 +111,7 @@ def _check(conflict: str, resolution: str) -> None:
 
 
 def merged(present: Iterable[str], given: Sequence[str]) -> tuple[str, ...]:
-    """The rules of a subscription after some were given: ``default`` takes one back.
+    """Return the rules of a subscription after some were given: ``default`` takes one back.
 
     :param present: as this function returned them.
     :raises UsageError: see :func:`parse`; a type and table is given twice.
@@ -127,7 +127,7 @@ def merged(present: Iterable[str], given: Sequence[str]) -> tuple[str, ...]:
 
 
 def of_table(rules: Iterable[str], schema: str, name: str) -> tuple[tuple[str, str], ...]:
-    """The rules for one table of the target, as pairs of type and resolution, defaults left out.
+    """Return the rules for one table of the target, as pairs of type and resolution, defaults left out.
 
     :param rules: of the subscription, as :func:`merged` returned them.
     """
@@ -154,11 +154,11 @@ class RuleSet:
         return bool(self.lasting or self._limited)
 
     def with_limited(self, limited: Iterable[Rule]) -> RuleSet:
-        """The same lasting rules with others that have a limit."""
+        """Return the same lasting rules with others that have a limit."""
         return RuleSet(self.lasting, limited)
 
     def decides_alike(self, other: RuleSet) -> bool:
-        """Whether both have rules for the same conflicts, given the same lasting rules."""
+        """Return whether both have rules for the same conflicts, given the same lasting rules."""
         return self._limited.keys() == other._limited.keys()
 
     def of_table(self, schema: str, name: str) -> tuple[tuple[str, str], ...]:
@@ -166,7 +166,7 @@ class RuleSet:
         return of_table((*self.lasting, *map(str, self._limited.values())), schema, name)
 
     def find(self, schema: str, name: str, conflict: str) -> Rule | None:
-        """The rule that decides a type of conflict on a table now."""
+        """Return the rule that decides a type of conflict on a table now."""
         limited = self._limited.get((f"{schema}.{name}", conflict))
         if limited is not None and limited.limit:
             return limited
@@ -180,10 +180,10 @@ class RuleSet:
 
 
 def tables(rules: Iterable[str]) -> set[str]:
-    """Tables that rules name."""
+    """Return tables that rules name."""
     return {rule.table for rule in map(parse, rules)} - {""}
 
 
 def needing_times(rules: Iterable[str]) -> list[str]:
-    """Those rules that ask who wrote a row last, or when."""
+    """Return those rules that ask who wrote a row last, or when."""
     return [text for text in rules if parse(text).needs_times]

@@ -83,7 +83,7 @@ def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Those of the defaults that neither the conninfo nor the service it names says anything about.
+    """Return the defaults that neither the conninfo nor the service it names overrides.
 
     :param given: from :func:`parse`.
     """
@@ -101,7 +101,7 @@ def _said_by_service(service: str) -> set[str]:
 
 
 def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
-    """A condition that holds unless a pooler stands between, which hands out keys that name no backend that answers.
+    """Return a condition that is false behind a pooler, whose keys do not name the backend that answers.
 
     It belongs to the statement that pins settings: behind a pooler they would stay for its next client.
     """
@@ -110,13 +110,13 @@ def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """Conninfo parameters without any secret, and the password if there was one."""
+    """Split conninfo parameters into those that are no secrets, and the password or None."""
     public = {key: value for key, value in params.items() if key not in SECRETS}
     return public, params.get("password")
 
 
 def join(params: Mapping[str, str], **more: str) -> str:
-    """A conninfo string from parameters."""
+    """Make a conninfo string from parameters."""
     return make_conninfo("", **{**params, **more})
 
 
@@ -141,6 +141,6 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
 
 
 def endpoint(params: Mapping[str, str]) -> str:
-    """What may be shown of a server: host, port, database, user."""
+    """Format the parameters that may be shown: host, port, database, user."""
     shown = {k: params[k] for k in ("service", "host", "port", "dbname", "user") if k in params}
     return " ".join(f"{key}={value}" for key, value in shown.items())

@@ -66,12 +66,12 @@ class PgsubError(Exception):
         return _fields(self.detail, self.context, self.hint)
 
     def log_text(self) -> LogText:
-        """The error as a record of the log."""
+        """Format the error as a record of the log."""
         return log_text(self.message, detail=self.detail, context=self.context, hint=self.hint)
 
 
 def field(name: str, text: str) -> str:
-    """One field of a record; a line of its text that reads like the beginning of another field is indented.
+    """Format one field of a record; lines that look like the beginning of another field are indented.
 
     :param text: may hold names and values that others chose.
     """
@@ -94,12 +94,12 @@ def _fields(detail: str | None, context: str | None, hint: str | None) -> list[s
 
 
 def one_line(text: str) -> str:
-    """A text whose line breaks, which are in names that others chose, are written out."""
+    """Write out the line breaks of a text: names that others chose may hold them."""
     return text.replace("\n", "\\n")
 
 
 def server_hint(text: str | None) -> str | None:
-    """A server's HINT: of ours every line but the first is one to paste, and no server is to put one there."""
+    """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
     return None if text is None else one_line(text)
 
 
@@ -271,7 +271,7 @@ _TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "4
 
 
 def is_transient(sqlstate: str | None) -> bool:
-    """Whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
+    """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
 
     :param sqlstate: five characters, or None (connection lost without a word: transient).
     """
@@ -283,12 +283,12 @@ def is_transient(sqlstate: str | None) -> bool:
 
 
 def is_unreachable(sqlstate: str | None) -> bool:
-    """Whether a transient error says that a server, or the way to it, is not there: no transaction is to blame."""
+    """Return whether a transient error means that a server cannot be reached: no transaction is to blame."""
     return sqlstate is None or sqlstate[:2] in ("08", "57")
 
 
 def exit_code_table() -> list[tuple[int, str]]:
-    """Exit codes and their meanings, from the classes: the source of README and pgsub(1)."""
+    """Return exit codes and their meanings, from the classes: the source of README and pgsub(1)."""
     table = {0: "done, or asked to stop"}
     pending: list[type[PgsubError]] = [PgsubError]
     while pending:

@@ -2,7 +2,7 @@
 
 
 def counted(number: int, what: str, verb: tuple[str, str] | None = None) -> str:
-    """``1 change``, ``2 changes``; with ``("was", "were")`` the verb too.
+    """Format ``1 change``, ``2 changes``; with ``("was", "were")`` the verb too.
 
     :param what: one of them.
     """

@@ -21,14 +21,14 @@ def statement(text: sql.Composable) -> str:
 
 
 def name(*parts: str) -> str:
-    """A name as SQL, qualified by the parts before the last one."""
+    """Quote a name as SQL, qualified by the parts before the last one."""
     from psycopg import sql
 
     return statement(sql.Identifier(*parts))
 
 
 def value(text: str) -> sql.Composable:
-    """A value as SQL; a line break in it is one that SQL writes out."""
+    """Quote a value as SQL; line breaks are written as escapes."""
     from psycopg import sql
 
     if "\n" not in text:
@@ -38,12 +38,12 @@ def value(text: str) -> sql.Composable:
 
 
 def literal(value: object) -> str:
-    """A value as SQL."""
+    """Quote a value as SQL."""
     from psycopg import sql
 
     return statement(sql.Literal(value))
 
 
 def word(text: str) -> str:
-    """A name as one word of a shell."""
+    """Quote a name as one word of a shell."""
     return shlex.quote(one_line(text))

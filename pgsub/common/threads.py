@@ -43,7 +43,7 @@ class SupervisedThread(threading.Thread):
         self._death: BaseException | None = None
 
     def run(self) -> None:
-        """Thread body."""
+        """Run the thread."""
         try:
             self.checkpoint()
             self.work()
@@ -52,12 +52,12 @@ class SupervisedThread(threading.Thread):
             self._on_death()
 
     def work(self) -> None:
-        """What the thread does."""
+        """Do the thread's work."""
         if self._body is not None:
             self._body()
 
     def checkpoint(self) -> None:
-        """Marks a place where a test may end the thread: its start, and each turn of its loop."""
+        """Mark a place where a test may end the thread: its start, and each turn of its loop."""
         failpoints.point(f"thread.{self.kind}")
 
     @property
@@ -116,7 +116,7 @@ class TimedExecutor:
             return self._thread
 
     def _work(self) -> None:
-        """Thread body."""
+        """Run the thread."""
         thread = self._thread
         while (call := self._calls.get()) is not None:
             if thread is not None:

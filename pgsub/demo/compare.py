@@ -48,7 +48,7 @@ class TableComparison:
     extra: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """What differs, a line for each row that was kept."""
+        """Format the differing rows that were kept, a line for each."""
         sides = (("only on the publisher", self.missing), ("only on the target", self.extra))
         return [f"{self.name}: {side}: {_shortened(row)}" for side, rows in sides for row in rows]
 

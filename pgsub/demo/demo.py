@@ -97,7 +97,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds the stack, as SIGINT does."""
+    """Let SIGTERM unwind the stack, as SIGINT does."""
 
     def handler(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -128,7 +128,7 @@ class _Show:
         self._say(f"   {text}")
 
     def servers(self) -> None:
-        """Two servers with tables on both and rows on one; Spark starts meanwhile."""
+        """Start two servers with tables on both and rows on one; Spark starts meanwhile."""
         stage = self._stage
         self._step(f"Start two PostgreSQL servers in {stage.folder}")
         stage.start_launcher()
@@ -191,7 +191,7 @@ class _Show:
         self._note(f"caught up after {time.monotonic() - began:.1f} s")
 
     def _behind(self) -> str:
-        """How far the subscription is behind, as the publisher sees it."""
+        """Return how far the subscription is behind, as the publisher sees it."""
         with self._stage.connect("publisher") as publisher:
             row = publisher.execute(_BEHIND.encode(), (NAME,)).fetchone()
         return "apply is not connected" if row is None else f"apply is {row[0]} of WAL behind"
@@ -265,7 +265,7 @@ def _judge(compared: Sequence[TableComparison]) -> None:
 
 
 def program() -> str:
-    """How the user can call this program, for commands to paste."""
+    """Return how the user can call this program, for commands to paste."""
     script = Path(sys.argv[0])
     if script.name != "pgsub":
         return f"{shlex.quote(sys.executable)} -m pgsub"

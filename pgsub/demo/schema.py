@@ -188,7 +188,7 @@ def create(publisher: psycopg.Connection, target: psycopg.Connection) -> None:
 
 
 def _before_orders(product: str) -> str:
-    """Orders refer to products, whose table differs."""
+    """Insert the table of products, which differs, before that of orders, which refers to it."""
     head, orders, tail = _SHARED.partition('CREATE TABLE shop."order"')
     return head + product + orders + tail
 

@@ -55,7 +55,7 @@ rm -rf "$@"
 
 
 def free_port() -> int:
-    """A free TCP port below the ephemeral range, so that it stays free while a server is restarted."""
+    """Find a free TCP port below the ephemeral range, so that it stays free while a server restarts."""
     for port in random.SystemRandom().sample(range(15000, 32000), 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -164,7 +164,7 @@ class Server:
             time.sleep(0.01)
 
     def _ready(self) -> bool:
-        """The last line of postmaster.pid says so (pg_ctl.c, wait_for_postmaster_start())."""
+        """Read the state in postmaster.pid (pg_ctl.c, wait_for_postmaster_start())."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -219,11 +219,11 @@ class Server:
         return None if self._process is None else self._process.pid
 
     def conninfo(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> str:
-        """A connection string over TCP."""
+        """Make a connection string over TCP."""
         return make_conninfo("", host="127.0.0.1", port=self.port, dbname=dbname, user=user, **more)
 
     def connect(self, dbname: str = "postgres", user: str = "postgres", **more: str) -> psycopg.Connection:
-        """A session in autocommit mode."""
+        """Open a session in autocommit mode."""
         return psycopg.connect(self.conninfo(dbname, user, **more), autocommit=True)
 
     def query(self, query: str, dbname: str = "postgres", params: Params | None = None) -> list[tuple[Any, ...]]:

@@ -106,7 +106,7 @@ class Stage:
         return self.folder / "pgsub.log"
 
     def conninfo(self, side: str) -> str:
-        """The connection string of the demo's database.
+        """Return the connection string of the demo's database.
 
         :param side: ``publisher`` or ``target``.
         """
@@ -128,7 +128,7 @@ class Stage:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
     def connect(self, side: str) -> psycopg.Connection:
-        """A session in autocommit mode.
+        """Open a session in autocommit mode.
 
         :param side: ``publisher`` or ``target``.
         """

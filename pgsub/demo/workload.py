@@ -40,17 +40,17 @@ class Tally:
             self._counts.update(counts)
 
     def counts(self) -> Counter[str]:
-        """The sums so far."""
+        """Return the sums so far."""
         with self._lock:
             return self._counts.copy()
 
     def rows(self) -> int:
-        """Rows inserted, updated and deleted."""
+        """Count the rows inserted, updated and deleted."""
         counts = self.counts()
         return sum(counts[verb] for verb in _VERBS[:3])
 
     def text(self) -> str:
-        """``12 transactions, 1 of them large, and 1 rolled back: 90 rows inserted, 30 updated, …``."""
+        """Format ``12 transactions, 1 of them large, and 1 rolled back: 90 rows inserted, 30 updated, …``."""
         counts = self.counts()
         inserted, updated, deleted, truncated = (counts[verb] for verb in _VERBS)
         return (
@@ -78,16 +78,16 @@ class Transaction:
             self.counts[verb] += statement.count(",") + 1 if verb == "TRUNCATE" else cursor.rowcount
 
     def number(self, kind: str) -> int:
-        """Some row of those that were there at the start."""
+        """Choose a row of those that were there at the start."""
         return self.chance.randint(1, self.sizes[kind])
 
     def key(self) -> uuid.UUID:
-        """A place among random keys: the next one after it is a random row."""
+        """Choose a place among random keys: the next one after it is a random row."""
         return uuid.UUID(int=self.chance.getrandbits(128))
 
 
 def _place_orders(do: Transaction) -> None:
-    """Several statements, among them a change of half of the rows that were just written."""
+    """Run several statements, among them a change of half of the rows that were just written."""
     first = do.number("products")
     do.run(
         """INSERT INTO shop."order"
@@ -105,7 +105,7 @@ def _place_orders(do: Transaction) -> None:
 
 
 def _rename_products(do: Transaction) -> None:
-    """The key of a product changes, and with it all orders that refer to it; prices change generated columns."""
+    """Change keys of products, and so all orders that refer to them, and prices, and so generated columns."""
     do.run(
         """UPDATE shop.product SET sku = left(sku, 12) || '/' || %(suffix)s
             WHERE sku IN (SELECT sku FROM shop.product WHERE sku >= %(sku)s ORDER BY sku LIMIT 2)""",
@@ -136,7 +136,7 @@ def _change_mind(do: Transaction) -> None:
 
 
 def _edit_documents(do: Transaction) -> None:
-    """Updates that leave a TOASTed value alone (one of them changes the key), one that replaces it, and a new row."""
+    """Update rows with and without their TOASTed value, or their key, and insert one."""
     some = "id IN (SELECT id FROM shop.document WHERE id >= %(key)s ORDER BY id LIMIT %(count)s)"
     do.run(f"UPDATE shop.document SET title = %(nasty)s, version = version + 1 WHERE {some}", key=do.key(), count=4)
     do.run(f"UPDATE shop.document SET id = gen_random_uuid(), version = 0 WHERE {some}", key=do.key(), count=1)
@@ -146,7 +146,7 @@ def _edit_documents(do: Transaction) -> None:
 
 
 def _edit_notes(do: Transaction) -> None:
-    """The whole old row finds the row here, a TOASTed value included."""
+    """Change rows that the whole old row identifies, a TOASTed value included."""
     some = "ctid IN (SELECT ctid FROM shop.note WHERE author = %(author)s LIMIT 1)"
     do.run(f"UPDATE shop.note SET written = clock_timestamp() WHERE {some}", author=f"author {do.chance.randrange(20)}")
     do.run(f"UPDATE shop.note SET body = NULL WHERE {some}", author=f"author {do.chance.randrange(20)}")
@@ -154,7 +154,7 @@ def _edit_notes(do: Transaction) -> None:
 
 
 def _measure(do: Transaction) -> None:
-    """Rows without any key, some of them twins: one change must hit one of them."""
+    """Change rows without any key, some of them duplicates: one change must hit one of them."""
     some = "ctid IN (SELECT ctid FROM ops.reading WHERE sensor = %(sensor)s LIMIT %(count)s)"
     sensor = do.number("sensors")
     do.run(
@@ -167,7 +167,7 @@ def _measure(do: Transaction) -> None:
 
 
 def _move_events(do: Transaction) -> None:
-    """Rows go to another partition, on the publisher only: the target is partitioned in another way."""
+    """Move rows to another partition, on the publisher only: the target is partitioned in another way."""
     do.run("UPDATE ops.event SET moment = moment + interval '400 days' WHERE id = %(id)s", id=do.number("events"))
     do.run("UPDATE ops.event SET kind = %(nasty)s WHERE id BETWEEN %(id)s AND %(id)s + 3", id=do.number("events"))
     do.run("DELETE FROM ops.event WHERE id = %(id)s", id=do.number("events"))
@@ -188,7 +188,7 @@ def _append_log(do: Transaction) -> None:
 
 
 def _empty_baskets(do: Transaction) -> None:
-    """Two tables are truncated in one statement and written again in the same transaction."""
+    """Truncate two tables in one statement and fill them again in the same transaction."""
     do.run('TRUNCATE shop.basket, shop."odd ""named"" one"')
     do.run("INSERT INTO shop.basket SELECT g, %(nasty)s FROM generate_series(1, 40) g")
     do.run("""INSERT INTO shop."odd ""named"" one" SELECT g, %(nasty)s, g FROM generate_series(1, 40) g""")
@@ -196,7 +196,7 @@ def _empty_baskets(do: Transaction) -> None:
 
 
 def _load(do: Transaction) -> None:
-    """Large, so that the publisher streams it before its end; a part of it is taken back."""
+    """Write so much that the publisher streams it before its end; roll back a part of it."""
     lines = min(max(2000, do.sizes["orders"] // 20), 5000)
     insert = (
         "INSERT INTO ops.log SELECT clock_timestamp(), %(level)s, 'line ' || g FROM generate_series(1, %(lines)s) g"
@@ -234,7 +234,7 @@ class _Writer(threading.Thread):
         self.failure: psycopg.Error | None = None
 
     def run(self) -> None:
-        """Thread body."""
+        """Run the thread."""
         try:
             with psycopg.connect(self._conninfo, autocommit=True, application_name=self.name) as connection:
                 while not self._stop_event.is_set():
@@ -288,7 +288,7 @@ class Workload:
                 raise PgsubError(f"{writer.name} of the demo failed", detail=str(writer.failure).strip())
 
     def rounds(self) -> int:
-        """How often every writer did each of its jobs."""
+        """Return how often every writer did each of its jobs."""
         return min(writer.rounds for writer in self._writers)
 
     def stop(self) -> None:

@@ -48,7 +48,7 @@ class Engine:
         self._submitter: jobs.Submitter | None = None
 
     def driver_host(self) -> str:
-        """Where executors reach this process: loopback for a local Spark, else Spark's own setting."""
+        """Return where executors reach this process: loopback for a local Spark, else Spark's own setting."""
         chosen = self._user_settings()
         if _is_local(chosen):
             return "127.0.0.1"
@@ -74,7 +74,7 @@ class Engine:
         return self._submitter is not None and session.alive(self._context)
 
     def _open(self) -> None:
-        """Thread body: start Spark, which takes seconds, without the lock that :meth:`close` takes."""
+        """Start Spark, in a thread, without the lock that :meth:`close` takes: it takes seconds."""
         if self._submitter is not None:
             session.close_context(self._context)  # its JVM died
             self._submitter = None
@@ -88,7 +88,7 @@ class Engine:
         session.close_context(context)
 
     def missing(self, served: Sequence[Subscription]) -> int:
-        """How many task slots these subscriptions may want beyond those that Spark was opened with."""
+        """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
         return 0 if self._total is None else max(0, sum(map(slots_of, served)) - self._total)
 
     def submit(

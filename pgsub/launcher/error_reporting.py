@@ -65,7 +65,7 @@ class ErrorReporter:
             self._records.popleft()
 
     def report(self, worker: str, error: PgsubError, counter: str | None = None, position: int | None = None) -> None:
-        """A worker ended with an error.
+        """Report the error that ended a worker.
 
         :param worker: :data:`APPLY` or :func:`sync_name`.
         :param counter: the statistic that a data or schema fault adds to.
@@ -82,7 +82,7 @@ class ErrorReporter:
         self._record(lambda: self._write(worker, error, row, counts))
 
     def _disables(self) -> bool:
-        """Whether faults disable the subscription, as of the last time that the store could be read."""
+        """Return whether faults disable the subscription, as of the last time that the store could be read."""
         known = None if self._recorder is None else self._recorder.current(self._sub.subid)
         return known is not None and known.disable_on_error
 

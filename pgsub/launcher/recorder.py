@@ -26,7 +26,7 @@ class Run(Protocol):
     """Does something with the store, in whatever thread may."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result:
-        """As :meth:`Recorder.run`."""
+        """Run it as :meth:`Recorder.run` does."""
 
 
 #: Seconds that a caller waits for the store.
@@ -84,7 +84,7 @@ class Recorder:
         raise error
 
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions by name, as of the last time that they could be read."""
+        """Return all subscriptions by name, as of the last time that they could be read."""
         try:
             self._known = {sub.subid: sub for sub in self.run(self._store.subscriptions)}
         except StateStoreError:
@@ -92,7 +92,7 @@ class Recorder:
         return list(self._known.values())
 
     def current(self, subid: int) -> Subscription | None:
-        """One subscription, as of that time; None if it was dropped."""
+        """Return one subscription, as of that time; None if it was dropped."""
         return self._known.get(subid)
 
     def close(self) -> None:
@@ -150,6 +150,6 @@ class Recorder:
 
 
 def failed(recorder: Recorder, ended: PgsubError | None) -> PgsubError | None:
-    """The error that a bounded run ends with: what could not be recorded is no success, and no mere lack of time."""
+    """Return the error that a bounded run ends with: a failure to record goes before a timeout."""
     trouble = recorder.trouble
     return trouble if trouble is not None and (ended is None or ended.exit_code == 8) else ended

@@ -33,7 +33,7 @@ class Retry:
     interval: float = RETRY_SECONDS  #: from :func:`interval`
 
     def due(self) -> bool:
-        """Whether it may start now."""
+        """Return whether it may start now."""
         return time.monotonic() >= self.not_before
 
     def failed(self, error: PgsubError, *, growing: bool = False) -> None:
@@ -62,7 +62,7 @@ class Retry:
 
 
 def interval(session: psycopg.Connection) -> float:
-    """Seconds from a failure to the next try: the target's wal_retrieve_retry_interval, as for its own subscriber.
+    """Return the seconds between a failure and the next try: the target's wal_retrieve_retry_interval.
 
     PGSUB_RETRY_SECONDS overrides it, for users who may not change that setting.
     """
@@ -89,5 +89,5 @@ def _seconds(text: str) -> float:
 
 
 def worth_reporting(error: PgsubError) -> bool:
-    """Whether to report it: a fenced attempt or a restart of streams does not concern operators."""
+    """Return whether to report it: a fenced attempt or a restart of streams does not concern operators."""
     return not isinstance(error, Fenced | StreamsMustRestart)

@@ -328,7 +328,7 @@ class Runner(SupervisedThread):
 
 
 def same_service(before: Subscription, after: Subscription) -> bool:
-    """Whether a running worker need not restart: what the server re-reads without a restart may differ."""
+    """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
     fields = (
         "disable_on_error",
         "skip_lsn",

@@ -83,7 +83,7 @@ class SyncWorkers:
                 self._start(relids)
 
     def _begin_anew(self, relations: Sequence[RelationState]) -> None:
-        """A table that a refresh removed, or set back to be copied again, is not kept waiting for its old failures."""
+        """Forget the failures of tables that a refresh removed or set back to be copied again."""
         states = {rel.srrelid: rel.srsubstate for rel in relations}
         for relid, before in self._states.items():
             if relid not in states or (states[relid] == INIT and before != INIT):
@@ -130,7 +130,7 @@ class SyncWorkers:
                 self._errors.report(sync_name(relid), error, "sync_table_error_count")
 
     def hopeless(self, relations: Sequence[RelationState]) -> PgsubError | None:
-        """The error to end with when all that is left to synchronize fails on what no retry mends, else None."""
+        """Return the error to end with when all that is left to synchronize fails on what no retry mends, else None."""
         errors = [self._fault(rel.srrelid) for rel in relations if rel.srsubstate != "r"]
         return errors[0] if errors and all(errors) else None
 

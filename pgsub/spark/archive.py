@@ -43,7 +43,7 @@ class Archive:
         return self.file.with_suffix(".failed")
 
     def wanted(self) -> bool:
-        """Whether to make it: it is not there, and no attempt failed within a day."""
+        """Return whether to make it: it is not there, and no attempt failed within a day."""
         if self.file.exists():
             return False
         try:
@@ -53,7 +53,7 @@ class Archive:
 
 
 def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
-    """Where the archive for a runtime and a set of jars is, whether it was made or not.
+    """Return the archive of a runtime and a set of jars, whether it was made or not.
 
     :param spark_home: folder whose ``jars`` are on the class path.
     :param cache: private cache folder.
@@ -69,7 +69,7 @@ def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
 
 
 def user_options(settings: Mapping[str, str]) -> str:
-    """All JVM options that the user set for the driver, in one text.
+    """Return all JVM options that the user set for the driver, in one text.
 
     :param settings: of :func:`pgsub.spark.settings.user_settings`.
     """
@@ -79,7 +79,7 @@ def user_options(settings: Mapping[str, str]) -> str:
 
 
 def flags(archive: Archive, options: str) -> list[str]:
-    """Flags of the driver's JVM.
+    """Return flags of the driver's JVM.
 
     :param options: the user's own; two collectors or two archives in one command line would be an error.
     """
@@ -98,7 +98,7 @@ def flags(archive: Archive, options: str) -> list[str]:
 
 
 def launcher_flags(archive: Archive) -> list[str]:
-    """Flags of the small JVM that composes the command line; whatever it printed would be taken for a command."""
+    """Return the flags of the small JVM that composes the command line; its output would be taken for one."""
     chosen = [*_LEAN, _COLLECTOR, "-Xlog:disable"]
     if archive.base is not None and archive.base.exists():
         chosen.append(f"-XX:SharedArchiveFile={archive.base}")
@@ -106,7 +106,7 @@ def launcher_flags(archive: Archive) -> list[str]:
 
 
 def training_flags(archive: Archive, draft: Path) -> list[str]:
-    """Flags of a JVM that writes its loaded classes when it ends.
+    """Return flags of a JVM that writes its loaded classes when it ends.
 
     :param draft: file that it writes.
     """

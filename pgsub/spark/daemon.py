@@ -23,7 +23,7 @@ _WITH_THREADS = ("pandas", "pyarrow")
 
 
 def _import_for_workers() -> None:
-    """What cannot be imported is left to the worker that needs it, which can say so."""
+    """Import the modules of workers; a failure is left to the worker that needs the module."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start them when it is imported
     spark = () if any(map(importlib.util.find_spec, _WITH_THREADS)) else ("pyspark.worker",)
     for name in (*spark, *filter(None, os.environ.get(IMPORTED, "").split(","))):

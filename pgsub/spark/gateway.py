@@ -44,7 +44,7 @@ appender.log.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} [%pid] %p %c{1}: %m%n%
 
 
 def spark_home() -> Path:
-    """The folder of the Spark that pyspark uses: SPARK_HOME, else its own.
+    """Return the folder of the Spark that pyspark uses: SPARK_HOME, else its own.
 
     :raises StateForbids: where SPARK_HOME holds another version than the package.
     """
@@ -80,13 +80,13 @@ def start_jvm(
 
 
 def reason(error: Exception) -> str:
-    """Why a call into the JVM failed, in one line."""
+    """Return why a call into the JVM failed, in one line."""
     text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return str(text).partition("\n")[0]
 
 
 def log_file(state_dir: Path) -> Path:
-    """The log, 0600, and the private folders around it; scratch files of a JVM that was killed are removed.
+    """Make the log, 0600, and the private folders around it; remove scratch files of a killed JVM.
 
     :param state_dir: private folder.
     """
@@ -149,7 +149,7 @@ def make_socket_folder(run: Path) -> Path | None:
 
 
 def socket_place(run: Path) -> Path:
-    """Where this process has its sockets: others that share the state folder must not remove them."""
+    """Return where this process has its sockets: others that share the state folder must not remove them."""
     return run / f"sockets.{os.getpid()}"
 
 
@@ -166,7 +166,7 @@ def remove_sockets(place: Path) -> None:
 def _environment(
     java: Java, master: str, run: Path, flags: list[str], launcher_flags: list[str]
 ) -> dict[str, str | None]:
-    """Variables of the JVM, which python workers inherit. MASTER and SPARK_DRIVER_MEMORY yield to any setting."""
+    """Return variables of the JVM and its python workers. Any setting overrides MASTER and SPARK_DRIVER_MEMORY."""
     logging_option = f"-Dlog4j2.configurationFile={(run / 'log4j2.properties').absolute().as_uri()}"
     wanted: dict[str, str | None] = {
         "JAVA_HOME": str(java.home) if java.home else None,
@@ -182,7 +182,7 @@ def _environment(
 
 
 def importing_environment() -> dict[str, str]:
-    """Variables with which another process of this interpreter imports the same pgsub.
+    """Return variables with which another process of this interpreter imports the same pgsub.
 
     PYTHONSAFEPATH keeps modules of the current folder from shadowing the library's.
     """
@@ -194,7 +194,7 @@ def importing_environment() -> dict[str, str]:
 
 
 def silence_py4j() -> None:
-    """A dead JVM is reported by one exception, not by py4j's log records as well.
+    """Silence py4j's log records: a dead JVM is reported by one exception.
 
     Some of them go through the functions of the logging module, that is to the root logger, which they even give a
     handler that prints.
@@ -218,7 +218,7 @@ def forget() -> None:
 
 @contextmanager
 def environ(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Environment variables for the children of a moment; None removes one."""
+    """Set environment variables for a moment, for children; None removes one."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environ(changes)
     try:

@@ -54,7 +54,7 @@ class Java:
 
 
 def cache_folder(otherwise: Path) -> Path:
-    """The private cache folder ``$XDG_CACHE_HOME/pgsub``.
+    """Make the private cache folder ``$XDG_CACHE_HOME/pgsub``.
 
     :param otherwise: used if that one cannot be made or belongs to another user, since programs are run from it.
     :raises StateForbids: that one is not private either.
@@ -91,7 +91,7 @@ def write_atomically(file: Path, text: str, mode: int = 0o600) -> None:
 
 
 def find_java(cache: Path) -> Java:
-    """The first runtime that is new enough.
+    """Find the first runtime that is new enough.
 
     :param cache: folder of :func:`cache_folder`, for answers of ``java -version`` and the JAVA_HOME of a shim.
     :raises StateForbids: where there is none; the detail says what was tried.
@@ -124,7 +124,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path, cache: Path) -> str | None:
-    """What ``java -version`` prints; asked once for each file, as it costs as much as a whole command of pgsub."""
+    """Return the output of ``java -version``; it is run once for each file, as it is slow."""
     try:
         status = executable.stat()
     except OSError:
@@ -159,7 +159,7 @@ def _usable(executable: Path, major: int, version: str, cache: Path) -> Java:
 
 
 def _shim(executable: Path, cache: Path) -> Path:
-    """A JAVA_HOME that Spark's launcher can use with a runtime that lacks the vector module."""
+    """Make a JAVA_HOME that Spark's launcher can use with a runtime that lacks the vector module."""
     home = cache / f"java-home-{hashlib.sha256(str(executable).encode()).hexdigest()[:12]}"
     program = home / "bin" / "java"
     text = _SHIM.format(module=_MODULE, java=shlex.quote(str(executable)))

@@ -74,7 +74,7 @@ class Job(Generic[Item, Result]):
             thread.start()
 
     def _work(self) -> None:
-        """One thread: item after item, until there is none or one has failed."""
+        """Run item after item, until there is none or one has failed."""
         while (number := self._take()) is not None:
             try:
                 result = self._run(self._items[number])
@@ -123,7 +123,7 @@ class Job(Generic[Item, Result]):
         return InternalError(f'job "{self.name}" failed in Spark', detail=_first_lines(text))
 
     def done(self) -> bool:
-        """Whether nothing of the job runs any more in this process."""
+        """Return whether nothing of the job runs any more in this process."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -208,7 +208,7 @@ def _java_died(context: SparkContext, message: str) -> WorkerDied:
 
 
 def _run_task(function: Callable[[Any], Any], item: Any, _: Iterable[Any]) -> list[bytes]:
-    """In the python worker: an exception is a result too, or Spark would turn it into text."""
+    """Run an item in the python worker; an exception is a result, too, or Spark would turn it into text."""
     return [_outcome(function, item)]
 
 

@@ -125,7 +125,7 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
 
 
 def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkConf:
-    """What spark-submit made of the user's settings, and pgsub's own where he made none."""
+    """Return the settings that spark-submit made of the user's, with pgsub's own as defaults."""
     conf = SparkConf(_jvm=jvm.jvm)
     master = conf.get("spark.master", "")
     settings.check_local_slots(master, conf.get("spark.task.cpus", "1"), workers)
@@ -143,7 +143,7 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
 
 
 def _python(conf: SparkConf) -> str | None:
-    """The workers' interpreter: on this machine the one that runs now, not ``python3`` on PATH."""
+    """Return the workers' interpreter: on this machine the one that runs now, not ``python3`` on PATH."""
     python = os.environ.get("PYSPARK_PYTHON") or conf.get("spark.pyspark.python", None)
     if python is None and settings.is_local(conf.get("spark.master", "")):
         return sys.executable
@@ -176,7 +176,7 @@ def _check_cluster_slots(context: SparkContext, workers: int) -> None:
 
 
 def alive(context: SparkContext) -> bool:
-    """Whether the context's JVM is there and the context is not stopped."""
+    """Return whether the context's JVM is there and the context is not stopped."""
     if context._jsc is None or context is not SparkContext._active_spark_context:
         return False
     process = context._gateway.proc

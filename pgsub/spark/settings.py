@@ -68,7 +68,7 @@ def _submit_arguments(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _properties(file: Path) -> dict[str, str]:
-    """A Java properties file, without its rarely used continuation lines."""
+    """Read a Java properties file, without its rarely used continuation lines."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def _properties(file: Path) -> dict[str, str]:
 
 
 def default_master(workers: int) -> str:
-    """The master where the user names none.
+    """Return the master where the user names none.
 
     :param workers: tasks that run at the same time.
     """
@@ -86,7 +86,7 @@ def default_master(workers: int) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether the tasks run on this machine."""
+    """Return whether the tasks run on this machine."""
     return master.startswith("local")
 
 
@@ -107,7 +107,7 @@ def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Settings that keep other users of this machine from the python daemon, which forks for everybody who connects.
+    """Return settings that keep other users from the python daemon, which forks for everyone who connects.
 
     :param folder: private, and with a path that is short enough for the address of a socket.
     """
@@ -116,7 +116,7 @@ def private_sockets(folder: Path) -> dict[str, str]:
 
 
 def local_slots(master: str) -> int | None:
-    """How many tasks a local master runs at once; None for a cluster.
+    """Return how many tasks a local master runs at once; None for a cluster.
 
     :param master: ``local``, ``local[N]``, ``local[*]``, ``local[N,F]`` or ``local-cluster[N,cores,memory]``
         (SparkContext.scala, SparkMasterRegex).

@@ -250,9 +250,7 @@ def test_two_phase_and_what_is_prepared_are_shown_by_the_next_refresh(mirrored):
     assert shown() == ("d", [])
 
 
-def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(
-    pair, state_dir: Path
-):
+def test_messages_are_logged_in_their_order_with_transaction_and_position_and_then_forgotten(pair, state_dir: Path):
     it = pair("CREATE TABLE t (id int PRIMARY KEY)", messages=True)
     # in one run: nobody mirrors what the first one records, so it would not be acknowledged, and sent again
     it.apply(

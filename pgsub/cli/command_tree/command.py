@@ -25,7 +25,7 @@ class Command(TyperCommand):
     """A command whose help is made from its page."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the usage line."""
+        """Return the words of the usage line."""
         return ["[OPTION]...", *(argument.usage for argument in tree.arguments(self.params))]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -11,7 +11,7 @@ from pgsub.cli.command_tree.tree import Argument, Command, Option, Tree
 
 
 def script(shell: str, tree: Tree) -> str:
-    """The completion script of a shell.
+    """Return the completion script of a shell.
 
     :param shell: bash, zsh or fish.
     """
@@ -95,7 +95,7 @@ def _bash_command(command: Command) -> str:
 
 
 def _bash_places(command: Command) -> list[str]:
-    """What fits at each place, where it is not the same everywhere."""
+    """Complete each place by what fits there, where places differ."""
     lines = []
     for place, argument in enumerate(command.arguments):
         if argument.is_name:
@@ -249,7 +249,7 @@ def _all_names(options: Iterable[Option]) -> list[str]:
 
 
 def _valued(options: Iterable[Option]) -> list[str]:
-    """Options that take the next word, each once."""
+    """Return the options that take the next word, each once."""
     valued = [option for option in options if option.metavar and not option.metavar.startswith("[")]
     return list(dict.fromkeys(name for option in valued for name in option.names))
 

@@ -106,13 +106,13 @@ HELP = Option(("--help", "-h"), "Show this message and exit.", shared=True)
 
 
 def words(metavar: str | None) -> tuple[str, ...]:
-    """The literal words of a metavar like ``off|on|parallel`` or ``NAME|none``."""
+    """Return the literal words of a metavar like ``off|on|parallel`` or ``NAME|none``."""
     parts = (metavar or "").split("|")
     return tuple(part for part in parts if _WORD.fullmatch(part)) if len(parts) > 1 else ()
 
 
 def describe(group: TyperGroup) -> Tree:
-    """The tree of a program.
+    """Return the tree of a program.
 
     :param group: its root.
     """
@@ -125,7 +125,7 @@ def describe(group: TyperGroup) -> Tree:
 
 
 def arguments(params: Sequence[object]) -> tuple[Argument, ...]:
-    """The arguments among the parameters of a command."""
+    """Return the arguments among the parameters of a command."""
     return tuple(
         Argument(param.metavar or param.name.upper(), param.help or "", param.required, param.nargs == -1)
         for param in params
@@ -134,7 +134,7 @@ def arguments(params: Sequence[object]) -> tuple[Argument, ...]:
 
 
 def options(params: Sequence[object]) -> tuple[Option, ...]:
-    """The options among the parameters of a command, and ``--help``."""
+    """Return the options among the parameters of a command, and ``--help``."""
     return (*(_option(param) for param in params if isinstance(param, TyperOption) and not param.hidden), HELP)
 
 

@@ -50,7 +50,7 @@ def receiver_timeout(text: str | None) -> str | None:
 
 
 def unsupported(message: str, detail: str, hint: str) -> Callable[[Value], Value]:
-    """A callback of an option that only its default is taken of.
+    """Make a callback for an option of which only the default is supported.
 
     :return: raises :class:`~pgsub.common.errors.StateForbids` for anything else.
     """
@@ -97,7 +97,7 @@ def parse_settings(items: Iterable[str]) -> dict[str, str]:
 
 
 def conninfo(value: str | None, option: str) -> str | None:
-    """A connection string as given, or one line of stdin for ``-``.
+    """Return a connection string as given, or one line of stdin for ``-``.
 
     :param option: its name, for the error.
     :raises UsageError: if stdin has no line.

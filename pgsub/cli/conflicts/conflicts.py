@@ -189,7 +189,7 @@ def _show(name: str, *, number: int | None, as_json: bool) -> None:
 
 
 def _versions(row: ConflictRow, local: dict[str, Any]) -> None:
-    """Both versions side by side."""
+    """Print both versions of a row side by side."""
     from pgsub.commands.status.conflicts import compare
 
     if local:
@@ -229,6 +229,6 @@ def _value(value: object) -> str:
 
 
 def _log_lines(row: ConflictRow) -> list[str]:
-    """The message of the log, with its fields."""
+    """Return the message of the log, with its fields."""
     fields = [field(name, text) for name, text in (("DETAIL", row.detail), ("CONTEXT", row.context)) if text]
     return [console.printable(text) for text in (one_line(row.message or ""), *fields)]

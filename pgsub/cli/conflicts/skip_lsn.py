@@ -196,7 +196,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def change_rows(shown: list[dict[str, Any]]) -> str:
-    """The first changes of a preview, as its document has them."""
+    """Return the first changes of a preview, as its document has them."""
     return render.rows(("change", "table", "outcome", "why", "remote", "local"), [_row(r) for r in shown[:LISTED]])
 
 

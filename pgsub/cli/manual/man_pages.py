@@ -38,7 +38,7 @@ _SIGNALS = (130, "ended by a second SIGINT"), (143, "ended by a second SIGTERM")
 
 
 def pages(tree: Tree) -> dict[str, str]:
-    """All pages.
+    """Make all pages.
 
     :return: text by file name.
     """
@@ -149,7 +149,7 @@ def _item(term: str, text: str) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """A text without characters that mean something to the formatter."""
+    """Escape characters that mean something to the formatter."""
     shown = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("~", r"\(ti")
     shown = shown.replace("^", r"\(ha").replace("`", r"\(ga").replace('"', r"\(dq")
     return r"\&" + shown if shown.startswith(".") else shown

@@ -20,7 +20,7 @@ _PAGE = re.compile(r"(pgsub[\w-]*)\((\d)\)")
 
 
 def topics() -> dict[str, str]:
-    """The pages, text by file name."""
+    """Make the pages, text by file name."""
     return dict(_page((_FOLDER / f"{name}.txt").read_text(encoding="utf-8")) for name in TOPICS)
 
 

@@ -177,7 +177,7 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
 
 
 def _runbook(look: Shown) -> None:
-    """Numbered steps. What this program cannot do is left out."""
+    """Print numbered steps, without commands that this program does not have."""
     from pgsub.commands.status import status as states
     from pgsub.commands.status.runbook import runbook
 

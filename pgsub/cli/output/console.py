@@ -21,17 +21,17 @@ _SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out: values of rows must not steer a terminal, nor turn text around."""
+    """Write out control characters: values of rows must not control a terminal, nor turn text around."""
     return CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
 
 
 def line(text: str) -> str:
-    """One line of output, whatever line breaks and control characters are in the names and values that it holds."""
+    """Write out line breaks and control characters, so that the text is one line of output."""
     return printable(one_line(text))
 
 
 def pasted(text: str) -> str:
-    """The text with ``--state-dir`` behind each command of it that is to be pasted, where this command was given one.
+    """Add ``--state-dir``, if this command was given one, to each command to paste in a text.
 
     Commands stand on lines of their own, behind a colon at the end of a sentence, or behind each other with ``&&``.
     """
@@ -43,7 +43,7 @@ def pasted(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """The text without passwords of conninfos and URIs, for words of the command line that land in an error."""
+    """Remove passwords of conninfos and URIs from a text that quotes the command line."""
     return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
 
 

@@ -50,7 +50,7 @@ def emit_document(command: str, content: dict[str, Any], *, one_line: bool = Fal
 
 
 def _pasted(value: Any, *, to_paste: bool = False) -> Any:
-    """The document with commands as :func:`~pgsub.cli.output.console.pasted` has them."""
+    """Apply :func:`~pgsub.cli.output.console.pasted` to the commands of a document."""
     if isinstance(value, dict):
         return {key: _pasted(one, to_paste=key in _TO_PASTE) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -73,6 +73,6 @@ def emit_error(error: PgsubError) -> None:
 
 
 def _text(document: dict[str, Any], *, indent: int | None) -> str:
-    """What steers terminals beyond ASCII is escaped, as JSON demands of the controls in it."""
+    """Format a document; characters that control terminals are escaped, not only those of ASCII."""
     text = json.dumps(document, ensure_ascii=False, indent=indent)
     return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

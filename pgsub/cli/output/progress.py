@@ -39,7 +39,7 @@ def choose() -> Bars | Lines:
 
 
 def size(count: int) -> str:
-    """A size as ``pg_size_pretty`` writes it.
+    """Format a size as ``pg_size_pretty`` does.
 
     :param count: bytes.
     """
@@ -50,7 +50,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: int) -> str:
-    """``42 s``, ``5 min 3 s``, ``2 h 10 min``.
+    """Format a duration: ``42 s``, ``5 min 3 s``, ``2 h 10 min``.
 
     :param seconds: not negative.
     """
@@ -62,7 +62,7 @@ def duration(seconds: int) -> str:
 
 
 def portion(row: TableProgress) -> float | None:
-    """How much of the copy is done, 0 to 1; None where no total is known."""
+    """Return how much of the copy is done, 0 to 1; None where no total is known."""
     if row.state not in "id":
         return 1.0
     for done, total in ((row.bytes_done, row.bytes_total), (row.rows_done, row.rows_total)):
@@ -100,18 +100,18 @@ class Lines:
 
 
 def summary(rows: Sequence[TableProgress]) -> str:
-    """``synchronized 12 of 40 tables``."""
+    """Format the total: ``synchronized 12 of 40 tables``."""
     return f"synchronized {sum(row.state in 'sr' for row in rows)} of {len(rows)} tables"
 
 
 def at_work(rows: Sequence[TableProgress]) -> list[TableProgress]:
-    """The tables worth a line of their own, those that copy first."""
+    """Return the tables worth a line of their own, those that copy first."""
     order = "dfwci"
     return sorted((row for row in rows if row.state in order), key=lambda row: order.index(row.state))[:_AT_MOST]
 
 
 def line(row: TableProgress) -> str:
-    """``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
+    """Format ``table public.t: data copy, 41% (820 of 2000 MB), 3 of 8 chunks, 12 MB/s, 1 min 38 s left``."""
     done = portion(row)
     parts = [_WORDS.get(row.state, row.state)]
     if row.state == "d":

@@ -35,7 +35,7 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
 
 
 def details(one: SubscriptionStatus) -> Iterator[str]:
-    """Tables about one subscription: its relations, and whatever needs attention."""
+    """Yield tables about one subscription: its relations, and whatever needs attention."""
     yield relations(one)
     if one.blocked:
         yield blocked(one)
@@ -47,18 +47,18 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
 
 
 def relations(one: SubscriptionStatus) -> str:
-    """The tables of one subscription, one a row."""
+    """Format the tables of one subscription, one a row."""
     return rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
 
 
 def copies(one: SubscriptionStatus) -> str:
-    """The tables of one subscription that are being copied, one a row."""
+    """Format the tables of one subscription that are being copied, one a row."""
     columns = ["table", "done", "bytes", "rows", "chunks", "rate", "left"]
     return rows(columns, [_copy_row(row) for row in one.copies])
 
 
 def held(one: SubscriptionStatus) -> str:
-    """The tables of one subscription whose changes are kept, one a row."""
+    """Format the tables of one subscription that are on hold, one a row."""
     shown = [
         {
             "held": f"{row['schemaname']}.{row['relname']}",
@@ -77,14 +77,14 @@ def _release(one: SubscriptionStatus, row: Mapping[str, Any]) -> str:
 
 
 def waits(one: SubscriptionStatus) -> str:
-    """What an apply worker that gives no sign of life waits for."""
+    """Format the wait of a silent apply worker."""
     found = one.waits or {}
     shown = {"silent_since": found["since"], "waits_for": found["for"] or "a statement on the target"}
     return rows(["silent_since", "waits_for"], [shown], expanded=True)
 
 
 def blocked(one: SubscriptionStatus) -> str:
-    """What a blocked subscription is blocked by, a line for each fact."""
+    """Format why a subscription is blocked, a line for each fact."""
     found = one.blocked or {}
     shown = {**found, "waiting": found["waiting_bytes"], "retained": found["retained_bytes"]}
     for name in ("waiting", "retained"):
@@ -116,7 +116,7 @@ def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
-    """Rows as a table, or one after the other with a line for each column."""
+    """Format rows as a table, or one after the other with a line for each column."""
     texts = [[cell(row.get(column)) for column in columns] for row in content]
     for line in texts:
         line[:] = [pasted(text) if column == "next" else text for column, text in zip(columns, line, strict=True)]
@@ -128,7 +128,7 @@ def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expand
 
 
 def cell(value: Any) -> str:
-    """A value as psql shows it: nothing for NULL, t and f; a table has no room for line breaks and tabs."""
+    """Format a value as psql does: nothing for NULL, t and f, and no line breaks or tabs."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -163,7 +163,7 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
 
 
 def _skipped(kept: Mapping[str, Any] | None) -> str | None:
-    """How much pgsub.skipped_change keeps."""
+    """Format the size of pgsub.skipped_change."""
     if kept is None:
         return None
     changes = counted(kept["waiting_changes"] + kept["replayed_changes"], "change")
@@ -171,7 +171,7 @@ def _skipped(kept: Mapping[str, Any] | None) -> str | None:
 
 
 def _sets(stats: Mapping[str, Any]) -> str | None:
-    """How much of what was applied went as sets, and what did not although it was tried."""
+    """Format how many changes were applied as sets, and how many sets fell back to rows."""
     changes, folded = stats.get("changes_in_sets") or 0, stats.get("changes_folded") or 0
     serial, fallbacks = stats.get("serial_relations") or 0, stats.get("set_fallbacks") or 0
     if not (changes or serial or fallbacks):
@@ -180,7 +180,7 @@ def _sets(stats: Mapping[str, Any]) -> str | None:
 
 
 def _prepared(one: SubscriptionStatus) -> str | None:
-    """How many transactions are prepared and not decided; nothing without two_phase, a word while it is not enabled."""
+    """Format the number of prepared transactions; None without two_phase."""
     return {"d": None, "p": "two_phase is pending"}.get(one.definition.two_phase, str(len(one.prepared)))
 
 

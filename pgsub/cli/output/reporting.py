@@ -41,7 +41,7 @@ _NEEDS = {
 
 
 def record(level: str, text: LogText, now: datetime | None = None) -> str:
-    """A record of the log as the server writes it with ``log_line_prefix = '%m [%p] '``.
+    """Format a record of the log as the server does with ``log_line_prefix = '%m [%p] '``.
 
     :param text: message, then its fields; lines that begin none of them are continuations.
     :return: with a line break at its end.
@@ -102,7 +102,7 @@ class LogFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _current(self) -> int:
-        """The descriptor of the file that bears the name now."""
+        """Return the descriptor of the file that bears the name now."""
         try:
             if self._descriptor is not None and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
                 return self._descriptor
@@ -224,10 +224,10 @@ class LogReporter:
                 self._flag.set(trouble)
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Not logged: ``pgsub status`` shows it at any time."""
+        """Do nothing: ``pgsub status`` shows it at any time."""
 
     def done(self) -> None:
-        """Nothing is drawn here."""
+        """Do nothing."""
 
 
 def _write_whole(text: str) -> None:

@@ -26,11 +26,11 @@ class ConcurrentWrites(Generic[T]):
         self._left = self._read()
 
     def untouched(self) -> bool:
-        """Whether nobody else has written since :meth:`wrote`, or since this was asked last; inside a batch."""
+        """Return whether nobody else has written since :meth:`wrote`, or since this was asked last; inside a batch."""
         found = self._read()
         before, self._left = self._left, found
         return found == before
 
     def wrote(self, value: T) -> None:
-        """The mirror has written this."""
+        """Remember what the mirror has written."""
         self._left = value

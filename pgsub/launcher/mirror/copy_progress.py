@@ -68,7 +68,7 @@ class CopyProgress:
         relations: Collection[RelationState],
         heartbeats: Sequence[Heartbeat],
     ) -> list[CopyRow]:
-        """The copies of these tables.
+        """Read the copies of these tables.
 
         :param relations: those whose sync worker runs.
         :param heartbeats: the newest ones of the subscription.
@@ -106,7 +106,7 @@ class CopyProgress:
         )
 
     def _rate(self, relid: int, processed: int) -> int | None:
-        """Bytes a second over the last seconds, None before it can be measured."""
+        """Return bytes a second over the last seconds, None before it can be measured."""
         seen, now = self._seen.setdefault(relid, deque()), self._clock()
         if seen and processed < seen[-1][1]:
             seen.clear()  # a new attempt
@@ -118,7 +118,7 @@ class CopyProgress:
 
 
 def total_bytes(chunks: Chunks, processed: int) -> int:
-    """Bytes that the copy will have moved; 0 where nothing is known.
+    """Return bytes that the copy will have moved; 0 where nothing is known.
 
     :param processed: bytes so far.
     """
@@ -131,7 +131,7 @@ def total_bytes(chunks: Chunks, processed: int) -> int:
 
 
 def processed_rows(chunks: Chunks, moving: int) -> int:
-    """Rows so far: those of the chunks that are done, and what the bytes of the others come to.
+    """Return the rows so far: those of finished chunks, and an estimate from the bytes of the others.
 
     :param moving: bytes of chunks that are being copied.
     """

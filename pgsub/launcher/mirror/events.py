@@ -100,7 +100,7 @@ class Events:
 
 
 def _action(body: dict[str, Any]) -> str:
-    """What a worker did with a conflict that did not stop it, or does not any more."""
+    """Return what a worker did with a conflict that did not stop it, or no longer does."""
     if body.get("action"):
         return str(body["action"])
     return APPLIED if body["conflict_type"].endswith("_origin_differs") else SKIPPED

@@ -30,16 +30,16 @@ class HeldTableStats:
         return any(one.releasing and one.changes for one in self._look.last)
 
     def is_next(self, finish_lsn: int) -> bool:
-        """Whether it is of a kept transaction that is to be applied now: the stream has passed it long ago."""
+        """Return whether it is of a kept transaction that is to be applied now: the stream has passed it long ago."""
         known = any(one.releasing for one in self._look.last)
         return known and finish_lsn in held_tables.next_released(self._session, self._subid)
 
     def look_again(self) -> None:
-        """What is held may have changed."""
+        """Read the held tables anew: they may have changed."""
         self._look.again()
 
     def read(self, relations: Sequence[RelationState]) -> list[HeldRow]:
-        """As of the last look, which may be now."""
+        """Return the held tables, as of the last look, which may be now."""
         return rows(relations, self._look())
 
 

@@ -170,7 +170,7 @@ class Mirror:
             self._shown(row[2])
 
     def _origins(self, heartbeats: list[Heartbeat]) -> None:
-        """What ``create`` saw of origins may have changed: they are given to roles, and run out."""
+        """Update whether origins are available: privileges change, and origins run out."""
         shown = self._store.subscription_by_id(self._sub.subid)
         for heartbeat in heartbeats:
             if heartbeat.worker == workers.APPLY and shown is not None:
@@ -180,13 +180,13 @@ class Mirror:
                     self._store.alter(self._sub.subid, unavailable=found)
 
     def _shown(self, state: str) -> None:
-        """The state store shows it."""
+        """Remember the state of two_phase that the state store shows."""
         if state != self._shown_two_phase and state == two_phase.ENABLED:
             self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         self._shown_two_phase = state
 
     def _counts(self, heartbeats: list[Heartbeat]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
-        """What workers have counted since their start, and that since it was last added to the statistics."""
+        """Return what workers counted since their start, and since the statistics were last updated."""
         counted: dict[tuple[int, int], Counter[str]] = {}
         steps: Counter[str] = Counter()
         for heartbeat in heartbeats:
@@ -206,7 +206,7 @@ class Mirror:
             self._store.alter(self._sub.subid, two_phase=state)
 
     def _skip(self, pending: skip.Skip | None, rules: Sequence[Rule]) -> None:
-        """What the command that set it wrote may have come after it was consumed."""
+        """Write what is to be skipped; the command that set it may have written after it was consumed."""
         wanted = (pending.lsn if pending is not None else 0, skip.shown(pending, rules))
         if not self._shown_skip.untouched():
             self._outdated = True
@@ -254,13 +254,13 @@ class Mirror:
         self._shown_skipped.wrote(self._store.skipped(self._sub.subid))
 
     def apply_heartbeat(self) -> Heartbeat | None:
-        """The apply worker's newest heartbeat."""
+        """Return the apply worker's newest heartbeat."""
         return self._heartbeats.newest(self._sub.subid, workers.APPLY)
 
     def _workers(
         self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
     ) -> list[WorkerRow]:
-        """Workers whose task runs; of one that gives no sign of life the last known state, and what it waits for."""
+        """Return the workers whose task runs; a silent one with its last known state and what it waits for."""
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
             alive = apply_alive if heartbeat.worker == workers.APPLY else heartbeat.worker in syncing

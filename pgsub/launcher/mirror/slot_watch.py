@@ -68,7 +68,7 @@ class SlotWatch:
             self._thread.join(2)
 
     def _rate(self, current_lsn: int) -> int | None:
-        """Bytes a second that the publisher's WAL grew by; None before it can be measured."""
+        """Return bytes a second that the publisher's WAL grew by; None before it can be measured."""
         growth, now = self._growth, time.monotonic()
         if growth and current_lsn < growth[-1][1]:
             growth.clear()  # another server answers
