@@ -12,7 +12,7 @@ ARGS ?=
 COMPAT ?= ../shared/tap/run
 FUZZ_MINUTES ?= 5
 
-.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage docs clean
+.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs clean
 
 venv: $(STAMP)
 
@@ -78,12 +78,23 @@ soak: $(STAMP)
 	$(PY) tests/hostile.py --minutes $(FUZZ_MINUTES)
 	$(PY) tests/soak.py $(ARGS)
 
+# Forty guards, two at a time; ARGS="--only WORDS" picks some.
 sabotage: $(STAMP)
 	$(PY) tests/sabotage.py $(ARGS)
+
+# All tests, with what they ran of pgsub in every process; .coverage/html has it line by line.
+coverage: export PYTHONPATH := $(CURDIR)/tests
+coverage: $(STAMP)
+	rm -rf .coverage
+	-servers=$$($(PY) tests/servers.py) && \
+		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m coverage run -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PY) -m coverage combine -q
+	$(PY) -m coverage html -q -d .coverage/html
+	$(PY) -m coverage report --skip-covered
 
 docs: $(STAMP)
 	$(PY) -m pgsub.cli.docs
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -50,8 +50,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_comes",
     ),
     "a table changes hands only where apply has not passed it": ("test_a_table_does_not_change_hands_behind_apply",),
-    "a chunk is copied once": ("test_what_is_copied_is_never_copied_again",),
-    "a failed copy removes only its own rows": ("test_cleaning_up_removes_the_copys_own_rows_and_no_others",),
+    "a chunk is copied once": ("test_a_large_table_is_copied_in_chunks",),
+    "a failed copy removes only its own rows": (
+        "test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_table",
+    ),
     "a copy that the publisher broke off fails": ("test_an_error_of_the_publisher_fails_the_copy",),
     "chunks of a rewritten table are not mixed": ("test_a_table_that_is_rewritten_between_its_chunks_is_copied_anew",),
     "a table that loses its sync slot is copied again": (
@@ -66,7 +68,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_did",
     ),
     "a PREPARE is covered by no position": (
-        "test_a_worker_that_ends_at_any_step_is_followed_by_one_that_finds_what_it_did",
+        "test_a_transaction_prepared_before_two_phase_was_enabled_comes_with_its_commit",
     ),
     "early work is committed only by the states that it was decided with": (
         "test_a_table_that_comes_to_the_subscription_meanwhile_makes_it_decide_again",

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ def test_what_is_committed_is_what_the_command_tree_gives(tmp_path):
 
 def test_generating_twice_gives_the_same_bytes():
     assert files() == files()
-
-
-def test_the_wheel_brings_every_manual_page_and_completion_to_where_shells_look():
-    shared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    brought = {path for patterns in shared.values() for pattern in patterns for path in ROOT.glob(pattern)}
-    assert brought == {path for folder in ("man", "completions") for path in (ROOT / folder).iterdir()}
-    for folder, patterns in shared.items():
-        assert all(pattern.endswith(folder[-1]) for pattern in patterns if "/man/" in folder)
 
 
 @pytest.mark.parametrize("command", describe(program()).commands, ids=lambda command: command.name)
