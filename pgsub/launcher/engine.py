@@ -1,4 +1,12 @@
-"""The Spark driver of a launcher: opened once, in the background, and again after its JVM died."""
+"""The Spark driver of a launcher: opened once, in the background, and again after its JVM died.
+
+NOTES
+
+A start takes seconds, on a busy machine many, and cannot be interrupted. So it has a thread of its own, and no lock is
+held meanwhile: submitters wait for the thread with an eye on their stop, and :meth:`Engine.close` does not wait. A JVM
+that comes up after that ends by itself, because its standard input ends with this process; in a process that lives
+on, the thread closes it.
+"""
 
 from __future__ import annotations
 

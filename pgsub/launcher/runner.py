@@ -1,4 +1,18 @@
-"""Serves one subscription: its workers, its mirror, its goal. Mirrors ApplyLauncherMain for one row of its list."""
+"""Serves one subscription: its workers, its mirror, its goal. Mirrors ApplyLauncherMain for one row of its list.
+
+NOTES
+
+A stop is seen at once in every phase. While the session connects there are no workers, and the launcher does not wait.
+Until the first look at the ledger nothing is lost by hanging up, so the session is cut at once. From then on workers
+may run: they are asked through the ledger, and a session whose target does not answer is cut after SILENCE_SECONDS.
+Spark's start is never awaited in this thread, or a stop would have to wait for it, too (:mod:`pgsub.launcher.engine`).
+
+The subscription belongs to the session that holds its advisory lock. When that session is lost, the workers are
+canceled without a word, and those that still run are fenced off by the next take-over, on whatever host.
+
+In each look events go first: the feedback of the worker waits for them. A fault that disables the subscription keeps
+workers from starting before it is recorded, since recording may fail for as long as the state store does.
+"""
 
 from __future__ import annotations
 
