@@ -112,6 +112,19 @@ def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
 
 
 def _check_words(options: AlterOptions) -> None:
+    _check_publications(options)
+    single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
+    other = options.publications or options.settings or options.on_conflict or options.publisher_upgraded
+    given = bool(other) or any(value is not None for value in single)
+    if options.holds and given:
+        raise UsageError(
+            "--hold and --release cannot be used together with other changes", hint="Alter the subscription twice."
+        )
+    if not (options.holds or given):
+        raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
+
+
+def _check_publications(options: AlterOptions) -> None:
     lists = {
         "--set-publication": options.set_publication,
         "--add-publication": options.add_publication,
@@ -122,24 +135,12 @@ def _check_words(options: AlterOptions) -> None:
         raise UsageError(f"{given[0]} and {given[1]} cannot be used together", hint="Alter the subscription twice.")
     for names in lists.values():
         definition.check_publications(names)
-    if not given:
-        for word, value in (("refresh", options.refresh), ("copy-data", options.copy_data)):
-            if value is not None:
-                raise UsageError(
-                    f"--{word if value else f'no-{word}'} needs a change of publications",
-                    hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
-                )
-    single = (options.connection, options.target, options.rename_to, options.slot_name, options.two_phase)
-    other = options.settings or options.on_conflict or options.publisher_upgraded
-    nothing = not given and not other and all(value is None for value in single)
-    if options.holds:
-        if not nothing:
+    for word, value in (("refresh", options.refresh), ("copy-data", options.copy_data)):
+        if not given and value is not None:
             raise UsageError(
-                "--hold and --release cannot be used together with other changes", hint="Alter the subscription twice."
+                f"--{word if value else f'no-{word}'} needs a change of publications",
+                hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
             )
-        return
-    if nothing:
-        raise UsageError("nothing to alter", hint="Try this for the options and examples:\npgsub alter --help")
 
 
 def _publications(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pgsub.commands.preflight.catalog_facts import Column, Type
 
 _HEADER = 4  #: VARHDRSZ, part of the typmod of character and numeric types
 _INTEGERS = {"int2": 5, "int4": 10, "int8": 19}  #: decimal digits
-_FLOATS = ("float4", "float8")
+_FLOATS = {"float4": 6, "float8": 15}  #: decimal digits that are kept
 _TEXTS = ("text", "varchar", "bpchar", "citext", "name")
 _STAMPS = ("timestamp", "timestamptz")
 _TIMES = (*_STAMPS, "time", "timetz", "interval")
@@ -26,6 +26,21 @@ _LENGTHS = {
 #: types whose binary values are read alike
 _SAME_BINARY = (frozenset(_TEXTS), frozenset(_BITS), frozenset(_STAMPS))
 _BUILT_IN = "pg_catalog"
+_UNREADABLE = "values that the target's type cannot read fail"
+#: what becomes of values of the first type in the second; None where every value fits
+_PAIRS = {
+    **{("bool", number): "every value fails: t and f are no numbers" for number in (*_INTEGERS, "numeric")},
+    ("jsonb", "json"): None,
+    ("json", "jsonb"): "values with \\u0000 or other unpaired escapes fail",
+    ("timestamp", "timestamptz"): "values are taken as local times of the target's time zone",
+    ("date", "timestamptz"): "values are taken as local times of the target's time zone",
+    ("time", "timetz"): "values are taken as local times of the target's time zone",
+    ("timestamptz", "timestamp"): "values lose their time zone",
+    ("timetz", "time"): "values lose their time zone",
+    ("date", "timestamp"): None,
+    **{(stamp, "date"): "values lose their time of day" for stamp in _STAMPS},
+    **{(stamp, "time"): "values lose their date" for stamp in _STAMPS},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,48 +119,29 @@ def _across(source: Resolved, target: Resolved) -> str | None:
         return _labels(source.element, target.element)
     if target.name in _TEXTS:
         return _too_long(_longest(source), target)
-    if source.name in _INTEGERS or source.name == "numeric" or source.name in _FLOATS:
+    if (source.name, target.name) in _PAIRS:
+        return _PAIRS[source.name, target.name]
+    if source.name in (*_INTEGERS, *_FLOATS, "numeric"):
         return _number(source, target)
-    if source.name in (*_TIMES, "date"):
-        return _moment(source, target)
     if source.name in _BITS and target.name in _BITS:
         return None if target.name == "varbit" and target.typmod < 0 else "bit strings of another length fail"
-    if (source.name, target.name) == ("jsonb", "json"):
-        return None
-    if (source.name, target.name) == ("json", "jsonb"):
-        return "values with \\u0000 or other unpaired escapes fail"
-    if source.name == "bool" and (target.name in _INTEGERS or target.name == "numeric"):
-        return "every value fails: t and f are no numbers"
-    if source.name in _TEXTS:
-        return "text that is no value of the target's type fails"
-    return "values that the target's type cannot read fail"
+    return "text that is no value of the target's type fails" if source.name in _TEXTS else _UNREADABLE
 
 
 def _number(source: Resolved, target: Resolved) -> str | None:
-    if source.name in _INTEGERS:
-        digits: tuple[int, int] | None = (_INTEGERS[source.name], 0)
-    else:
-        digits = _digits(source)
+    integer = source.name in _INTEGERS
+    digits = (_INTEGERS[source.name], 0) if integer else _digits(source)
     if target.name in _INTEGERS:
         if digits is None or digits[1] > 0:
             return "values that are no integers fail"
-        narrower = digits[0] > _INTEGERS[target.name] or (
-            source.name == "numeric" and digits[0] == _INTEGERS[target.name]
-        )
-        return "values out of range fail" if narrower else None
+        most = _INTEGERS[target.name]
+        return "values out of range fail" if digits[0] > most or (digits[0] == most and not integer) else None
     if target.name == "numeric":
         return None if target.typmod < 0 else _numeric(digits, target)
-    if target.name in ("json", "jsonb") and source.name in _INTEGERS:
-        return None
     if target.name in _FLOATS:
-        if (source.name, target.name) == ("float4", "float8") or (digits and sum(digits) <= _float_digits(target)):
-            return None
-        return "digits are lost"
-    return "values that the target's type cannot read fail"
-
-
-def _float_digits(target: Resolved) -> int:
-    return 15 if target.name == "float8" else 6
+        exact = digits is not None and sum(digits) <= _FLOATS[target.name]
+        return None if exact or (source.name, target.name) == ("float4", "float8") else "digits are lost"
+    return None if integer and target.name in ("json", "jsonb") else _UNREADABLE
 
 
 def _digits(resolved: Resolved) -> tuple[int, int] | None:
@@ -166,21 +162,6 @@ def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
     if digits is None or digits[0] > limits[0]:
         return "values out of range fail" + (", others are rounded" if rounded else "")
     return "values are rounded" if rounded else None
-
-
-def _moment(source: Resolved, target: Resolved) -> str | None:
-    pair = (source.name, target.name)
-    if pair in (("timestamp", "timestamptz"), ("date", "timestamptz"), ("time", "timetz")):
-        return "values are taken as local times of the target's time zone"
-    if pair in (("timestamptz", "timestamp"), ("timetz", "time")):
-        return "values lose their time zone"
-    if pair == ("date", "timestamp"):
-        return None
-    if target.name == "date" and source.name in _STAMPS:
-        return "values lose their time of day"
-    if target.name == "time" and source.name in _STAMPS:
-        return "values lose their date"
-    return "values that the target's type cannot read fail"
 
 
 def _room(target: Resolved) -> int | None:

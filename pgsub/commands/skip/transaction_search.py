@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 import psycopg
 
 from pgsub.apply.preview.simulation import Simulation
-from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, SlotReader, reading
+from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, SlotReader, Step, reading
 from pgsub.apply.stream.transactions import Kind
 from pgsub.commands.skip.preview import Preview
 from pgsub.common.errors import StateForbids
@@ -64,33 +65,33 @@ class TransactionSearch:
 
         :raises StateForbids: there is none; what the LSN is, and which one may be meant.
         """
-        found: Header | None = None
-        for step in stream.steps():
-            match step:
-                case Header():
-                    if found is None and self._is_wanted(step):
-                        found = step
-                        if preview is None:
-                            break
-                        preview.header = step
-                        if simulation is not None:
-                            simulation.begin(step.commit_ts)
-                    elif self._is_past(step):
-                        break
-                case Change():
-                    if found is not None and preview is not None and simulation is not None:
-                        _compare(step, simulation, preview)
-                    elif simulation is not None:
-                        simulation.learn(step.message)
-                case Ended():
-                    if found is not None:
-                        break
-                case Reached():
-                    if step.position > self._wanted and self._after is not None:
-                        break
+        steps = stream.steps()
+        found = self._locate(steps, simulation)
         if found is None:
             raise self._not_found(stream.flush_lsn)
+        if simulation is not None and preview is not None:
+            preview.header = found
+            simulation.begin(found.commit_ts)
+            for step in itertools.takewhile(lambda step: not isinstance(step, Ended), steps):
+                if isinstance(step, Change):
+                    _compare(step, simulation, preview)
         return found
+
+    def _locate(self, steps: Iterator[Step], simulation: Simulation | None) -> Header | None:
+        for step in steps:
+            match step:
+                case Header():
+                    if self._is_wanted(step):
+                        return step
+                    if self._is_past(step):
+                        return None
+                case Change():
+                    if simulation is not None:
+                        simulation.learn(step.message)
+                case Reached():
+                    if step.position > self._wanted and self._after is not None:
+                        return None
+        return None
 
     def _is_wanted(self, header: Header) -> bool:
         if (header.xid, header.finish_lsn) in self._prepared:

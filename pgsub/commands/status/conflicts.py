@@ -107,13 +107,20 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
     if row.action != SKIPPED or row.identical or (row.letter is None and row.worker is None):
         return False
     journal = store.journal_rows(row.subid)
-    pruned = (one.detail for one in journal if one.action == "prune")
-    if any(not one["replayed"] and (one["before"] is None or row.last_at < one["before"]) for one in pruned):
+    if any(_pruned(one.detail, row) for one in journal if one.action == "prune"):
         return False
-    advances = [one.detail for one in journal if one.action == "origin-advance"]
-    passed = [(parse_lsn(one["from"]), parse_lsn(one["to"])) for one in advances if one.get("outcome") == "done"]
-    lsn = row.finish_lsn or 0
-    return row.letter is not None or not any(start <= lsn and covered(lsn, to) for start, to in passed)
+    advances = (one.detail for one in journal if one.action == "origin-advance")
+    return row.letter is not None or not any(_passed(one, row.finish_lsn or 0) for one in advances)
+
+
+def _pruned(detail: dict[str, Any], row: ConflictRow) -> bool:
+    return not detail["replayed"] and (detail["before"] is None or (row.last_at or "") < detail["before"])
+
+
+def _passed(detail: dict[str, Any], lsn: int) -> bool:
+    return (
+        detail.get("outcome") == "done" and parse_lsn(detail["from"]) <= lsn and covered(lsn, parse_lsn(detail["to"]))
+    )
 
 
 def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:

@@ -15,7 +15,7 @@ from psycopg import sql
 from pgsub.catalog.rows import ConflictRow, ErrorRow
 from pgsub.commands.status.status import Row, SubscriptionStatus, error_class
 from pgsub.common import quoting
-from pgsub.common.errors import ApplyError, PermissionMissing, ReplicationBroken
+from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.quoting import word
 from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import covered, format_lsn, parse_lsn
@@ -37,22 +37,20 @@ class Step:
 
 def runbook(one: SubscriptionStatus) -> list[Step]:
     """The steps for the present state, in order; none where nothing is wrong."""
-    return list(_steps(one))
-
-
-def _steps(one: SubscriptionStatus) -> Iterator[Step]:
-    name = word(one.definition.name)
-    broken = next((row for row in one.errors if issubclass(error_class(row), ReplicationBroken)), None)
-    if broken is not None or (one.slot or {}).get("wal_status") == "lost":
-        yield from _broken(one, broken)
-        return
+    if one.lost:
+        return list(_broken(one, one.broken))
     steps = [step for row in one.errors for step in _error(one, row)]
-    later = [step for step in steps if one.state == "disabled" and _refreshes(step)]
-    yield from (step for step in steps if step not in later)
-    if one.state == "disabled":
-        said = " once the cause is gone" if one.errors else ""
-        yield Step(f"Let the subscription go on{said}.", (f"pgsub enable {name}",))
-    yield from later
+    if one.state != "disabled":
+        return [*steps, *_resume(one)]
+    # a refresh is refused for a disabled subscription
+    later = [step for step in steps if any(line.startswith("pgsub refresh ") for line in step.commands)]
+    cause = " once the cause is gone" if one.errors else ""
+    enable = Step(f"Let the subscription go on{cause}.", (f"pgsub enable {word(one.definition.name)}",))
+    return [*(step for step in steps if step not in later), enable, *later, *_resume(one)]
+
+
+def _resume(one: SubscriptionStatus) -> Iterator[Step]:
+    name = word(one.definition.name)
     if not one.relations and one.state != "disabled":
         published = ", ".join(f'"{publication}"' for publication in one.definition.publications)
         yield Step(f"No table is subscribed: check on the publisher that {published} exists and publishes a table.")
@@ -60,12 +58,7 @@ def _steps(one: SubscriptionStatus) -> Iterator[Step]:
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
-        yield Step("See whether it gets on.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
-
-
-def _refreshes(step: Step) -> bool:
-    """Whether it is refused for a disabled subscription."""
-    return any(command.startswith("pgsub refresh ") for command in step.commands)
+        yield Step("Check that it catches up.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
 
 
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:

@@ -68,6 +68,16 @@ class SubscriptionStatus:
     stopped_by: list[ConflictRow]  #: conflicts that apply cannot get past, newest first
 
     @property
+    def broken(self) -> ErrorRow | None:
+        """The error that no further try mends, if there is one."""
+        return next((row for row in self.errors if issubclass(error_class(row), ReplicationBroken)), None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether replication cannot go on: it is broken, or the slot has lost WAL."""
+        return self.broken is not None or (self.slot or {}).get("wal_status") == "lost"
+
+    @property
     def next(self) -> str | None:
         """The next command of an operator, None where nothing has failed."""
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
@@ -233,21 +243,27 @@ def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
 
 def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     name = f'subscription "{one.definition.name}"'
-    broken = next((row for row in one.errors if issubclass(error_class(row), ReplicationBroken)), None)
-    if broken is not None or (one.slot or {}).get("wal_status") == "lost":
-        return Finding(7, f"{name}: {broken.message if broken else 'replication slot lost'}")
+    if one.lost:
+        return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
     if one.errors:
         return Finding(6, f"{name}: {one.errors[0].message}")
     if one.state != "running":
         return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any launcher'}")
-    if max_lag is None and one.waits is not None and one.waits["seconds"] > STUCK_SECONDS:
-        text = f"{name}: the apply worker has given no sign of life for {one.waits['seconds']:.0f} s"
-        return Finding(8, text + (f", it waits for {one.waits['for']}" if one.waits["for"] else ""))
-    if max_lag is not None and (one.lag is None or one.lag > max_lag):
-        lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
-        waits = f"; it waits for {one.waits['for']}" if one.waits is not None and one.waits["for"] else ""
-        return Finding(8, f"{name}: lag {lag}{waits}")
-    return None
+    text = _late(one, max_lag)
+    return None if text is None else Finding(8, f"{name}: {text}")
+
+
+def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
+    """The lag that is over the threshold or, without one, the silence of the apply worker."""
+    waits = one.waits or {"seconds": 0.0, "for": None}
+    waiting = f"it waits for {waits['for']}" if waits["for"] else ""
+    if max_lag is None:
+        text = f"the apply worker has given no sign of life for {waits['seconds']:.0f} s"
+        return ", ".join(filter(None, (text, waiting))) if waits["seconds"] > STUCK_SECONDS else None
+    if one.lag is not None and one.lag <= max_lag:
+        return None
+    lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
+    return "; ".join(filter(None, (f"lag {lag}", waiting)))
 
 
 def _rows(store: StateStore, view: str, subid: int | None = None) -> tuple[tuple[str, ...], list[Row]]:
