@@ -17,8 +17,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
 from pgsub.target.ledger import owner, schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName, is_superuser
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
 #: What launchers write, and commands that do not wait for each other because each writes one field.

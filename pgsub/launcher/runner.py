@@ -50,8 +50,7 @@ from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import owner, schema, subscriptions, two_phase, workers
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, must_use_password
 
 _LOCK_CLASS = 0x70677375  #: "pgsu"
 #: Seconds to wait for the lock, which the session of a killed launcher may still hold.

@@ -15,7 +15,6 @@ from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy.task import LOCKED
-from pgsub.tablesync.sync_states import INIT
 from pgsub.target.ledger.subscriptions import RelationState
 
 
@@ -86,7 +85,7 @@ class SyncWorkers:
         """Forget the failures of tables that a refresh removed or set back to be copied again."""
         states = {rel.srrelid: rel.srsubstate for rel in relations}
         for relid, before in self._states.items():
-            if relid not in states or (states[relid] == INIT and before != INIT):
+            if relid not in states or (states[relid] == "i" and before != "i"):
                 self._retries.pop(relid, None)
                 for sync in self._running:
                     sync.outdated.add(relid)

@@ -10,17 +10,7 @@ import struct
 from collections.abc import Callable
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol.messages import (
-    Change,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Relation,
-    Truncate,
-    Tuple,
-    TypeName,
-    Update,
-)
+from pgsub.protocol.messages import Change, Delete, Insert, LogicalMessage, Relation, Truncate, Tuple, TypeName, Update
 from pgsub.protocol.reader import (
     INT32,
     UNCHANGED,

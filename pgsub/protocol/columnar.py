@@ -22,14 +22,13 @@ from pgsub.common.errors import InternalError, ProtocolViolation
 from pgsub.protocol.changes import RELID_AT
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Message
-from pgsub.protocol.reader import MAX_COLUMNS
+from pgsub.protocol.reader import BINARY, MAX_COLUMNS, NULL, TEXT, UNCHANGED
 
 #: Behind the last message: a NULL of a binary row for :mod:`columnar_copy`, and what unaligned loads may touch.
 PAD = b"\xff\xff\xff\xff" + bytes(12)
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _NEW, _KEY, _OLD = b"NKO"
-_NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
@@ -185,7 +184,7 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
     else:
         old = walk.rows(count)
         if marker == _KEY:
-            _refuse_if(old.kinds == _UNCHANGED)
+            _refuse_if(old.kinds == UNCHANGED)
         if kind == _UPDATE:
             walk.expect(_NEW, count)
             new = walk.rows(count)
@@ -215,11 +214,11 @@ class _Walk:
         words = self._frames.words(self._at)
         kinds[:] = words >> np.uint64(56)
         sizes: Offsets = ((words >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        valued = (kinds == _BINARY) | (kinds == _TEXT)
+        valued = (kinds == BINARY) | (kinds == TEXT)
         if valued.all():
             offsets[:] = self._at + 5
         else:
-            _refuse_if(~(valued | (kinds == _NULL) | (kinds == _UNCHANGED)))
+            _refuse_if(~(valued | (kinds == NULL) | (kinds == UNCHANGED)))
             sizes *= valued
             offsets[:] = self._at + np.where(valued, 5, 1)
         self._at = offsets + sizes

@@ -14,17 +14,17 @@ from typing import TypeAlias
 import numpy as np
 
 from pgsub.protocol.columnar import PAD, Bytes, Changes, Flags, Lengths, Offsets, Rows
+from pgsub.protocol.reader import BINARY, TEXT
 
 _ARRAY = struct.Struct(">iiIii")
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
-_TEXT, _BINARY = b"tb"
 _NULL = b"\\N"  #: in a text stream
 #: Of these a copy would be as large as they are: whoever wants one makes it.
 Stream: TypeAlias = memoryview
 
 _VALUED = np.zeros(256, np.bool_)
-_VALUED[[_TEXT, _BINARY]] = True
+_VALUED[[TEXT, BINARY]] = True
 
 #: What stands for a byte of a text value behind a backslash; 0: it stands for itself.
 _ESCAPED = np.zeros(256, np.uint8)
@@ -37,10 +37,10 @@ _MANY = 16
 
 def formats(rows: Rows) -> str:
     """The form of all values, ``binary`` or ``text``, else ``mixed``; ``text`` where there is none."""
-    binary = bool((rows.kinds == _BINARY).any())
+    binary = bool((rows.kinds == BINARY).any())
     if not binary:
         return "text"
-    return "mixed" if (rows.kinds == _TEXT).any() else "binary"
+    return "mixed" if (rows.kinds == TEXT).any() else "binary"
 
 
 def copy_stream(changes: Changes, *, binary: bool) -> Stream:
@@ -57,7 +57,7 @@ def copy_stream(changes: Changes, *, binary: bool) -> Stream:
     rows = changes.new
     if rows is None or not len(rows.kinds):
         raise ValueError("COPY needs new rows with columns")
-    if not binary and (rows.kinds == _BINARY).any():
+    if not binary and (rows.kinds == BINARY).any():
         raise ValueError("binary values do not fit into a text stream")
     return _binary_stream(changes.buffer, rows) if binary else _text_stream(changes.buffer, rows)
 

@@ -1,21 +1,23 @@
-"""Row messages as pgoutput writes them: the other direction of :mod:`pgsub.protocol.changes`.
+"""Messages as pgoutput writes them: the other direction of :mod:`pgsub.protocol.changes`.
 
-Mirrors ``logicalrep_write_insert`` and its like (proto.c). For changes that were kept in another form and are applied
-later, by what applies those of a stream.
+Mirrors ``logicalrep_write_insert`` and its like (proto.c). For changes that are stored, to be applied later by what
+applies those of a stream.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import TypeAlias
 
-from pgsub.protocol.messages import Delete, Insert, Truncate, Tuple, Update
+from pgsub.common.errors import ProtocolViolation
+from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Tuple, Update
+from pgsub.protocol.reader import BINARY, TEXT
 
 RowMessage: TypeAlias = Insert | Update | Delete | Truncate
 
 _COUNT = struct.Struct(">H")
 _LENGTH = struct.Struct(">I")
-_VALUES = b"tb"
 
 
 def encode(message: RowMessage) -> bytes:
@@ -41,7 +43,45 @@ def _tuple(row: Tuple) -> bytes:
     parts = [_COUNT.pack(len(row.kinds))]
     for kind, value in zip(row.kinds, row.values, strict=True):
         parts.append(bytes([kind]))
-        if kind in _VALUES:
+        if kind in (TEXT, BINARY):
             assert value is not None
             parts += [_LENGTH.pack(len(value)), value]
     return b"".join(parts)
+
+
+def relation(message: Relation) -> bytes:
+    """The bytes of a Relation message, outside of a stream block."""
+    head = b"R" + _LENGTH.pack(message.relid) + _string(message.namespace) + _string(message.name)
+    parts = [head, message.replica_identity.encode("ascii"), _COUNT.pack(len(message.columns))]
+    for column in message.columns:
+        parts += [bytes([column.flags]), _string(column.name), struct.pack(">Ii", column.type_oid, column.typmod)]
+    return b"".join(parts)
+
+
+def _string(text: str) -> bytes:
+    return text.encode() + b"\0"
+
+
+def outside_stream(payload: bytes, *, in_stream: bool) -> bytes:
+    """A row message as it would be outside of a stream block, where it carries no xid."""
+    return payload[:1] + payload[5:] if in_stream else payload
+
+
+def joined(payloads: Iterable[bytes]) -> bytes:
+    """Messages one behind the other, each behind its length."""
+    return b"".join(part for payload in payloads for part in (_LENGTH.pack(len(payload)), payload))
+
+
+def split(messages: bytes) -> list[bytes]:
+    """Undo :func:`joined`.
+
+    :raises ProtocolViolation: the last message is cut short.
+    """
+    found, at = [], 0
+    while at + _LENGTH.size <= len(messages):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(messages, at)[0]
+        found.append(messages[start:at])
+    if at != len(messages):
+        raise ProtocolViolation("stored messages are cut short")
+    return found

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+#: Flag of a column that is part of the replica identity; with FULL all of them are.
+KEY_COLUMN = 1
+
 
 class Column(NamedTuple):
-    """A column of a relation; ``flags`` 1 means part of the replica identity."""
+    """A column of a relation; ``flags`` may have :data:`KEY_COLUMN`."""
 
     flags: int
     name: str
     type_oid: int
     typmod: int
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is part of the replica identity."""
+        return bool(self.flags & KEY_COLUMN)
 
 
 class Relation(NamedTuple):
@@ -37,7 +45,7 @@ class TypeName(NamedTuple):
 
 
 class Tuple(NamedTuple):
-    """A row: one byte of ``kinds`` a column (n null, u unchanged TOAST, t text, b binary); n and u have value None."""
+    """A row: one byte of ``kinds`` a column; values that are NULL or unchanged are None."""
 
     kinds: bytes
     values: tuple[bytes | None, ...]

@@ -7,7 +7,9 @@ is known (libpq keeps none of a refused connection) or several faults share one.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -133,6 +135,16 @@ def translate(
     return classify(ServerError.from_exception(error), doing, table=table, user=user)
 
 
+@contextlib.contextmanager
+def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str, str] | None = None) -> Iterator[None]:
+    """Raise errors of a session in the block as :func:`translate` has them; the parameters are its own."""
+    user = connection.info.user
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, doing, table=table, user=user) from None
+
+
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
@@ -204,7 +216,7 @@ def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | No
     if denied and denied[1] in ("schema", "function", "sequence"):
         kind, privilege = denied[1].upper(), {"schema": "USAGE", "function": "EXECUTE", "sequence": "SELECT"}[denied[1]]
         return f"Run this on the publisher:\nGRANT {privilege} ON {kind} {denied[2]} TO {role};"
-    name = ".".join(map(_identifier, table)) if table else denied[2] if denied else None
+    name = ".".join(map(quoting.name, table)) if table else denied[2] if denied else None
     if name is None:
         return f"The role {role} lacks a privilege on the publisher."
     return f"Run this on the publisher:\nGRANT SELECT ON TABLE {name} TO {role};"
@@ -215,11 +227,7 @@ def replication_hint(user: str | None) -> str:
 
 
 def _role(user: str | None) -> str:
-    return _identifier(user) if user else "<user of --connection>"
-
-
-def _identifier(name: str) -> str:
-    return quoting.name(name)
+    return quoting.name(user) if user else "<user of --connection>"
 
 
 def _lines(text: str) -> list[str]:

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import psycopg
-
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
-from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translate
+from pgsub.publisher.connect import Connection, scalar
+from pgsub.publisher.faults import PROMOTE_HINT, RECREATE_HINT, translating
 from pgsub.publisher.slots import SlotState
 
 
@@ -45,18 +43,13 @@ def identify(connection: Connection) -> PublisherIdentity:
     :param connection: a replication connection.
     :raises PgsubError: translated.
     """
-    try:
-        system = connection.execute("IDENTIFY_SYSTEM").fetchone()
-        database = connection.execute(
-            "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
-        ).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, "receive database system identifier and timeline ID from the publisher") from None
-    assert system is not None and database is not None
+    query = "SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()"
+    with translating(connection, "receive database system identifier and timeline ID from the publisher"):
+        system, oid = connection.execute("IDENTIFY_SYSTEM").fetchone(), scalar(connection, query)
+    assert system is not None
     identifier, timeline, flush_lsn, dbname = system
-    return PublisherIdentity(
-        identifier, dbname, database[0], int(timeline), connection.info.server_version, parse_lsn(flush_lsn)
-    )
+    version = connection.info.server_version
+    return PublisherIdentity(identifier, dbname, int(str(oid)), int(timeline), version, parse_lsn(flush_lsn))
 
 
 def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwitch]:
@@ -68,10 +61,8 @@ def timeline_history(connection: Connection, timeline: int) -> list[TimelineSwit
     """
     if timeline <= 1:
         return []
-    try:
+    with translating(connection, f"receive timeline history of timeline {timeline} from the publisher"):
         row = connection.execute(b"TIMELINE_HISTORY %d" % timeline).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, f"receive timeline history of timeline {timeline} from the publisher") from None
     return parse_history(row[1] if row else b"")
 
 
@@ -85,8 +76,8 @@ def parse_history(content: bytes | str) -> list[TimelineSwitch]:
     for line in map(str.strip, text.splitlines()):
         if not line or line.startswith("#"):
             continue
-        number, lsn, *reason = line.split(None, 2) + [""] * (2 - len(line.split(None, 2)))
         try:
+            number, lsn, *reason = line.split(None, 2)
             switches.append(TimelineSwitch(int(number), parse_lsn(lsn), "".join(reason)))
         except ValueError:
             raise ReplicationBroken("syntax error in the publisher's timeline history", detail=line) from None

@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-import psycopg
-
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.publisher.connect import Connection, connect, scalar
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translating
 
 _INSERTED = """
 SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_insert_lsn()::pg_catalog.text END
@@ -34,11 +32,11 @@ def committed_position(conninfo: str, application_name: str) -> int:
 
     :raises PgsubError: it cannot be asked.
     """
-    with contextlib.closing(connect(conninfo, application_name=application_name)) as connection:
-        try:
-            return _committed(connection)
-        except psycopg.Error as error:
-            raise translate(error, "read the WAL position of the publisher") from None
+    with (
+        contextlib.closing(connect(conninfo, application_name=application_name)) as connection,
+        translating(connection, "read the WAL position of the publisher"),
+    ):
+        return _committed(connection)
 
 
 def _committed(connection: Connection) -> int:

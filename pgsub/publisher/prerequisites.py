@@ -5,11 +5,9 @@ Mirrors ``CheckLogicalDecodingRequirements`` (logical.c) and ``CheckSlotPermissi
 
 from __future__ import annotations
 
-import psycopg
-
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.publisher.connect import Connection, scalar
-from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translate
+from pgsub.publisher.faults import WAL_LEVEL_HINT, replication_hint, translating
 
 #: From here on logical decoding is switched on by the first logical slot where wal_level is replica.
 _ON_DEMAND = 190000
@@ -24,12 +22,10 @@ def check_wal_level(connection: Connection) -> None:
     :raises StateForbids: with the setting to change.
     """
     on_demand = connection.info.server_version >= _ON_DEMAND
-    try:
+    with translating(connection, "read wal_level of the publisher"):
         level = scalar(connection, "SHOW wal_level")
         if on_demand and scalar(connection, "SELECT pg_catalog.pg_is_in_recovery()"):
             _check_primary(str(scalar(connection, "SHOW effective_wal_level")))
-    except psycopg.Error as error:
-        raise translate(error, "read wal_level of the publisher") from None
     enough = ("logical", "replica") if on_demand else ("logical",)
     if level not in enough:
         raise StateForbids(
@@ -60,15 +56,12 @@ def check_replication_role(connection: Connection) -> None:
         SELECT r.rolreplication OR r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles m
             WHERE m.rolname = 'rds_replication' AND pg_catalog.pg_has_role(r.oid, m.oid, 'MEMBER'))
         FROM pg_catalog.pg_roles r WHERE r.rolname = CURRENT_USER"""
-    try:
+    with translating(connection, "read the role's attributes on the publisher"):
         allowed = scalar(connection, query)
-    except psycopg.Error as error:
-        raise translate(error, "read the role's attributes on the publisher") from None
     if not allowed:
-        user = connection.info.user
         raise PermissionMissing(
             "permission denied to use replication slots",
             detail="Only roles with the REPLICATION attribute may use replication slots.",
-            hint=replication_hint(user),
+            hint=replication_hint(connection.info.user),
             sqlstate="42501",
         )

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import StateForbids
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translating
 
 
 class PublishedTable(NamedTuple):
@@ -158,7 +157,5 @@ _LEDGER = sql.SQL("""
 def _rows(
     connection: Connection, query: sql.SQL | sql.Composed, publications: Sequence[str], doing: str
 ) -> list[tuple[Any, ...]]:
-    try:
+    with translating(connection, doing):
         return connection.execute(query, {"publications": list(publications)}).fetchall()
-    except psycopg.Error as error:
-        raise translate(error, doing, user=connection.info.user) from None

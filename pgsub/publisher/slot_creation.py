@@ -21,7 +21,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translating
 
 #: message, detail, hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]
@@ -31,6 +31,10 @@ _POLL = 0.05
 _EVERY = 1.0  #: seconds between looks, and between tries to cancel
 _JOIN = 10.0  #: seconds for a look under way to end; its connection may be to a host that vanished
 _QUERY_LENGTH = 80
+_SEE = (
+    "See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
+    " FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,8 @@ def long_transactions(connection: Connection, age: float) -> list[OpenTransactio
     :param age: seconds that they have been open at least.
     :raises PgsubError: translated.
     """
-    try:
+    with translating(connection, "list open transactions of the publisher"):
         return _transactions(connection, _OLDER, {"age": age})
-    except psycopg.Error as error:
-        raise translate(error, "list open transactions of the publisher") from None
 
 
 def _transactions(connection: Connection, query: str, params: dict[str, Any]) -> list[OpenTransaction]:
@@ -199,8 +201,7 @@ class SlotWatch:
         return TimeoutExpired(
             message,
             detail="It waits for transactions that were open before; nothing was created.",
-            hint="See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
-            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+            hint=_SEE,
         )
 
     def _run(self) -> None:
@@ -263,6 +264,5 @@ class SlotWatch:
         self._report(
             f'creation of replication slot "{self._slot_name}" on the publisher waits for older transactions',
             f"Which ones could not be seen: {reason}.",
-            "See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
-            " FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+            _SEE,
         )

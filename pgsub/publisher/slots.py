@@ -6,10 +6,11 @@ Mirrors ``slot.c`` (names), ``libpqrcv_create_slot`` (libpqwalreceiver.c) and ``
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ import psycopg
 from psycopg.rows import dict_row
 
 from pgsub.common.errors import PgsubError, SlotLost, StateForbids, UsageError
-from pgsub.protocol.lsn import parse_lsn
+from pgsub.protocol.lsn import lsn_or_none, parse_lsn
 from pgsub.publisher.connect import Connection, is_replication
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translate, translating
 from pgsub.publisher.walsender import quote_identifier
 
 _NAME_LENGTH = 63  # NAMEDATALEN - 1
@@ -108,10 +109,8 @@ def sync_slots(connection: Connection, subid: int) -> list[str]:
     query = """
         SELECT slot_name::text FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
-    try:
+    with translating(connection, "look for replication slots of table synchronization"):
         return [name for (name,) in connection.execute(query, (str(subid),))]
-    except psycopg.Error as error:
-        raise translate(error, "look for replication slots of table synchronization") from None
 
 
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
@@ -122,12 +121,11 @@ def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
     query = """
         SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots
         WHERE slot_name = ANY(%s::name[]) AND active_pid IS NOT NULL"""
-    try:
+    with (
+        translating(connection, "end the walsender of a replication slot"),
+        contextlib.suppress(psycopg.errors.InsufficientPrivilege),
+    ):
         connection.execute(query, (list(names),))
-    except psycopg.errors.InsufficientPrivilege:
-        pass
-    except psycopg.Error as error:
-        raise translate(error, "end the walsender of a replication slot") from None
 
 
 def slot_state(connection: Connection, name: str) -> SlotState | None:
@@ -137,52 +135,26 @@ def slot_state(connection: Connection, name: str) -> SlotState | None:
     :raises PgsubError: translated.
     """
     query = """
-        SELECT s.*, w.lsn::text AS current_lsn, pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained,
+        SELECT s.*, s.slot_name AS name, w.lsn::text AS current_lsn,
+            pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::bigint AS retained_bytes,
             pg_catalog.pg_is_in_recovery() AS in_recovery
         FROM pg_catalog.pg_replication_slots s,
             (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                 ELSE pg_catalog.pg_current_wal_lsn() END) AS w (lsn)
         WHERE s.slot_name = %s"""
-    try:
-        with connection.cursor(row_factory=dict_row) as cursor:
-            row = cursor.execute(query, (name,)).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, f'read replication slot "{name}"') from None
+    with translating(connection, f'read replication slot "{name}"'), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(query, (name,)).fetchone()
     return None if row is None else _state(row)
 
 
 def _state(row: dict[str, Any]) -> SlotState:
-    return SlotState(
-        name=row["slot_name"],
-        plugin=row["plugin"],
-        database=row["database"],
-        active=row["active"],
-        active_pid=row["active_pid"],
-        restart_lsn=_lsn(row["restart_lsn"]),
-        confirmed_flush_lsn=_lsn(row["confirmed_flush_lsn"]),
-        wal_status=row["wal_status"],
-        safe_wal_size=row["safe_wal_size"],
-        two_phase=row["two_phase"],
-        failover=row.get("failover", False),
-        invalidation_reason=_invalidation(row),
-        retained_bytes=row["retained"],
-        current_lsn=parse_lsn(row["current_lsn"] or "0/0"),
-        in_recovery=row["in_recovery"],
-        synced=row.get("synced"),
-        conflicting=row.get("conflicting"),
-        inactive_since=row.get("inactive_since"),
-    )
-
-
-def _invalidation(row: dict[str, Any]) -> str | None:
-    """The reason; before 17 the server only tells that the slot is lost, on a primary for want of WAL."""
-    if row.get("invalidation_reason"):
-        return str(row["invalidation_reason"])
-    return "wal_removed" if row["wal_status"] == "lost" else None
-
-
-def _lsn(text: str | None) -> int | None:
-    return None if text is None else parse_lsn(text)
+    known: dict[str, Any] = {"failover": False, "invalidation_reason": None}
+    known |= {field.name: row[field.name] for field in fields(SlotState) if field.name in row}
+    for position in ("restart_lsn", "confirmed_flush_lsn", "current_lsn"):
+        known[position] = lsn_or_none(row[position])
+    if known["invalidation_reason"] is None and known["wal_status"] == "lost":
+        known["invalidation_reason"] = "wal_removed"  # before 17, for want of WAL on a primary
+    return SlotState(**{**known, "current_lsn": known["current_lsn"] or 0})
 
 
 def create_slot(
@@ -199,10 +171,8 @@ def create_slot(
     valid_slot_name(name)
     options = _create_options(connection.info.server_version, two_phase, failover, snapshot)
     command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}"
-    try:
+    with translating(connection, f'create replication slot "{name}"'):
         row = connection.execute(command.encode()).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, f'create replication slot "{name}"', user=connection.info.user) from None
     assert row is not None
     return parse_lsn(row[1])
 
@@ -227,12 +197,12 @@ def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = 
     :raises PgsubError: translated; SlotLost where the slot to copy is gone or lost.
     """
     words = (name, valid_slot_name(new), temporary)
-    try:
-        connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, %s)", words)
-    except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
-        raise SlotLost(translate(error, f'copy replication slot "{name}"').message, sqlstate=error.sqlstate) from None
-    except psycopg.Error as error:
-        raise translate(error, f'copy replication slot "{name}"', user=connection.info.user) from None
+    doing = f'copy replication slot "{name}"'
+    with translating(connection, doing):
+        try:
+            connection.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, %s)", words)
+        except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+            raise SlotLost(translate(error, doing).message, sqlstate=error.sqlstate) from None
 
 
 def check_two_phase(connection: Connection) -> None:
@@ -261,10 +231,8 @@ def alter_slot(
     given = {"FAILOVER": failover, "TWO_PHASE": two_phase}
     words = ", ".join(f"{word} {'true' if value else 'false'}" for word, value in given.items() if value is not None)
     command = f"ALTER_REPLICATION_SLOT {quote_identifier(name)} ({words})"
-    try:
+    with translating(connection, f'alter replication slot "{name}"'):
         connection.execute(command.encode())
-    except psycopg.Error as error:
-        raise translate(error, f'alter replication slot "{name}"', user=connection.info.user) from None
 
 
 def drop_slot(
@@ -337,9 +305,7 @@ def free_slots(connection: Connection) -> FreeSlots:
             pg_catalog.current_setting('max_replication_slots')::bigint,
             pg_catalog.current_setting('max_wal_senders')::bigint
                 - (SELECT count(*) FROM pg_catalog.pg_stat_replication)"""
-    try:
+    with translating(connection, "count replication slots"):
         row = connection.execute(query).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, "count replication slots") from None
     assert row is not None
     return FreeSlots(*row)

@@ -16,7 +16,7 @@ import psycopg
 
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translating
 from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
 
@@ -121,16 +121,15 @@ def use_snapshot(connection: Connection, snapshot_name: str) -> None:
     """
     _execute(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "start a transaction")
     statement = psycopg.sql.SQL("SET TRANSACTION SNAPSHOT {}").format(psycopg.sql.Literal(snapshot_name))
-    try:
-        connection.execute(statement)
-    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
-        raise PublisherUnavailable(
-            f"could not import the slot's snapshot: {error.diag.message_primary}",
-            detail="The session that held the snapshot has ended.",
-            sqlstate=error.sqlstate,
-        ) from None
-    except psycopg.Error as error:
-        raise translate(error, "import the slot's snapshot") from None
+    with translating(connection, "import the slot's snapshot"):
+        try:
+            connection.execute(statement)
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+            raise PublisherUnavailable(
+                f"could not import the slot's snapshot: {error.diag.message_primary}",
+                detail="The session that held the snapshot has ended.",
+                sqlstate=error.sqlstate,
+            ) from None
 
 
 def leave_snapshot(connection: Connection) -> None:
@@ -154,10 +153,8 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     :raises PgsubError: translated.
     """
     doing = f'look whether table "{schema}.{name}" was rewritten'
-    try:
+    with translating(connection, doing, table=(schema, name)):
         row = connection.execute(_REWRITTEN.encode(), {"schema": schema, "name": name}).fetchone()
-    except psycopg.Error as error:
-        raise translate(error, doing, table=(schema, name), user=connection.info.user) from None
     if row != (False,):
         raise PublisherUnavailable(
             f'table "{schema}.{name}" was rewritten on the publisher while it was copied',
@@ -168,8 +165,6 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
 def _execute(
     connection: Connection, query: str, doing: str, params: Sequence[Any] | None = None
 ) -> list[tuple[Any, ...]]:
-    try:
+    with translating(connection, doing):
         cursor = connection.execute(query.encode(), params)
         return cursor.fetchall() if cursor.description else []
-    except psycopg.Error as error:
-        raise translate(error, doing) from None

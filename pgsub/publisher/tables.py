@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import PgsubError, SchemaFault, StateForbids
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import translate
+from pgsub.publisher.faults import translating
 from pgsub.publisher.publication import published
 
 Name = tuple[str, str]  #: schema and name of a table
@@ -76,10 +75,8 @@ def describe_tables(connection: Connection, names: Iterable[Name], publications:
     :param names: schema and name of each.
     :raises PgsubError: translated; what concerns a single table is in the result's ``faults``.
     """
-    try:
+    with translating(connection, "fetch table info from publisher"):
         return _describe(connection, list(dict.fromkeys(names)), publications)
-    except psycopg.Error as error:
-        raise translate(error, "fetch table info from publisher", user=connection.info.user) from None
 
 
 def _describe(connection: Connection, names: Sequence[Name], publications: Sequence[str]) -> DescribedTables:
@@ -96,11 +93,16 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
     published_else = _otherwise_published(connection, unnamed, publications) if unnamed else set()
     for key in names:
         if key not in relations:
-            found.faults[key] = _not_found(key)
+            found.faults[key] = _fault(key, "not found on publisher")
             continue
         oid = relations[key][0]
         if oid not in restrictions and oid not in published_else:
-            found.faults[key] = _unpublished(key)
+            # names of tables to copy come from the target, which is not to decide what it may read here
+            found.faults[key] = _fault(
+                key,
+                "is not published by the publications of the subscription",
+                hint="Add it to a publication, or refresh the subscription to remove the table from it.",
+            )
             continue
         try:
             found.tables[key] = _table(
@@ -111,18 +113,8 @@ def _describe(connection: Connection, names: Sequence[Name], publications: Seque
     return found
 
 
-def _not_found(key: Name) -> SchemaFault:
-    fault = SchemaFault(f'table "{key[0]}.{key[1]}" not found on publisher')
-    fault.relation = ".".join(key)
-    return fault
-
-
-def _unpublished(key: Name) -> SchemaFault:
-    """The names of tables to copy come from the target, which is not to decide what it may read here."""
-    fault = SchemaFault(
-        f'table "{key[0]}.{key[1]}" is not published by the publications of the subscription',
-        hint="Add it to a publication, or refresh the subscription to remove the table from it.",
-    )
+def _fault(key: Name, what: str, hint: str | None = None) -> SchemaFault:
+    fault = SchemaFault(f'table "{".".join(key)}" {what}', hint=hint)
     fault.relation = ".".join(key)
     return fault
 

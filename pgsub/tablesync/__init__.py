@@ -2,5 +2,5 @@
 
 Mirrors ``tablesync.c``. The copy itself lives in ``copy``; what is here decides order, states and slots. Nothing here
 opens the state store. Entry points: :mod:`~pgsub.tablesync.coordinator` (one table, as the launcher sees it),
-:mod:`~pgsub.tablesync.sync_worker` (catch-up), :mod:`~pgsub.tablesync.sync_states`.
+:mod:`~pgsub.tablesync.sync_worker` (catch-up).
 """

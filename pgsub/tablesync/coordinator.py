@@ -19,7 +19,7 @@ from pgsub.common.quoting import word
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import slots
 from pgsub.publisher.snapshot import SlotSnapshot
-from pgsub.tablesync import slot_copy, sync_slots, sync_worker
+from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
@@ -28,10 +28,10 @@ from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import owner, states, subscriptions, workers
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
 from pgsub.target.session import transactions
-from pgsub.target.session.connect import SessionName
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, must_use_password
 
 _POLL = 0.02
 
@@ -76,15 +76,13 @@ class TableSync:
         return [row for row in ours if row.srsubstate in letters]
 
     def _advance(self, session: psycopg.Connection) -> None:
-        to_copy = self._in_state(session, "id")
-        if to_copy:
+        if to_copy := self._in_state(session, "id"):
             self._copy(session, to_copy)
         copied = self._in_state(session, "f")
         if copied and not self._context.stopping.is_set():
             failpoints.point("sync.after_f")
             self._hand_over(session, copied)
-        done = self._in_state(session, "sr")
-        if done:
+        if done := self._in_state(session, "sr"):
             failpoints.point("sync.after_s")
             sync_slots.finish_sync(session, self._sub, [self._claims[row.srrelid] for row in done])
             for row in done:
@@ -98,9 +96,6 @@ class TableSync:
                 f' table "{row.relname}" has {what}'
             ),
         )
-
-    def _report_wait(self, message: str, detail: str | None, hint: str | None) -> None:
-        self._context.log("LOG", log_text(message, detail=detail, hint=hint))
 
     # copy
 
@@ -131,13 +126,13 @@ class TableSync:
         for relid, relation in list(found.items()):
             try:
                 cleanup.remove_rows(session, self._claims[relid], relation)
-            except PgsubError as error:
-                self._errors[relid] = error
-                del found[relid]
+                continue
             except psycopg.Error as error:
                 doing = f'remove the rows of an interrupted copy from "{relation.schema}.{relation.name}"'
                 self._errors[relid] = target.translate(error, doing)
-                del found[relid]
+            except PgsubError as error:
+                self._errors[relid] = error
+            del found[relid]
         self._raise_alone()
 
     def _slot_name(self, session: psycopg.Connection, claims: Sequence[Claim]) -> str:
@@ -163,7 +158,7 @@ class TableSync:
             slot,
             self._sub.failover,
             must_use_password=must_use_password(session, self._sub),
-            report=self._report_wait,
+            report=lambda message, detail, hint: self._context.log("LOG", log_text(message, detail=detail, hint=hint)),
             stop=self._context.stopping,
         ) as snapshot:
             try:
@@ -179,9 +174,9 @@ class TableSync:
             self._errors |= prepared.errors
             self._raise_alone()
             width = 1 if together else self._sub.copy_workers  # max_sync_workers bounds the tables at work
-            workforce = CopyPool(self._context, session, snapshot, prepared.pieces, width)
-            workforce.run()
-            self._errors |= workforce.errors
+            pool = CopyPool(self._context, session, snapshot, prepared.pieces, width)
+            pool.run()
+            self._errors |= pool.errors
         self._finish_chunked(session, prepared, attempts)
 
     def _finish_chunked(self, session: psycopg.Connection, prepared: Prepared, attempts: dict[int, int]) -> None:
@@ -199,7 +194,7 @@ class TableSync:
             # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
             # another launcher is not ours to end
             with transactions.durable(session):
-                workers.fence_all(session, [self._claims[relid] for relid in failed])
+                workers.fence(session, *(self._claims[relid] for relid in failed))
             claims = workers.take_over_many(session, self._sub.subid, failed)
             rows = subscriptions.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
@@ -226,11 +221,8 @@ class TableSync:
         if position is None:
             return set()
         apply_lsn = subscriptions.apply_position(session, self._sub.subid)
-        claims = [
-            self._claims[row.srrelid]
-            for row in copied
-            if (apply_lsn <= position if row.handover_lsn is None else position >= row.handover_lsn)
-        ]
+        ready = [row.srrelid for row in copied if states.may_hand_over(apply_lsn, position, row.handover_lsn)]
+        claims = [self._claims[relid] for relid in ready]
         if not claims:
             return set()
         failpoints.point("sync.before_s")
@@ -241,17 +233,16 @@ class TableSync:
 
     def _position(self, session: psycopg.Connection, relids: Sequence[int]) -> int | None:
         """Where the tables' own progress is, if that is one position."""
-        rows = session.execute(
-            "SELECT DISTINCT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = ANY (%s)",
-            (self._sub.subid, list(relids)),
-        ).fetchall()
-        return lsn_or_none(rows[0][0]) if len(rows) == 1 else None
+        query = """
+            SELECT min(remote_lsn)::text FROM pgsub.progress
+             WHERE subid = %s AND worker = ANY (%s) HAVING min(remote_lsn) = max(remote_lsn)"""
+        return lsn_or_none(scalar(session, query, (self._sub.subid, list(relids))))
 
     def _catch_up(self, session: psycopg.Connection, claim: Claim, state: RelationState) -> None:
         own = slots.sync_slot_name(self._sub.subid, claim.worker, self._context.system_identifier)
         try:
             if state.sync_slot != own:
-                slot_copy.copy_shared(session, self._sub, claim, state, own)
+                sync_slots.copy_shared(session, self._sub, claim, state, own)
             elif state.spare_slot is not None:
                 sync_slots.release_slot(session, self._sub, state.spare_slot, [claim.worker], claims=[claim])
             spec = WorkerSpec(

@@ -72,7 +72,7 @@ class CopyPool:
             spare=bool(self._running),
             grouped=not self._alone,
         )
-        name = f"copy {first.name}" + ("" if self._alone else f" and {len(self._pieces) - 1} more")
+        name = f"copy {first.table.relation.name}" + ("" if self._alone else f" and {len(self._pieces) - 1} more")
         self._running.append(context.submit(name, task.run, [spec]))
 
     def _wait(self) -> None:

@@ -2,6 +2,9 @@
 
 Tables that were copied together name one slot in the ledger; it is dropped by the last of them. As long as a slot may
 exist some row names it, so none is ever orphaned, and only a slot that a row names is ever dropped.
+
+A slot can be streamed by one worker only, and streaming moves it. A copy of a slot that nobody has streamed begins
+where that one does. So each of the tables can be caught up with by itself (pg_copy_logical_replication_slot).
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from collections.abc import Collection, Sequence
 import psycopg
 
 from pgsub.common import failpoints
+from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import chunks, states, workers
+from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session.transactions import durable
 
@@ -23,10 +28,7 @@ _SLOTS = """
 SELECT DISTINCT v.slot FROM pgsub.subscription_rel, LATERAL (VALUES (sync_slot), (spare_slot)) AS v (slot)
  WHERE subid = %s AND srrelid = ANY (%s) AND v.slot IS NOT NULL ORDER BY v.slot
 """
-_NAMING = """
-SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)
- ORDER BY srrelid FOR UPDATE
-"""
+_LOCKED = "ORDER BY srrelid FOR UPDATE"
 #: Seconds to wait for a slot that is still streamed: rows of the ledger are locked meanwhile.
 _PATIENCE = 10.0
 _CLEAR = """
@@ -52,9 +54,19 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
 def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
     """Slots that these tables name and no other."""
     rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
-    naming = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
     named = [slot for (slot,) in rows if slots.is_sync_slot(sub.subid, slot)]
-    return [slot for slot in named if {relid for (relid,) in session.execute(naming, (sub.subid, slot))} <= set(relids)]
+    return [slot for slot in named if _naming(session, sub, slot) <= set(relids)]
+
+
+def _naming(session: psycopg.Connection, sub: Subscription, slot: str, lock: str = "") -> set[int]:
+    """Tables that name a slot."""
+    query = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
+    return {relid for (relid,) in session.execute(f"{query} {lock}".encode(), (sub.subid, slot))}
+
+
+def _drop(sub: Subscription, slot: str) -> None:
+    with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
+        slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
 
 
 def release_slot(
@@ -62,15 +74,13 @@ def release_slot(
 ) -> None:
     """Like :func:`release`, for one slot and those of the tables that name it."""
     with durable(session):
-        if claims:
-            workers.fence_all(session, claims)
+        workers.fence(session, *claims)
         # whoever is not the last only forgets the name; the lock makes sure that one of two is the last. It is held
         # while the slot goes: a new attempt of the table would make one of the same name
-        naming = {relid for (relid,) in session.execute(_NAMING.encode(), (sub.subid, slot))}
+        naming = _naming(session, sub, slot, _LOCKED)
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
-            with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
+            _drop(sub, slot)
         session.execute(_CLEAR.encode(), (slot, slot, sub.subid, list(relids)))
 
 
@@ -81,7 +91,7 @@ def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence
     """
     relids = [claim.worker for claim in claims]
     with durable(session):
-        workers.fence_all(session, claims)
+        workers.fence(session, *claims)
         chunks.forget(session, sub.subid, relids)
     release(session, sub, *relids, claims=claims)
 
@@ -94,6 +104,40 @@ def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, reli
     with durable(session):
         # whoever would name it waits
         states.lock_tables(session, sub.subid, relids)
-        if not session.execute(_NAMING.encode(), (sub.subid, slot)).fetchall():
-            with contextlib.closing(publisher.connect(sub.connection, application_name=slot)) as source:
-                slots.drop_sync_slot(source, sub.subid, slot, timeout=_PATIENCE)
+        if not _naming(session, sub, slot, _LOCKED):
+            _drop(sub, slot)
+
+
+def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, state: RelationState, own: str) -> None:
+    """Copy the table's shared slot to ``own`` and have the ledger name that instead.
+
+    Safe to repeat after any interruption: until the ledger names the new slot nobody has streamed it, and it is made
+    again.
+
+    :raises Fenced: the epoch was raised.
+    :raises SlotLost: the shared slot is gone.
+    """
+    shared = state.sync_slot
+    if shared is None:
+        raise SlotLost(f'the ledger names no replication slot for table "{state.schemaname}.{state.relname}"')
+    _name(session, claim, needed=shared, spare=own)
+    failpoints.point("sync.before_separation")
+    with contextlib.closing(publisher.connect(sub.connection, application_name=own)) as source:
+        slots.drop_slot(source, own)
+        slots.copy_slot(source, shared, own)
+        version = source.info.server_version
+    if sub.failover and version >= slots.FAILOVER_VERSION:  # a copy is none, whatever the slot is
+        with contextlib.closing(publisher.connect(sub.connection, application_name=own, replication=True)) as sender:
+            slots.alter_slot(sender, own, failover=True)
+    failpoints.point("sync.after_separation")
+    _name(session, claim, needed=own, spare=shared)
+    release_slot(session, sub, shared, [claim.worker], claims=[claim])
+
+
+def _name(session: psycopg.Connection, claim: Claim, *, needed: str, spare: str) -> None:
+    with durable(session):
+        workers.fence(session, claim)
+        session.execute(
+            "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
+            (needed, spare, claim.subid, claim.worker),
+        )

@@ -23,7 +23,6 @@ from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
-from pgsub.tablesync import sync_states
 from pgsub.target.ledger import states, subscriptions
 from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
@@ -40,9 +39,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
     :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
     """
     with streams(spec) as opened:
-        heartbeat = Heartbeat(
-            spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=sync_states.CATCHUP
-        )
+        heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=states.CATCHUP)
         loop = ApplyLoop(
             opened,
             SyncPolicy(opened, spec),
@@ -75,8 +72,7 @@ class SyncPolicy:
         """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`; an older attempt's claim still stands and is kept."""
         self._loop = loop
         self._start = loop.remote_lsn
-        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
-        self._handover = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+        self._handover = self._standing()
 
     def admit(self, batch: Batch) -> int:
         """Nothing beyond the claim."""
@@ -162,10 +158,14 @@ class SyncPolicy:
         if not outcome.done and outcome.handover_lsn != self._handover:
             self._forget_claim(outcome.handover_lsn)
 
+    def _standing(self) -> int | None:
+        """The claim that the ledger has."""
+        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
+        return next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+
     def _recheck(self) -> None:
         """Apply may have taken the claim back while this worker was on its way."""
-        rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
-        standing = next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
+        standing = self._standing()
         if standing != self._handover:
             self._forget_claim(standing)
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pgsub.apply.worker import loop, worker
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, Fenced, PgsubError
-from pgsub.tablesync import slot_copy, sync_worker
+from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
@@ -244,11 +244,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, call)
 
-    count(states, "try_done_at_once", lambda done: "apply behind" if done else None)
+    count(states, "try_syncdone_many", lambda done: "apply behind" if done else None)
     count(states, "claim_handover", lambda result: "claim")
-    count(states, "try_done", lambda outcome: "sync worker behind" if outcome.done and outcome.handover_lsn else None)
-    count(states, "unclaim", lambda result: "un-claim")
-    count(slot_copy, "separate", lambda result: "slot of its own")
+    count(
+        states, "try_syncdone", lambda outcome: "sync worker behind" if outcome.done and outcome.handover_lsn else None
+    )
+    count(states, "withdraw_claims", lambda result: "un-claim")
+    count(sync_slots, "copy_shared", lambda result: "slot of its own")
     count(sync_worker, "run", lambda result: "caught up")
     monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.2)

@@ -99,7 +99,7 @@ class _RowConflict(NamedTuple):
         record = new_record(self.place, f"{self.place.message_type.lower()}_{what}", *(self.leaf or ()))
         record.key, record.detail = self.key, self.detail
         record.remote_tuple, record.replica_identity = self.remote, self.identity
-        record.local_conflicts = [] if self.local is None else [self.local.told()]
+        record.local_conflicts = [] if self.local is None else [self.local.as_record()]
         record.context = context(subid, self.place)
         return record
 

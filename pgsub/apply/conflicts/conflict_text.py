@@ -170,7 +170,7 @@ def kept(text: str | None) -> str | None:
 
 def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
     """The rows in the way, for a record."""
-    return [{**hit.told(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
+    return [{**hit.as_record(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
 
 
 def kept_row(row: Row) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from pgsub.apply.rows.change_filter import ChangeFilter
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.protocol import kept
+from pgsub.protocol import encoder
 from pgsub.protocol.changes import relid_of
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
@@ -79,7 +79,7 @@ class HeldChangeWriter:
         srrelid = self._filter.held_table(transaction, _TYPES[payload[0]], relid)
         if srrelid is None:
             return False
-        row = kept.row(payload, in_stream=transaction.in_stream)
+        row = encoder.outside_stream(payload, in_stream=transaction.in_stream)
         self._add(transaction, self._relations.remote(relid), srrelid, row)
         if self._bytes >= WRITE_BYTES or len(self._stretches) >= WRITE_ROWS:
             self.write()
@@ -109,9 +109,9 @@ class HeldChangeWriter:
         self._open, self._payloads, self._length = None, [], 0
         described = self._descriptions.get(relation)
         if described is None:
-            described = self._descriptions[relation] = kept.relation(relation)
+            described = self._descriptions[relation] = encoder.relation(relation)
         place = (transaction.xid, transaction.finish_lsn, transaction.commit_ts)
-        self._stretches.append(HeldChanges(0, srrelid, *place, described, kept.joined(payloads), len(payloads)))
+        self._stretches.append(HeldChanges(0, srrelid, *place, described, encoder.joined(payloads), len(payloads)))
 
     def write(self) -> None:
         """Write everything kept so far into the open transaction.

@@ -22,7 +22,7 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, StreamsMustRestart
 from pgsub.common.quoting import word
-from pgsub.protocol import kept
+from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Relation
@@ -140,7 +140,7 @@ class _HeldPolicy:
             for one in parts:
                 described = self._described(one)
                 payloads += [described] if described != before else []
-                payloads += kept.split(one.messages)
+                payloads += encoder.split(one.messages)
                 before = described
             transaction = RemoteTransaction(parts[0].xid, parts[0].finish_lsn, commit_ts=parts[0].commit_ts)
             transaction.received = [Frames.around(payloads).range(0, len(payloads))]
@@ -157,7 +157,7 @@ class _HeldPolicy:
         if one.srrelid not in self._names:
             self._names[one.srrelid] = name_of(self._session.connection, one.srrelid)
         schema, name = self._names[one.srrelid] or local_name(relation)
-        return kept.relation(relation._replace(namespace=schema, name=name))
+        return encoder.relation(relation._replace(namespace=schema, name=name))
 
     def admit(self, batch: Batch) -> int:
         """Remove them from the ledger, under the lock; a transaction that is to be skipped is admitted alone."""

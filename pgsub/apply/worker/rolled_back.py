@@ -19,7 +19,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.connect import scalar
 from pgsub.target.ledger import events, skip
 from pgsub.target.session import connect as target
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import must_use_password
 
 _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text"
 

@@ -30,8 +30,7 @@ from pgsub.target.ledger.subscriptions import Identity
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
-from pgsub.target.session.connect import SessionName
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, must_use_password
 
 #: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
 SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"

@@ -23,7 +23,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import identity, slots
 from pgsub.target.ledger import subscriptions, two_phase
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import must_use_password
 
 
 def check_allowed(sub: Subscription) -> None:

@@ -17,7 +17,7 @@ from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger import subscriptions, two_phase
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import must_use_password
 
 #: Changes of one transaction that are compared: what they do is kept in memory.
 COMPARED = 500_000

@@ -25,7 +25,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import owner, two_phase
 from pgsub.target.session import connect as target
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import must_use_password
 
 __all__ = ["CreateOptions", "create"]
 

@@ -14,6 +14,7 @@ from pgsub.common.errors import ApplyError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql import statements
 
@@ -70,14 +71,11 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
     """Whether transactions were applied to the table after its copy: their rows cannot be told from local ones."""
-    row = connection.execute(
-        "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s",
-        (claim.subid, claim.worker),
-    ).fetchone()
-    return bool(row and row[0])
+    query = "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s"
+    return scalar(connection, query, (claim.subid, claim.worker)) is True
 
 
 def _is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    table = statements.table_name(target)
+    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(statements.table_name(target))
     with roles.acting(connection, target.acts_as):
-        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None
+        return scalar(connection, query) is None

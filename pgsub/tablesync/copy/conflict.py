@@ -23,12 +23,11 @@ from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.snapshot import use_snapshot
 from pgsub.tablesync.copy import row_by_row
-from pgsub.tablesync.copy.row_by_row import CopiedRelation
+from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session.connect import SessionName
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, must_use_password
 from pgsub.target.sql import conflict_search
 
 _log = logging.getLogger(__name__)
@@ -40,13 +39,13 @@ _CANDIDATES = 20
 
 
 def record(
-    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, rows_of: CopiedRelation
+    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, table: CopiedTable
 ) -> ConflictRecord | None:
     """The conflict that ended a copy.
 
     :param met: as the target said it.
     :param snapshot: of the slot, while its holder lives.
-    :param rows_of: what was copied.
+    :param table: what was copied.
     :return: None where it is no conflict in the server's sense; without the rows where they cannot be told.
     """
     if met.sqlstate != "23505":
@@ -54,10 +53,10 @@ def record(
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     try:
         with contextlib.closing(target.connect(sub.target, name)) as session:
-            look = _Look(sub, claim, rows_of, session, met.diag)
+            look = _Look(sub, claim, table, session, met.diag)
             return look.record(snapshot)
     except Exception as trouble:  # the error itself is told whatever comes of this
-        _log.debug("what the copy of %s has met is not recorded: %s", rows_of.relation.name, trouble)
+        _log.debug("what the copy of %s has met is not recorded: %s", table.relation.name, trouble)
     return None
 
 
@@ -66,21 +65,21 @@ class _Look:
         self,
         sub: Subscription,
         claim: Claim,
-        rows_of: CopiedRelation,
+        table: CopiedTable,
         session: psycopg.Connection,
         diag: psycopg.errors.Diagnostic,
     ) -> None:
-        self._sub, self._claim, self._rows_of = sub, claim, rows_of
+        self._sub, self._claim, self._table = sub, claim, table
         self._session, self._diag = session, diag
 
     def record(self, snapshot: str) -> ConflictRecord | None:
         """In full if that can be had."""
         diag = self._diag
         place = (diag.schema_name or "", diag.table_name or "")
-        keys = unique_indexes.keys_of(self._session, self._rows_of.oid, *place, diag.constraint_name or "")
+        keys = unique_indexes.keys_of(self._session, self._table.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        told = conflict_record.copy_conflict(self._rows_of.relation, diag)
+        told = conflict_record.copy_conflict(self._table.relation, diag)
         try:
             for values in _readings(told.key, keys):
                 for row in self._publishers(snapshot, keys, values):
@@ -98,7 +97,7 @@ class _Look:
         """
         sub = self._sub
         must = must_use_password(self._session, sub)
-        names = {column.name: sql.Identifier(column.name) for column in self._rows_of.relation.columns}
+        names = {column.name: sql.Identifier(column.name) for column in self._table.relation.columns}
         columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
         parts = [
             sql.SQL("{} IS NULL").format(columns[key])
@@ -110,8 +109,8 @@ class _Look:
         if not parts:
             return []
         query = sql.SQL("COPY (SELECT * FROM ({}) AS {} WHERE {} LIMIT {}) TO STDOUT").format(
-            sql.SQL(self._rows_of.selection),
-            sql.Identifier(self._rows_of.relation.name),
+            sql.SQL(self._table.selection),
+            sql.Identifier(self._table.relation.name),
             sql.SQL(" AND ").join(parts),
             sql.Literal(1 if len(parts) == len(keys) else _CANDIDATES),
         )
@@ -133,7 +132,7 @@ class _Look:
             self._session.execute("BEGIN")
             limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}")
             self._session.execute(limits.format(sql.Literal(conflict_search.TIMEOUT)))
-            for _ in row_by_row.store(writer, self._rows_of, [row]):
+            for _ in row_by_row.store(writer, self._table, [row]):
                 pass
         except ApplyError as error:
             found: ConflictRecord | None = error.record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 from psycopg import sql
@@ -13,6 +14,7 @@ from pgsub.common import conflict_rules
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
 from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.query import scalar
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
 
@@ -20,8 +22,6 @@ from pgsub.target.sql import statements
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
 #: A table below this is copied in one transaction, as the server does.
 CHUNKED_FROM_BYTES = CHUNK_BYTES
-
-
 #: Chunks for each task at least, so that the last task at work is not alone for long.
 CHUNKS_PER_TASK = 4
 #: But no chunk below this part of the largest size: each costs some round trips.
@@ -42,12 +42,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """``mode`` is atomic (rows commit together with ``f``) or chunked; ``reason`` says why not chunked."""
+    """The target's COPY, and the chunks that feed it."""
 
-    mode: str
-    reason: str
     copy_in: str
-    binary: bool
     chunks: tuple[Chunk, ...]
 
 
@@ -87,37 +84,30 @@ def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str]
 
 
 def make(
-    sub: Subscription, remote: RemoteTable, target: TargetRelation, *, mode: str, reason: str, publisher_version: int
+    sub: Subscription, remote: RemoteTable, target: TargetRelation, *, atomic: bool, publisher_version: int
 ) -> CopyPlan:
-    """The statements of a copy.
+    """Compose the statements of a copy.
 
-    :param mode: atomic or chunked, as decided with the look under the lock.
+    :param atomic: one chunk, whose rows commit together with ``f``.
     """
     names = [c.name for c in remote.columns]
     rules = rules_of(sub, target)
     binary = not rules and binary_copy(sub, remote, target, publisher_version)
     times = any(resolution == conflict_rules.LAST_UPDATE_WINS for _, resolution in rules)
     copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
-    rows = int(remote.reltuples) if remote.reltuples >= 0 else None
-    if mode == "atomic":
-        whole = copy_statement(remote, columns=names, binary=binary, times=times).as_string(None)
-        return CopyPlan(mode, reason, copy_in, binary, (Chunk(0, whole, remote.bytes, rows),))
-    chunks: list[Chunk] = []
-    for leaf, start, stop in chunk_ranges(sub, remote):
-        text = copy_statement(
-            remote, columns=names, leaf=leaf, ctid_from=start, ctid_to=stop, binary=binary, times=times
-        )
+    copy_out = partial(copy_statement, remote, columns=names, binary=binary, times=times)
+    if atomic:
+        return CopyPlan(copy_in, (Chunk(0, copy_out().as_string(None), remote.bytes, _rows(remote.reltuples)),))
+    chunks = []
+    for number, (leaf, start, stop) in enumerate(chunk_ranges(sub, remote)):
+        text = copy_out(leaf=leaf, ctid_from=start, ctid_to=stop).as_string(None)
         share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
-        chunks.append(
-            Chunk(
-                len(chunks),
-                text.as_string(None),
-                int(leaf.bytes * share),
-                int(leaf.reltuples * share) if leaf.reltuples >= 0 else None,
-                leaf,
-            )
-        )
-    return CopyPlan(mode, reason, copy_in, binary, tuple(chunks))
+        chunks.append(Chunk(number, text, int(leaf.bytes * share), _rows(leaf.reltuples * share), leaf))
+    return CopyPlan(copy_in, tuple(chunks))
+
+
+def _rows(reltuples: float) -> int | None:
+    return int(reltuples) if reltuples >= 0 else None
 
 
 def chunk_ranges(sub: Subscription, remote: RemoteTable) -> list[tuple[Leaf, int, int | None]]:
@@ -137,9 +127,12 @@ def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
 
 
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Whether nobody's row is in the table, seen inside the caller's transaction under SHARE ROW EXCLUSIVE."""
-    table = statements.table_name(target)
+    """Whether the table has no row, inside the caller's transaction.
+
+    Nobody writes to it until that ends. Local writers are waited for five seconds: others queue behind the lock.
+    """
     connection.execute("SET LOCAL lock_timeout = '5s'")
     with roles.acting(connection, target.acts_as):
+        table = statements.table_name(target)
         connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
-        return connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(table)).fetchone() is None
+        return scalar(connection, sql.SQL("SELECT true FROM {} LIMIT 1").format(table)) is None

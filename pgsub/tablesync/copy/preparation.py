@@ -14,6 +14,7 @@ from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.tables import RemoteTable, describe_tables
 from pgsub.tablesync.copy import plan, row_by_row
+from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
@@ -24,7 +25,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import roles
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import must_use_password
 from pgsub.target.session.transactions import durable
 
 
@@ -83,7 +84,7 @@ def prepare(
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
     with durable(session):
-        workers.fence_all(session, [claims[relid] for relid in targets])
+        workers.fence(session, *(claims[relid] for relid in targets))
         for relid, relation in targets.items():
             name = (relation.schema, relation.name)
             if name in described.faults:
@@ -131,34 +132,24 @@ def _prepare(
 ) -> None:
     relation = table.target
     types = _other_types(session, table.remote, relation)
-    reason = plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session))
-    if reason is None and together:
-        reason = "the table is copied together with others"
-    if reason is None and not plan.empty_under_lock(session, relation):
-        reason = "the target table is not empty"
-    mode = "chunked" if reason is None else "atomic"
-    made = plan.make(sub, table.remote, relation, mode=mode, reason=reason or "", publisher_version=version)
-    described = row_by_row.described(table.remote, relation)
-    resolves = bool(plan.rules_of(sub, relation))
-    pieces = [
-        Piece(
-            ChunkKey(table.claim, table.attempt, chunk.number),
-            relation.schema,
-            relation.name,
-            mode == "atomic",
-            chunk.copy_out,
-            made.copy_in,
-            chunk.bytes,
-            chunk.rows,
-            described,
-            resolves,
-            chunk.leaf,
-            types,
-            relation.acts_as,
-        )
-        for chunk in made.chunks
-    ]
-    chunks.plan(session, [(piece.key, piece.bytes, piece.rows) for piece in pieces], mode)
+    atomic = (
+        together
+        or plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session)) is not None
+        or not plan.empty_under_lock(session, relation)
+    )
+    made = plan.make(sub, table.remote, relation, atomic=atomic, publisher_version=version)
+    copied = CopiedTable(
+        *row_by_row.described(table.remote, relation),
+        oid=relation.oid,
+        copy_in=made.copy_in,
+        atomic=atomic,
+        resolves=bool(plan.rules_of(sub, relation)),
+        acts_as=relation.acts_as,
+        types=types,
+    )
+    pieces = [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made.chunks]
+    rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in pieces]
+    chunks.plan(session, rows, "atomic" if atomic else "chunked")
     prepared.pieces += pieces
-    if mode == "chunked":
+    if not atomic:
         prepared.chunked.append(relation.oid)

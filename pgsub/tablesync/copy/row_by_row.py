@@ -23,7 +23,7 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ProtocolViolation
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.messages import Column, Relation
+from pgsub.protocol.messages import KEY_COLUMN, Column, Relation
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.tables import RemoteTable, selection
 from pgsub.tablesync.copy.passthrough import Moved, SourceError
@@ -39,29 +39,43 @@ _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 _CONTROL = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _NULL = rb"\N"
 _TIME = re.compile(rb"-?[0-9]{1,18}")
-_KEY = 1  #: flag of a column of the replica identity
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedRelation:
-    """What rows are of.
+class CopiedTable:
+    """A table that is copied.
 
-    :ivar relation: as a Relation message would describe it, with the columns that are copied.
+    :ivar relation: as a Relation message would describe it, by the target's name, with the columns that are copied.
+    :ivar selection: SQL of the publisher that gives all rows.
     :ivar oid: of the target's table.
-    :ivar selection: SQL of the publisher that gives all of them.
+    :ivar copy_in: COPY of the target.
+    :ivar atomic: it is one piece: ``f`` commits with it.
+    :ivar resolves: rules resolve the conflicts of its rows.
+    :ivar acts_as: role that stores the rows, None: the session's own.
+    :ivar types: SQL of the publisher's types of columns that are of other types on the target, for hints.
     """
 
     relation: Relation
-    oid: int
     selection: str
+    oid: int
+    copy_in: str
+    atomic: bool
+    resolves: bool
+    acts_as: str | None
+    types: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and name on both sides."""
+        return self.relation.namespace, self.relation.name
 
 
-def described(remote: RemoteTable, local: TargetRelation) -> CopiedRelation:
-    """A table that is to be copied."""
+def described(remote: RemoteTable, local: TargetRelation) -> tuple[Relation, str]:
+    """Relation and selection of a :class:`CopiedTable`."""
     full = remote.replica_identity == "f"
-    sent = tuple(Column(_KEY if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
+    sent = tuple(Column(KEY_COLUMN if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
     relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
-    return CopiedRelation(relation, local.oid, selection(remote, [c.name for c in sent]).as_string(None))
+    return relation, selection(remote, [c.name for c in sent]).as_string(None)
 
 
 class Writer:
@@ -81,7 +95,7 @@ class Writer:
         self.session, self.sub = session, sub
 
 
-def move(source: Connection, writer: Writer, copy_out: str, rows_of: CopiedRelation, moved: Moved) -> tuple[int, int]:
+def move(source: Connection, writer: Writer, copy_out: str, table: CopiedTable, moved: Moved) -> tuple[int, int]:
     """Run the publisher's COPY and store its rows, inside the open transactions of both connections.
 
     :param copy_out: in text form; a column more than there are is the row's commit time.
@@ -90,14 +104,14 @@ def move(source: Connection, writer: Writer, copy_out: str, rows_of: CopiedRelat
     :raises PgsubError: a row that no rule helps.
     """
     count = size = 0
-    for rows, read in store(writer, rows_of, _rows(source, copy_out)):
+    for rows, read in store(writer, table, _rows(source, copy_out)):
         count, size = count + rows, size + read
         moved(size)
         failpoints.point("copy.middle")
     return count, size
 
 
-def store(writer: Writer, rows_of: CopiedRelation, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+def store(writer: Writer, table: CopiedTable, rows: Iterable[bytes]) -> Iterator[tuple[int, int]]:
     """Store rows in the open transaction of the writer's session.
 
     :param rows: as COPY sends them in text form.
@@ -105,10 +119,10 @@ def store(writer: Writer, rows_of: CopiedRelation, rows: Iterable[bytes]) -> Ite
     :raises PgsubError: a row that no rule helps.
     """
     executor = writer.executor
-    writer.relations.learn(rows_of.relation)
+    writer.relations.learn(table.relation)
     with complete_errors(writer.session, writer.sub), executor.row_by_row():
-        executor.begin(lambda relation, oid, finish_lsn: Decision(rows_of.oid))
-        for changes, size in _batches(rows, rows_of.relation):
+        executor.begin(lambda relation, oid, finish_lsn: Decision(table.oid))
+        for changes, size in _batches(rows, table.relation):
             executor.copied(changes)
             yield len(changes), size
         writer.ledger_commit.record(executor.finish())

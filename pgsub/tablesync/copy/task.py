@@ -7,7 +7,7 @@ is done commits with its rows, so a task may run twice, and a killed one leaves 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -20,16 +20,15 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.channel import plain
 from pgsub.publisher.faults import translate as publisher_fault
 from pgsub.publisher.snapshot import check_not_rewritten, leave_snapshot, use_snapshot
-from pgsub.publisher.tables import Leaf
 from pgsub.tablesync.copy import conflict, row_by_row, stream
-from pgsub.tablesync.copy.row_by_row import CopiedRelation
+from pgsub.tablesync.copy.plan import Chunk
+from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.ledger import chunks, owner
 from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins, roles
-from pgsub.target.session.connect import SessionName
-from pgsub.target.session.owner import must_use_password
+from pgsub.target.session.connect import SessionName, must_use_password
 from pgsub.target.sql import copy_from
 
 #: What a table that is copied together with others may wait for a lock, on either side.
@@ -39,31 +38,11 @@ LOCKED = "55P03"  #: lock_not_available
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is copied in one transaction.
-
-    :ivar atomic: it is a whole table: ``f`` commits with it.
-    :ivar bytes: estimate.
-    :ivar acts_as: role that stores the rows, None: the session's own.
-    :ivar types: what the publisher's columns are that are of other types on the target, for hints.
-    :ivar rows: estimate, None where the table was never analyzed.
-    :ivar rows_of: what its rows are of.
-    :ivar resolves: rules resolve the conflicts of its rows.
-    :ivar leaf: of which it is a range of blocks, None for a whole table.
-    """
+    """A chunk of a table, which is copied in one transaction."""
 
     key: ChunkKey
-    schema: str
-    name: str
-    atomic: bool
-    copy_out: str
-    copy_in: str
-    bytes: int
-    rows: int | None
-    rows_of: CopiedRelation
-    resolves: bool = False
-    leaf: Leaf | None = None
-    types: tuple[tuple[str, str], ...] = ()
-    acts_as: str | None = None
+    chunk: Chunk
+    table: CopiedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +77,22 @@ def run(spec: CopySpec) -> CopyResult:
 
     :raises PgsubError: a server could not be reached.
     """
-    try:
-        with _Ends.open(spec) as ends:
-            return _all(ends, spec.pieces)
-    except TargetUnavailable as error:
-        if spec.spare and error.sqlstate == origins.EXHAUSTED:
-            return CopyResult()
-        raise
-
-
-def _all(ends: _Ends, pieces: Sequence[Piece]) -> CopyResult:
     rows = size = 0
-    for piece in pieces:
-        try:
-            copied = ends.copy(piece)
-        except PgsubError as error:
-            return CopyResult(rows, size, piece.key, _located(error, piece))
-        rows, size = rows + copied[0], size + copied[1]
+    try:
+        with _CopySessions.open(spec) as sessions:
+            for piece in spec.pieces:
+                try:
+                    copied = sessions.copy(piece)
+                except PgsubError as error:
+                    return CopyResult(rows, size, piece.key, _located(error, piece.table))
+                rows, size = rows + copied[0], size + copied[1]
+    except TargetUnavailable as error:
+        if not spec.spare or error.sqlstate != origins.EXHAUSTED:
+            raise
     return CopyResult(rows, size)
 
 
-class _Ends:
+class _CopySessions:
     """Both connections of a copy task, used for all its pieces."""
 
     def __init__(
@@ -132,30 +106,24 @@ class _Ends:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, spec: CopySpec) -> Iterator[_Ends]:
+    def open(cls, spec: CopySpec) -> Iterator[_CopySessions]:
         """Connect to both servers."""
         sub, first = spec.subscription, spec.pieces[0].key.claim
         name = SessionName(sub.subid, f"copy:{first.worker}", first.epoch)
         with contextlib.ExitStack() as stack:
             try:
-                opened = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit, bulk=True)
-                session = stack.enter_context(contextlib.closing(opened))
+                session = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit, bulk=True)
+                stack.enter_context(contextlib.closing(session))
                 owner.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
                 tagged = origins.attach(session, sub, spare=spec.spare) is not None
-                source = stack.enter_context(
-                    contextlib.closing(
-                        publisher.connect(
-                            sub.connection,
-                            application_name=spec.application_name,
-                            must_use_password=must_use_password(session, sub),
-                        )
-                    )
-                )
-                ends = cls(spec, session, source, tagged=tagged)
+                must, name_there = must_use_password(session, sub), spec.application_name
+                source = publisher.connect(sub.connection, application_name=name_there, must_use_password=must)
+                stack.enter_context(contextlib.closing(source))
+                sessions = cls(spec, session, source, tagged=tagged)
             except psycopg.Error as error:
                 raise target.translate(error, "start to copy on the target") from None
-            yield ends
+            yield sessions
 
     def copy(self, piece: Piece) -> tuple[int, int]:
         """One piece, committed together with its ledger row (and, atomic, with ``f``).
@@ -168,17 +136,19 @@ class _Ends:
             return self._copy(piece)
         except stream.SourceError as failure:
             doing = "copy the table from the publisher"
-            raise publisher_fault(failure.error, doing, table=(piece.schema, piece.name)) from None
+            raise publisher_fault(failure.error, doing, table=piece.table.name) from None
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
             raised.context = error.diag.context
             if isinstance(raised, ApplyError):
-                self._explain(raised, error, piece)
+                _name_column(raised, error, piece.table)
+                spec, claim = self._spec, piece.key.claim
+                raised.record = conflict.record(error, spec.subscription, claim, spec.snapshot, piece.table)
             raise raised from None
 
     def _copy(self, piece: Piece) -> tuple[int, int]:
-        key = piece.key
-        if not chunks.begin(self._session, key, durable=piece.atomic):
+        key, chunk, table = piece.key, piece.chunk, piece.table
+        if not chunks.begin(self._session, key, durable=table.atomic):
             return 0, 0
         heartbeat = Heartbeat(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
 
@@ -192,20 +162,21 @@ class _Ends:
         if self._spec.grouped:
             self._source.execute(PATIENCE)
             self._session.execute(PATIENCE)
-        if piece.resolves:
+        if table.resolves:
             writer = self._resolving(key)
-            rows, size = row_by_row.move(self._source, writer, piece.copy_out, piece.rows_of, moved)
+            rows, size = row_by_row.move(self._source, writer, chunk.copy_out, table, moved)
         else:
-            with roles.acting(self._session, piece.acts_as):
+            with roles.acting(self._session, table.acts_as):
                 rows, size = stream.move(
-                    self._source, self._session, piece.copy_out, piece.copy_in, moved, raw=self._raw
+                    self._source, self._session, chunk.copy_out, table.copy_in, moved, raw=self._raw
                 )
         if self._spec.grouped:
             self._session.execute("SET LOCAL lock_timeout = 0")  # the ledger's rows are others' for longer
+        source_of = (chunk.leaf.schema, chunk.leaf.name) if chunk.leaf else table.name
         # guard: chunks of a rewritten table are not mixed
-        check_not_rewritten(self._source, *_source_of(piece))
+        check_not_rewritten(self._source, *source_of)
         leave_snapshot(self._source)
-        if not chunks.finish(self._session, key, rows, size, atomic=piece.atomic):
+        if not chunks.finish(self._session, key, rows, size, atomic=table.atomic):
             raise Fenced("this attempt of the copy is over")
         failpoints.point("copy.before_commit")
         self._session.execute("COMMIT")
@@ -213,12 +184,6 @@ class _Ends:
         heartbeat.rows_done = rows
         self._sender.send(heartbeat, now=True)
         return rows, size
-
-    def _explain(self, raised: ApplyError, error: psycopg.Error, piece: Piece) -> None:
-        _name_column(raised, error, piece)
-        raised.record = conflict.record(
-            error, self._spec.subscription, piece.key.claim, self._spec.snapshot, piece.rows_of
-        )
 
     def _resolving(self, key: ChunkKey) -> row_by_row.Writer:
         """One for the session: what it prepares stays there."""
@@ -228,21 +193,16 @@ class _Ends:
         return self._writer
 
 
-def _source_of(piece: Piece) -> tuple[str, str]:
-    return (piece.leaf.schema, piece.leaf.name) if piece.leaf else (piece.schema, piece.name)
+def _name_column(raised: ApplyError, error: psycopg.Error, table: CopiedTable) -> None:
+    """Name the column that the server's CONTEXT names, and the DDL that makes it fit."""
+    types = dict(table.types)
+    raised.column = error.diag.column_name or copy_from.column_of(error.diag.context or "", types)
+    if raised.column in types and (error.sqlstate or "")[:2] == "22":
+        raised.hint = ddl_hints.hint(ddl_hints.retype(*table.name, raised.column, types[raised.column]))
 
 
-def _name_column(raised: ApplyError, error: psycopg.Error, piece: Piece) -> None:
-    """The column that the server's CONTEXT names, and the DDL that makes it fit."""
-    column = error.diag.column_name or copy_from.column_of(error.diag.context or "", [name for name, _ in piece.types])
-    raised.column = column
-    wanted = dict(piece.types).get(column or "")
-    if wanted is not None and (error.sqlstate or "")[:2] == "22":
-        raised.hint = ddl_hints.hint(ddl_hints.retype(piece.schema, piece.name, column or "", wanted))
-
-
-def _located(error: PgsubError, piece: Piece) -> PgsubError:
-    where = f"{piece.schema}.{piece.name}"
+def _located(error: PgsubError, table: CopiedTable) -> PgsubError:
+    where = ".".join(table.name)
     error.context = f'synchronizing table "{where}"' + (f", {error.context}" if error.context else "")
     if isinstance(error, ApplyError):
         error.relation = where

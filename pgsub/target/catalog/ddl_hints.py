@@ -16,7 +16,6 @@ from pgsub.protocol.messages import Column, Relation, TypeName
 
 #: The first oid that belongs to no built-in type: from here on it means nothing on another server.
 FIRST_UNPINNED = 10000
-_KEY = 1  #: flag of a remote column: part of the replica identity
 _NAME_BYTES = 63
 
 _DO = "Run this on the target; apply goes on by itself:"
@@ -80,7 +79,7 @@ def published_key(relation: Relation) -> list[str]:
     """Columns of the publisher's replica identity, where it is a key."""
     if relation.replica_identity not in ("d", "i"):
         return []
-    return [c.name for c in relation.columns if c.flags & _KEY]
+    return [c.name for c in relation.columns if c.is_key]
 
 
 def add_columns(schema: str, table: str, columns: Sequence[tuple[str, str]]) -> sql.Composed:

@@ -12,8 +12,6 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.catalog import ddl_hints, modifier
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
-_KEY = 1  #: flag of a remote column: part of the replica identity; with FULL all of them are
-
 
 def missing(schema: str, name: str, hint: str) -> SchemaFault:
     """The server's error for a target table that does not exist.
@@ -120,7 +118,7 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     if target.identity:
         lookup = tuple(positions[n] for n in target.identity if n in positions)
     elif target.relkind == "p" and remote.replica_identity != "f":
-        lookup = tuple(i for i, c in enumerate(remote.columns) if c.flags & _KEY)  # its partitions may have the key
+        lookup = tuple(i for i, c in enumerate(remote.columns) if c.is_key)  # its partitions may have the key
     else:
         lookup = tuple(range(len(remote.columns)))
         local_only = tuple(c for c in target.columns if c.name not in positions and not c.generated)
@@ -135,7 +133,7 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
 def is_updatable(relation: RelationMap) -> bool:
     """Whether an update or delete can find its row (check_relation_updatable)."""
     remote, target = relation.remote, relation.target
-    key = {c.name for c in remote.columns if c.flags & _KEY}
+    key = {c.name for c in remote.columns if c.is_key}
     if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
         return True
     return target.relkind == "p" and not target.identity and bool(relation.lookup)

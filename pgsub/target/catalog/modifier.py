@@ -44,6 +44,14 @@ def is_read_by(column: TargetColumn) -> bool:
     return column.type_oid in _INTERVALS and column.typmod >= 0 and fields != 0x7FFF
 
 
+def value(column: TargetColumn, text: sql.Composable) -> sql.Composed:
+    """Compose the value that a column has for a text; the parameters are those of :func:`read`."""
+    if is_read_by(column):
+        return read(column, sql.SQL("{}::text").format(text))
+    # the catalog query wrote the type as SQL; a parameter is of that type then, and never a text
+    return sql.SQL("CAST({} AS {})").format(text, sql.SQL(column.full_type))
+
+
 def changes(remote: Column, column: TargetColumn) -> bool:
     """Tell whether a column's modifier may make another value of what the publisher's column has."""
     if column.typmod < 0:

@@ -10,6 +10,7 @@ from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import events, states, subscriptions, workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import row
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,11 @@ class Position:
 
 def position(connection: psycopg.Connection, subid: int) -> Position:
     """:raises StateForbids: the ledger does not know the subscription."""
-    row = connection.execute(
-        "SELECT remote_lsn::text, reported_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0", (subid,)
-    ).fetchone()
-    if row is None:
+    query = "SELECT remote_lsn::text, reported_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
+    found = row(connection, query, (subid,))
+    if found is None:
         raise subscriptions.unknown(subid)
-    return Position(parse_lsn(row[0]), parse_lsn(row[1]))
+    return Position(*map(parse_lsn, found))
 
 
 def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int) -> None:
@@ -52,13 +52,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
         workers.fence(connection, claim)
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Look again, then try again.")
-        connection.execute(
-            "WITH waiting AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"
-            " AND srsubstate IN ('d', 'f') ORDER BY srrelid FOR UPDATE)"
-            " UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %(subid)s"
-            " AND srrelid IN (SELECT srrelid FROM waiting)",
-            {"subid": claim.subid},
-        )
+        states.clear_claims(connection, claim.subid, None)
         connection.execute(
             "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"
             " WHERE subid = %(subid)s AND worker = 0",

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgsub.target.ledger import states, workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import scalar
 from pgsub.target.session.connect import SessionName
 
 
@@ -66,12 +67,11 @@ def begin(session: psycopg.Connection, key: ChunkKey, *, durable: bool) -> bool:
     opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
     session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on" if durable else ""))
     # guard: a chunk is copied once, without " AND xid IS NULL"
-    row = session.execute(
-        f"SELECT FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED".encode(), key.params
-    ).fetchone()
-    if row is None:
+    lock = f"SELECT true FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED"
+    locked = scalar(session, lock, key.params) is True
+    if not locked:
         session.execute("ROLLBACK")
-    return row is not None
+    return locked
 
 
 def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, atomic: bool) -> bool:

@@ -16,6 +16,7 @@ import psycopg
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import states, workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import scalar
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
@@ -44,7 +45,7 @@ class HeldChanges(NamedTuple):
     :ivar id: 0 until it is written; tells the order of a table's stretches.
     :ivar commit_ts: as in :class:`~pgsub.apply.stream.transactions.RemoteTransaction`.
     :ivar relation: the Relation message that describes them.
-    :ivar messages: see :mod:`pgsub.protocol.kept`.
+    :ivar messages: see :mod:`pgsub.protocol.encoder`.
     :ivar changes: how many.
     """
 
@@ -113,8 +114,7 @@ def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) 
 
 def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> None:
     """Write them in their order, in the transaction that passes them."""
-    columns = list(zip(*stretches, strict=True))
-    _, relids, xids, lsns, times, relations, messages, changes = (list(column) for column in columns)
+    _, relids, xids, lsns, times, relations, messages, changes = map(list, zip(*stretches, strict=True))
     connection.execute(
         "INSERT INTO pgsub.held_change (subid, srrelid, xid, finish_lsn, committed_at, relation, messages, changes,"
         f" bytes) SELECT %s, r, x, f, {_EPOCH} + t * '1 microsecond'::interval, d, m, n, pg_catalog.length(m)"
@@ -138,12 +138,10 @@ def with_changes(connection: psycopg.Connection, subid: int, relids: Collection[
 
 def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
     """Whether changes of the transaction with this finish LSN are kept; in such a case it is applied but for them."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)"
-        " WHERE t.subid = %s AND c.finish_lsn = %s)",
-        (subid, format_lsn(finish_lsn)),
-    ).fetchone()
-    return row == (True,)
+    query = """
+        SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)
+                        WHERE t.subid = %s AND c.finish_lsn = %s)"""
+    return scalar(connection, query, (subid, format_lsn(finish_lsn))) is True
 
 
 def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
@@ -181,10 +179,7 @@ def read(connection: psycopg.Connection, subid: int, relids: Collection[int], si
         (subid, list(relids), chosen),
         binary=True,  # in text form a bytea of more than 512 MB cannot be sent
     )
-    return [
-        HeldChanges(number, relid, xid, parse_lsn(lsn), commit_ts, relation, messages, changes)
-        for number, relid, xid, lsn, commit_ts, relation, messages, changes in rows
-    ]
+    return [found._replace(finish_lsn=parse_lsn(str(found.finish_lsn))) for found in map(HeldChanges._make, rows)]
 
 
 def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> bool:

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, one_line
+from pgsub.target.query import scalar
 
 #: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
 LOCK_KEY = 0x7067737562  # "pgsub"
@@ -160,8 +161,8 @@ def grants(roles: str) -> str:
 
 def _owner(connection: psycopg.Connection) -> str | None:
     right = "SET" if connection.info.server_version >= 160000 else "MEMBER"
-    row = connection.execute(_MAY_GIVE.encode(), (right,)).fetchone()
-    return None if row is None else str(row[0])
+    name: str | None = scalar(connection, _MAY_GIVE, (right,))
+    return name
 
 
 def give(connection: psycopg.Connection, role: str | None = None) -> None:
@@ -186,7 +187,7 @@ def _lacking(connection: psycopg.Connection, role: str | None) -> list[str]:
 def acting(connection: psycopg.Connection) -> Iterator[None]:
     """Inside an open transaction be the ledger's owner, or who it is to be, where the session's user may."""
     bootstrap = _bootstrap_superuser(connection)
-    if bootstrap is not None and connection.execute(_EMPTY.encode()).fetchone() is not None:
+    if bootstrap is not None and scalar(connection, _EMPTY) is not None:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))
         for (name,) in connection.execute(_GRANTEES.encode()).fetchall():  # whom its maker let in
             connection.execute(sql.SQL("REVOKE ALL ON SCHEMA pgsub FROM {} CASCADE").format(sql.Identifier(name)))
@@ -200,8 +201,8 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
 
 def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:
     """Who is to own a ledger that a superuser makes: the role that the server never lets be anything else."""
-    row = connection.execute(
-        "SELECT b.rolname::text FROM pg_catalog.pg_roles b, pg_catalog.pg_roles me WHERE b.oid = 10 AND b.rolsuper"
-        " AND me.rolname = current_user AND me.rolsuper"
-    ).fetchone()
-    return None if row is None else str(row[0])
+    query = """
+        SELECT b.rolname::text FROM pg_catalog.pg_roles b, pg_catalog.pg_roles me
+         WHERE b.oid = 10 AND b.rolsuper AND me.rolname = current_user AND me.rolsuper"""
+    name: str | None = scalar(connection, query)
+    return name

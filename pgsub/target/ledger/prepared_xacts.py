@@ -25,6 +25,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.protocol.lsn import format_lsn
+from pgsub.target.query import scalar
 
 #: For a target whose max_prepared_transactions is 0.
 ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + (
@@ -64,10 +65,9 @@ class PreparedTransactions:
         """The gid under which the ledger has the publisher's prepared transaction; its xid is not used again before
         it ends.
         """
-        row = self._connection.execute(
-            "SELECT gid FROM pgsub.prepared_pending WHERE subid = %s AND xid = %s", (self._subid, xid)
-        ).fetchone()
-        return None if row is None else str(row[0])
+        query = "SELECT gid FROM pgsub.prepared_pending WHERE subid = %s AND xid = %s"
+        found: str | None = scalar(self._connection, query, (self._subid, xid))
+        return found
 
     def find(self, gid: str) -> Found:
         """What there is of it."""

@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -21,6 +21,8 @@ from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.query import row, scalar
+from pgsub.target.session.transactions import durable
 from pgsub.target.sql.pipeline import DEALLOCATED, FirstRow, Pipeline, StatementFailed
 from pgsub.target.sql.statements import Statement
 
@@ -33,17 +35,14 @@ _COLUMNS = (
 _KEY = "subid = %s AND worker = %s"
 _MINE = "EXISTS (SELECT FROM pgsub.control c WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s)"
 
-_BEGIN = Statement(sql.Composed([sql.SQL("BEGIN")]), (), ())
-_COMMIT = Statement(sql.Composed([sql.SQL("COMMIT")]), (), ())
-_LOCK = Statement(
-    sql.Composed(
-        [
-            sql.SQL(f"SELECT {_COLUMNS} FROM pgsub.progress"),
-            sql.SQL(" WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"),
-        ]
-    ),
-    (),
-    (),
+
+def _statement(text: LiteralString) -> Statement:
+    return Statement(sql.Composed([sql.SQL(text)]), (), ())
+
+
+_BEGIN, _COMMIT = _statement("BEGIN"), _statement("COMMIT")
+_LOCK = _statement(
+    f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = $1::tid AND subid = $2 AND worker = $3 FOR UPDATE"
 )
 # An error where nothing is hit, so that the COMMIT behind it is not run.
 # guard: the ledger moves only from where the worker left it, without "1 / "
@@ -77,16 +76,15 @@ class Progress:
     :param connection: the writing session, autocommit.
     :param claim: the epoch this worker was started under.
     :ivar skip: what is not to be applied, as it was when the row was read last; ``rules`` those with a limit.
-    :param tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
+    :ivar tagged: whether the session carries a replication origin: each commit then gets the publisher's commit time,
         as the server's own subscriber does. Without, all commits of such a session would have the time of its first.
     """
 
     def __init__(self, connection: psycopg.Connection, claim: Claim, *, tagged: bool = False) -> None:
         self._connection = connection
         self._pipeline = Pipeline(connection, "pgsubprogress")
-        self._tagged = tagged
-        advance = sql.SQL(_ADVANCE.format(_TAG if tagged else ""))
-        self._advance = Statement(sql.Composed([advance]), (), ())
+        self.tagged = tagged
+        self._advance = _statement(_ADVANCE.format(_TAG if tagged else ""))
         self._claim = claim
         self._key = (claim.subid, claim.worker)
         self._fence = (claim.subid, claim.worker, claim.epoch, claim.token)
@@ -107,23 +105,16 @@ class Progress:
         """Whether anything is not to be applied."""
         return self.skip is not None or bool(self.rules)
 
-    @property
-    def tagged(self) -> bool:
-        """Whether what the session writes carries a replication origin."""
-        return self._tagged
-
     def claim(self) -> None:
         """Take the epoch for this attempt; a second attempt of the same task ends here.
 
         :raises Fenced: claimed already, or the epoch was raised.
         """
         # guard: an epoch is claimed once, without " AND claimed_by IS NULL"
-        row = self._connection.execute(
-            "UPDATE pgsub.control SET claimed_by = %s"
-            " WHERE subid = %s AND worker = %s AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true",
-            (uuid.uuid4(), *self._fence),
-        ).fetchone()
-        if row is None:
+        query = """
+            UPDATE pgsub.control SET claimed_by = %s WHERE subid = %s AND worker = %s
+               AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true"""
+        if scalar(self._connection, query, (uuid.uuid4(), *self._fence)) is None:
             raise Fenced("another attempt of this worker holds the claim")
         self._read("")
 
@@ -132,25 +123,20 @@ class Progress:
         self._read("")
 
     def _read(self, suffix: str) -> None:
-        row = None
+        query = f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY}"
+        found = None
         if self._ctid is not None:
-            row = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE ctid = %s::tid AND {_KEY} {suffix}".encode(),
-                (self._ctid, *self._key),
-            ).fetchone()
-        if row is None:
-            row = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY} {suffix}".encode(), self._key
-            ).fetchone()
-        if row is None:
+            found = row(self._connection, f"{query} AND ctid = %s::tid {suffix}", (*self._key, self._ctid))
+        found = found or row(self._connection, f"{query} {suffix}", self._key)
+        if found is None:
             raise Fenced("the subscription was removed from the ledger")
-        self._take(row)
+        self._take(found)
 
-    def _take(self, row: Sequence[Any]) -> None:
-        self._ctid = row[0]
-        self.remote_lsn, self.reported_lsn = parse_lsn(row[1]), parse_lsn(row[2])
-        self.states_version = int(row[3])
-        self.skip, self.rules = (None, ()) if row[4] is None else _skips(*json.loads(row[4]))
+    def _take(self, found: Sequence[Any]) -> None:
+        self._ctid = found[0]
+        self.remote_lsn, self.reported_lsn = parse_lsn(found[1]), parse_lsn(found[2])
+        self.states_version = int(found[3])
+        self.skip, self.rules = (None, ()) if found[4] is None else _skips(*json.loads(found[4]))
 
     def open(self, expected: int) -> None:
         """Begin a transaction and :meth:`lock` the row, in one round trip.
@@ -178,8 +164,8 @@ class Progress:
             self._pipeline.send(statement, texts, _TEXT * len(texts), statement, on_row=on_row)
         self._pipeline.sync()
 
-    def _moved(self, row: Sequence[str | None]) -> None:
-        self._ctid = row[0]
+    def _moved(self, found: Sequence[str | None]) -> None:
+        self._ctid = found[0]
 
     def lock(self, expected: int) -> None:
         """Lock the row in the caller's transaction, before anything is decided about table states.
@@ -224,7 +210,7 @@ class Progress:
 
         Of a prepared transaction: inside it before PREPARE TRANSACTION, and once more before COMMIT PREPARED.
         """
-        if self._tagged:
+        if self.tagged:
             self._connection.execute(
                 "SELECT pg_catalog.pg_replication_origin_xact_setup(%s::pg_lsn,"
                 " '2000-01-01 00:00:00+00'::timestamptz + %s * '1 microsecond'::interval)",
@@ -237,38 +223,34 @@ class Progress:
         :param position: what the feedback may name as flushed from now on.
         :raises Fenced: the epoch was raised meanwhile.
         """
-        with self._connection.transaction():
-            self._connection.execute("SET LOCAL synchronous_commit = on")
-            row = self._connection.execute(
+        with durable(self._connection):
+            query = (
                 f"UPDATE pgsub.progress SET reported_lsn = greatest(reported_lsn, %s) WHERE {_KEY} AND {_MINE}"
-                " RETURNING ctid::text, reported_lsn::text".encode(),
-                (format_lsn(position), *self._key, *self._fence),
-            ).fetchone()
-        if row is None:
+                " RETURNING ctid::text, reported_lsn::text"
+            )
+            found = row(self._connection, query, (format_lsn(position), *self._key, *self._fence))
+        if found is None:
             raise Fenced("another worker took over")
-        self._ctid, self.reported_lsn = row[0], parse_lsn(row[1])
+        self._ctid, self.reported_lsn = found[0], parse_lsn(found[1])
 
     def control(self) -> Control:
         """The worker's flags, without a lock and without a write.
 
         :raises Fenced: the epoch was raised meanwhile.
         """
-        row = self._connection.execute(
-            "SELECT c.stop, p.states_version FROM pgsub.control c"
-            " JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0"
-            " WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s",
-            self._fence,
-        ).fetchone()
-        if row is None:
+        query = """
+            SELECT c.stop, p.states_version FROM pgsub.control c
+              JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0
+             WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s"""
+        found = row(self._connection, query, self._fence)
+        if found is None:
             raise Fenced("another worker took over")
-        return Control(*row)
+        return Control(*found)
 
     def unmirrored_events(self) -> tuple[int, int] | None:
         """The first and the last of what the launcher still has to record, by id; None where there is nothing."""
-        row = self._connection.execute(
-            "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s", (self._claim.subid,)
-        ).fetchone()
-        return None if row is None or row[0] is None else (row[0], row[1])
+        query = "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s HAVING count(*) > 0"
+        return row(self._connection, query, (self._claim.subid,))
 
 
 def _skips(

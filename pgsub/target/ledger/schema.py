@@ -12,6 +12,7 @@ import psycopg
 
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.ledger import owner
+from pgsub.target.query import scalar
 
 VERSION = 1
 
@@ -177,11 +178,9 @@ _MIGRATIONS = {1: _V1}
 
 def installed_version(connection: psycopg.Connection) -> int:
     """The ledger's version in this database, 0 where there is none."""
-    row = connection.execute("SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL").fetchone()
-    if not row or not row[0]:
+    if not scalar(connection, "SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL"):
         return 0
-    row = connection.execute("SELECT max(version) FROM pgsub.ledger_version").fetchone()
-    return int(row[0]) if row and row[0] is not None else 0
+    return int(scalar(connection, "SELECT max(version) FROM pgsub.ledger_version") or 0)
 
 
 def check(connection: psycopg.Connection) -> None:
@@ -246,7 +245,7 @@ def _install(connection: psycopg.Connection, version: int) -> None:
 
 
 def _migrate(connection: psycopg.Connection) -> None:
-    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
+    if scalar(connection, "SELECT pg_catalog.to_regnamespace('pgsub') IS NULL"):
         connection.execute("CREATE SCHEMA pgsub")
     version = installed_version(connection)
     for number in range(version + 1, VERSION + 1):
@@ -280,7 +279,7 @@ def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
 def _hint(connection: psycopg.Connection) -> str:
     row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
     database, user = row.fetchone() or ("", "")
-    if connection.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL").fetchone() == (True,):
+    if scalar(connection, "SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL"):
         return f"Let the owner of schema pgsub run:\n{owner.grants(user)}"
     return (
         "Let an owner of the database run one of these:\n"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -21,10 +22,12 @@ from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_t
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import held_tables, subscriptions
 from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.query import row
 from pgsub.target.session import transactions
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"
+_SET = f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}"
 #: Of the control row, as :func:`decoded` takes them.
 COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 
@@ -72,14 +75,8 @@ def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
 
 def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
     """Level and text of what the log is told of one that was missed, in the server's words."""
-    return (
-        "WARNING",
-        log_text(
-            f'skip-LSN of subscription "{subname}" cleared',
-            detail=f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
-            f" {format_lsn(lsn)}.",
-        ),
-    )
+    detail = f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
+    return "WARNING", log_text(f'skip-LSN of subscription "{subname}" cleared', detail=f"{detail} {format_lsn(lsn)}.")
 
 
 def shown(skip: Skip | None, rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -107,10 +104,14 @@ def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
 
     :raises StateForbids: the ledger does not know the subscription.
     """
-    row = connection.execute(f"SELECT {COLUMNS} FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
-    if row is None:
+    return decoded(*_control(connection, subid, COLUMNS))
+
+
+def _control(connection: psycopg.Connection, subid: int, columns: str) -> tuple[Any, ...]:
+    found = row(connection, f"SELECT {columns} FROM pgsub.control WHERE {_APPLY}", (subid,))
+    if found is None:
         raise subscriptions.unknown(subid)
-    return decoded(*row)
+    return found
 
 
 def decoded_rules(found: Mapping[str, int] | None) -> tuple[Rule, ...]:
@@ -127,10 +128,7 @@ def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...
 
     :raises StateForbids: the ledger does not know the subscription.
     """
-    row = connection.execute(f"SELECT skip_rules FROM pgsub.control WHERE {_APPLY}".encode(), (subid,)).fetchone()
-    if row is None:
-        raise subscriptions.unknown(subid)
-    return decoded_rules(row[0])
+    return decoded_rules(*_control(connection, subid, "skip_rules"))
 
 
 def set_rules(connection: psycopg.Connection, subid: int, rules: Sequence[Rule]) -> None:
@@ -154,13 +152,17 @@ def use(
     """
     counted = [changed(rule, limit=(rule.limit or 0) - used.get(rule.place, 0)) for rule in rules]
     left = tuple(rule for rule in counted if (rule.limit or 0) > 0)
-    row = connection.execute(
-        f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s RETURNING true".encode(),
+    updated = connection.execute(
+        f"UPDATE pgsub.control SET skip_rules = %s WHERE {_APPLY} AND skip_rules = %s".encode(),
         (_encoded_rules(connection, left), subid, _encoded_rules(connection, rules)),
-    ).fetchone()
-    if row is None:
-        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
+    )
+    _check_unchanged(updated)
     return left
+
+
+def _check_unchanged(updated: psycopg.Cursor) -> None:
+    if not updated.rowcount:
+        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
 
 
 def check(skip: Skip, remote_lsn: int) -> None:
@@ -186,10 +188,7 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
     with transactions.durable(connection):
         if skip is not None and not is_held(connection, subid, skip):
             check(skip, subscriptions.apply_position(connection, subid))
-        connection.execute(
-            f"UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[] WHERE {_APPLY}".encode(),
-            (*_encoded(skip), subid),
-        )
+        connection.execute(_SET.encode(), (*_encoded(skip), subid))
 
 
 def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip | None) -> None:
@@ -197,11 +196,5 @@ def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip |
 
     :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
     """
-    row = connection.execute(
-        "UPDATE pgsub.control SET skip_lsn = %s, skip_rows = %s, skip_lsns = %s::pg_lsn[]"
-        f" WHERE {_APPLY} AND skip_lsn = %s AND skip_rows = %s AND skip_lsns IS NOT DISTINCT FROM %s::pg_lsn[]"
-        " RETURNING true".encode(),
-        (*_encoded(left), subid, *_encoded(skip)),
-    ).fetchone()
-    if row is None:
-        raise StreamsMustRestart("what is to be skipped was changed meanwhile")
+    unchanged = " AND skip_lsn = %s AND skip_rows = %s AND skip_lsns IS NOT DISTINCT FROM %s::pg_lsn[]"
+    _check_unchanged(connection.execute(f"{_SET}{unchanged}".encode(), (*_encoded(left), subid, *_encoded(skip))))

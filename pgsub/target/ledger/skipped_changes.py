@@ -14,6 +14,7 @@ import psycopg
 
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.query import scalar
 
 #: Letters that are read, or whose ids are sent, at once.
 CHUNK = 1000
@@ -141,13 +142,11 @@ def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]
     :return: how many were not replayed before, and are there.
     """
     # guard: a skipped change is replayed once, without " AND replayed_at IS NULL"
-    row = connection.execute(
-        "WITH taken AS (UPDATE pgsub.skipped_change SET replayed_at = pg_catalog.now()"
-        " WHERE subid = %s AND id = ANY (%s) AND replayed_at IS NULL RETURNING id) SELECT count(*) FROM taken",
+    return connection.execute(
+        "UPDATE pgsub.skipped_change SET replayed_at = pg_catalog.now()"
+        " WHERE subid = %s AND id = ANY (%s) AND replayed_at IS NULL",
         (subid, list(ids)),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    ).rowcount
 
 
 def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iterator[SkippedChange]:
@@ -187,13 +186,10 @@ def usage(connection: psycopg.Connection, subid: int, pruning: Pruning | None = 
 
 def time_ago(connection: psycopg.Connection, seconds: float) -> str:
     """Return the time on the target that many seconds ago, as :class:`Pruning` takes it."""
-    row = connection.execute(
-        "SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',"
-        ' \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')',
-        (seconds,),
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
+    query = """
+        SELECT pg_catalog.to_char((pg_catalog.now() - pg_catalog.make_interval(secs => %s)) AT TIME ZONE 'UTC',
+                                  'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    return str(scalar(connection, query, (seconds,)))
 
 
 def prune(connection: psycopg.Connection, subid: int, pruning: Pruning) -> int:

@@ -1,9 +1,14 @@
 """Changes of a table's srsubstate: who may make which, under which lock. Mirrors tablesync.c's transitions.
 
+NOTES
+``i`` → ``d`` → ``f`` → ``s`` → ``r`` are stored; ``w`` (syncwait) and ``c`` (catchup) exist only while a worker lives.
+From ``f`` on a crash never copies again.
+
 Apply decides about a change under the lock of its progress row, with table states as of a ``states_version``. So
 whoever makes apply's decision come out differently updates that row (lock and version in one statement) in the
-transaction that changes the state. Lock order everywhere: apply's row, then tables by relid. No state change shares
-a transaction with data but ``f``, and each is on disk before anything is built upon it.
+transaction that changes the state: :func:`changing`. States that apply decides alike (``i``, ``d``, ``f`` without a
+claim) change without it. Lock order everywhere: apply's row, then tables by relid. No state change shares a transaction
+with data but ``f``, and each is on disk before anything is built upon it.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from pgsub.common.errors import Fenced
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger import workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable, lock_timeout
 
-_REL = "subid = %s AND srrelid = %s"
+CATCHUP = "c"
+_TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 
 @contextlib.contextmanager
@@ -31,35 +38,36 @@ def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
     """
     with durable(connection):
         lock_timeout(connection)
-        row = connection.execute(
+        position = scalar(
+            connection,
             "UPDATE pgsub.progress SET states_version = states_version + 1 WHERE subid = %s AND worker = 0"
             " RETURNING remote_lsn::text",
             (subid,),
-        ).fetchone()
-        if row is None:
-            raise Fenced("the subscription was removed from the ledger")
-        yield parse_lsn(row[0])
+        )
+        yield parse_lsn(_there(position))
+
+
+def _there(value: str | None) -> str:
+    if value is None:
+        raise Fenced("the subscription was removed from the ledger")
+    return value
 
 
 def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Lock the rows of tables in the order of their oids: who changes several at once must not meet another halfway.
+    """Lock the rows of tables in the order of their oids, so that two who change several never wait for each other.
 
     An UPDATE alone would take them in the order of its plan.
     """
     connection.execute(
-        "SELECT FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
+        f"SELECT FROM pgsub.subscription_rel WHERE {_TABLES} ORDER BY srrelid FOR UPDATE".encode(),
         (subid, list(relids)),
     )
 
 
 def next_group(connection: psycopg.Connection, subid: int) -> int:
     """A number that no group of tables of this subscription has had."""
-    row = connection.execute(
-        "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups", (subid,)
-    ).fetchone()
-    if row is None:
-        raise Fenced("the subscription was removed from the ledger")
-    return int(row[0])
+    query = "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups::text"
+    return int(_there(scalar(connection, query, (subid,))))
 
 
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
@@ -67,14 +75,15 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 
     :return: the number of this attempt for each table.
     """
+    subid, relids = claims[0].subid, workers.numbers(claims)
     with durable(connection):
-        workers.fence_all(connection, claims)
-        lock_tables(connection, claims[0].subid, _workers(claims))
+        workers.fence(connection, *claims)
+        lock_tables(connection, subid, relids)
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
-            " copy_mode = NULL, handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
-            " AND srsubstate IN ('i', 'd') RETURNING srrelid::bigint, attempt",
-            (slot, claims[0].subid, _workers(claims)),
+            f" copy_mode = NULL, handover_lsn = NULL WHERE {_TABLES} AND srsubstate IN ('i', 'd')"
+            " RETURNING srrelid::bigint, attempt".encode(),
+            (slot, subid, relids),
         ).fetchall()
         if len(rows) != len(claims):
             raise Fenced("the state of a table changed meanwhile")
@@ -82,20 +91,16 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 
 
 def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
-    """The sync slot's consistent point is where the sync workers' own progress begins."""
+    """Let the sync workers' own progress begin at their slot's consistent point."""
     with durable(connection):
-        workers.fence_all(connection, claims)
+        workers.fence(connection, *claims)
         connection.execute(
             "INSERT INTO pgsub.progress AS p (subid, worker, remote_lsn, reported_lsn)"
             " SELECT %s, w, %s::pg_lsn, %s::pg_lsn FROM pg_catalog.unnest(%s::oid[]) AS w"
             " ON CONFLICT (subid, worker) DO UPDATE SET remote_lsn = excluded.remote_lsn,"
             " reported_lsn = excluded.reported_lsn, remote_commit_ts = NULL",
-            (claims[0].subid, format_lsn(position), format_lsn(position), _workers(claims)),
+            (claims[0].subid, format_lsn(position), format_lsn(position), workers.numbers(claims)),
         )
-
-
-def _workers(claims: Sequence[Claim]) -> list[int]:
-    return [claim.worker for claim in claims]
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
@@ -104,14 +109,22 @@ def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> b
     :return: whether the state was changed.
     """
     workers.fence(connection, claim)
-    row = connection.execute(
-        f"UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE {_REL} AND srsubstate = 'd' AND attempt = %s"
-        " AND NOT EXISTS (SELECT FROM pgsub.copy_chunk c WHERE c.subid = subscription_rel.subid"
-        " AND c.srrelid = subscription_rel.srrelid AND c.attempt = subscription_rel.attempt AND c.xid IS NULL)"
-        " RETURNING true".encode(),
-        (claim.subid, claim.worker, attempt),
-    ).fetchone()
-    return row is not None
+    query = """
+        UPDATE pgsub.subscription_rel r SET srsubstate = 'f'
+         WHERE subid = %s AND srrelid = %s AND srsubstate = 'd' AND attempt = %s AND NOT EXISTS (
+               SELECT FROM pgsub.copy_chunk c WHERE c.subid = r.subid AND c.srrelid = r.srrelid
+                  AND c.attempt = r.attempt AND c.xid IS NULL)
+        RETURNING true"""
+    return scalar(connection, query, (claim.subid, claim.worker, attempt)) is True
+
+
+def may_hand_over(apply_lsn: int, sync_lsn: int, handover_lsn: int | None) -> bool:
+    """Whether a table in ``f`` may become ``s``: apply has not passed its sync worker, or that has reached the claim.
+
+    :param sync_lsn: everything before is applied by the sync worker, and with a claim nothing beyond it but what came
+        with the copy itself.
+    """
+    return apply_lsn <= sync_lsn if handover_lsn is None else sync_lsn >= handover_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +137,20 @@ class HandOver:
 
 
 def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
-    """``f`` → ``s`` if apply has not passed the sync worker, or once that has reached the claimed position.
+    """``f`` → ``s`` if :func:`may_hand_over`.
 
     Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
     under its lock was covered by ``srsublsn`` already.
 
-    :param sync_lsn: everything before is applied by this sync worker, and with a claim nothing beyond it but what
-        came with the copy itself.
+    :raises Fenced: the epoch was raised, or the table is in another state.
     """
     with changing(connection, claim.subid) as apply_lsn:
         workers.fence(connection, claim)
         handover = _handover(connection, claim)
-        ready = apply_lsn <= sync_lsn if handover is None else sync_lsn >= handover
+        ready = may_hand_over(apply_lsn, sync_lsn, handover)
         # guard: a table changes hands only where apply has not passed it, always
         if ready:
-            _set_done(connection, claim.subid, [claim.worker], sync_lsn)
+            _set_syncdone(connection, claim.subid, [claim.worker], sync_lsn)
         else:
             raise psycopg.Rollback()  # no need to make apply look again
     return HandOver(apply_lsn, handover, ready)
@@ -149,27 +161,25 @@ def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], s
 
     :return: the tables that are ``s`` now.
     """
-    with changing(connection, claims[0].subid) as apply_lsn:
-        workers.fence_all(connection, claims)
+    subid = claims[0].subid
+    with changing(connection, subid) as apply_lsn:
+        workers.fence(connection, *claims)
         rows = connection.execute(
-            "SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s"
-            " AND srrelid = ANY (%s) AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE",
-            (claims[0].subid, _workers(claims)),
-        ).fetchall()
-        done = {
-            relid for relid, text in rows if (apply_lsn <= sync_lsn if text is None else sync_lsn >= parse_lsn(text))
-        }
-        if done:
-            _set_done(connection, claims[0].subid, sorted(done), sync_lsn)
-        else:
+            f"SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE {_TABLES}"
+            " AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE".encode(),
+            (subid, workers.numbers(claims)),
+        )
+        done = {relid for relid, text in rows if may_hand_over(apply_lsn, sync_lsn, lsn_or_none(text))}
+        if not done:
             raise psycopg.Rollback()
+        _set_syncdone(connection, subid, sorted(done), sync_lsn)
     return done
 
 
-def _set_done(connection: psycopg.Connection, subid: int, relids: list[int], at: int) -> None:
+def _set_syncdone(connection: psycopg.Connection, subid: int, relids: list[int], at: int) -> None:
     connection.execute(
         "UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s, handover_lsn = NULL"
-        " WHERE subid = %s AND srrelid = ANY (%s) AND srsubstate = 'f'",
+        f" WHERE {_TABLES} AND srsubstate = 'f'".encode(),
         (format_lsn(at), subid, relids),
     )
 
@@ -177,27 +187,27 @@ def _set_done(connection: psycopg.Connection, subid: int, relids: list[int], at:
 def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
     """Claim tables (``d``) where apply is now, before their slot exists: apply keeps off their changes beyond.
 
-    Whatever lies between this and the slot's consistent point comes with the copy, so unless apply loses its patience
-    the tables change hands at the consistent point without any streaming.
+    Whatever lies between this and the slot's consistent point comes with the copy. So unless apply takes the claims
+    back, the tables change hands at the consistent point without any streaming.
     """
     with changing(connection, claims[0].subid) as apply_lsn:
-        workers.fence_all(connection, claims)
         _move_claims(connection, claims, apply_lsn, standing=False)
 
 
 def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
     """The slot exists: apply need not wait at what the copy brings; claims that were taken back stay so."""
     with changing(connection, claims[0].subid):
-        workers.fence_all(connection, claims)
         _move_claims(connection, claims, position, standing=True)
 
 
 def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int, *, standing: bool) -> None:
-    lock_tables(connection, claims[0].subid, _workers(claims))
+    workers.fence(connection, *claims)
+    subid, relids = claims[0].subid, workers.numbers(claims)
+    lock_tables(connection, subid, relids)
     connection.execute(
-        "UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE subid = %s AND srrelid = ANY (%s)"
-        " AND srsubstate = 'd' AND (handover_lsn IS NOT NULL) = %s",
-        (format_lsn(position), claims[0].subid, _workers(claims), standing),
+        f"UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE {_TABLES}"
+        " AND srsubstate = 'd' AND (handover_lsn IS NOT NULL) = %s".encode(),
+        (format_lsn(position), subid, relids, standing),
     )
 
 
@@ -212,7 +222,7 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
         if handover is None:
             handover = max(apply_lsn, sync_lsn)
             connection.execute(
-                f"UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE {_REL} AND srsubstate = 'f'".encode(),
+                "UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE subid = %s AND srrelid = %s",
                 (format_lsn(handover), claim.subid, claim.worker),
             )
     return handover
@@ -221,22 +231,35 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
 def withdraw_claims(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
     """Take claims back: apply waited long enough, or the sync worker failed. An error in one table stops no other."""
     with changing(connection, subid):
-        lock_tables(connection, subid, relids)
-        connection.execute(
-            "UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE subid = %s AND srrelid = ANY (%s)"
-            " AND srsubstate IN ('d', 'f')",
-            (subid, list(relids)),
-        )
+        clear_claims(connection, subid, relids)
+
+
+def clear_claims(connection: psycopg.Connection, subid: int, relids: Collection[int] | None) -> None:
+    """Take claims back inside the caller's transaction, which holds apply's row.
+
+    :param relids: None for every table.
+    """
+    if relids is None:
+        rows = connection.execute("SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s", (subid,))
+        relids = [relid for (relid,) in rows]
+    lock_tables(connection, subid, relids)
+    connection.execute(
+        f"UPDATE pgsub.subscription_rel SET handover_lsn = NULL WHERE {_TABLES} AND srsubstate IN ('d', 'f')".encode(),
+        (subid, list(relids)),
+    )
 
 
 def _handover(connection: psycopg.Connection, claim: Claim) -> int | None:
-    row = connection.execute(
-        f"SELECT srsubstate::text, handover_lsn::text FROM pgsub.subscription_rel WHERE {_REL} FOR UPDATE".encode(),
+    """The claim of a table in ``f``, whose row is locked."""
+    found = row(
+        connection,
+        "SELECT handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s"
+        " AND srsubstate = 'f' FOR UPDATE",
         (claim.subid, claim.worker),
-    ).fetchone()
-    if row is None or row[0] != "f":
+    )
+    if found is None:
         raise Fenced("the table is not waiting for a hand-over")
-    return lsn_or_none(row[1])
+    return lsn_or_none(found[0])
 
 
 def set_ready(connection: psycopg.Connection, subid: int, position: int) -> None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced, LockHeld
-from pgsub.target.ledger import held_tables, states, subscriptions, two_phase, workers
+from pgsub.target.ledger import chunks, held_tables, states, subscriptions, two_phase, workers
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
 _LOCK_SECONDS = 5.0
 _REL = "subid = %s AND srrelid = %s"
+_TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,13 @@ def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -
     """
     if not claims:
         return
-    subid, relids = claims[0].subid, [claim.worker for claim in claims]
+    subid, relids = claims[0].subid, workers.numbers(claims)
     with states.changing(connection, subid):
-        for claim in claims:
-            workers.fence(connection, claim)
+        workers.fence(connection, *claims)
         states.lock_tables(connection, subid, relids)
         connection.execute(
-            "UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL"
-            " WHERE subid = %s AND srrelid = ANY (%s::oid[]) AND srsubstate = 'f'",
+            f"UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL WHERE {_TABLES}"
+            " AND srsubstate = 'f'".encode(),
             (subid, relids),
         )
 
@@ -103,11 +103,10 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     """
     if wanted.copies:
         two_phase.refuse_copy(connection, subid)
-    for claim in wanted.claims:
-        workers.fence(connection, claim)
+    workers.fence(connection, *wanted.claims)
     rows = connection.execute(
         "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
-        " WHERE subid = %s AND srrelid = ANY (%s::oid[]) ORDER BY srrelid FOR UPDATE",
+        f" WHERE {_TABLES} ORDER BY srrelid FOR UPDATE".encode(),
         (subid, [*wanted.drop, *wanted.again]),
     ).fetchall()
     if {relid for relid, _ in rows} != {*wanted.drop, *wanted.again}:
@@ -115,17 +114,17 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     if any(slot is not None and relid in wanted.drop for relid, slot in rows):
         raise Fenced("a table that is removed still has a slot")
     held_tables.forget(connection, subid, [*wanted.drop, *wanted.again])  # the copy has what was kept
-    _forget(connection, subid, wanted.drop)
+    chunks.forget(connection, subid, [*wanted.drop, *wanted.again])
+    # the control rows stay: should a table come back, its epochs go on and older sessions are still known as older
+    connection.execute(f"DELETE FROM pgsub.subscription_rel WHERE {_TABLES}".encode(), (subid, list(wanted.drop)))
     _rename(connection, subid, wanted.rename)
-    _again(connection, subid, wanted.again)
+    # any state → i; a sync slot stays named: it is dropped afterwards, or by the next synchronization
+    connection.execute(
+        "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL"
+        f" WHERE {_TABLES}".encode(),
+        (subid, list(wanted.again)),
+    )
     subscriptions.add_relations(connection, subid, wanted.add)
-
-
-def _forget(connection: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
-    """The control rows stay: should a table come back, its epochs go on and older sessions are still known as older."""
-    for table, column in (("copy_chunk", "srrelid"), ("subscription_rel", "srrelid"), ("progress", "worker")):
-        query = f"DELETE FROM pgsub.{table} WHERE subid = %s AND {column} = ANY (%s::oid[]) AND {column} <> 0"
-        connection.execute(query.encode(), (subid, list(relids)))
 
 
 def _rename(connection: psycopg.Connection, subid: int, renamed: Sequence[Renamed]) -> None:
@@ -140,17 +139,3 @@ def _rename(connection: psycopg.Connection, subid: int, renamed: Sequence[Rename
             f"UPDATE pgsub.subscription_rel SET schemaname = %s, relname = %s WHERE {_REL}".encode(),
             (one.schemaname, one.relname, subid, one.srrelid),
         )
-
-
-def _again(connection: psycopg.Connection, subid: int, relids: Sequence[int]) -> None:
-    """Any state → ``i``. A sync slot stays named: it is dropped afterwards, or by the next synchronization."""
-    if not relids:
-        return
-    connection.execute(
-        "UPDATE pgsub.subscription_rel SET srsubstate = 'i', srsublsn = NULL, handover_lsn = NULL, copy_mode = NULL"
-        " WHERE subid = %s AND srrelid = ANY (%s::oid[])",
-        (subid, list(relids)),
-    )
-    for table, column in (("copy_chunk", "srrelid"), ("progress", "worker")):
-        query = f"DELETE FROM pgsub.{table} WHERE subid = %s AND {column} = ANY (%s::oid[]) AND {column} <> 0"
-        connection.execute(query.encode(), (subid, list(relids)))

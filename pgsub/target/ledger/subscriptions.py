@@ -15,9 +15,10 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common.errors import StateForbids, SubscriptionExists
-from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
+from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.target.ledger import workers
-from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
 _TABLES = (
@@ -32,13 +33,11 @@ class Identity:
 
     subid: int
     subname: str
-    state_store: str
     system_identifier: str | None
     publisher_dbname: str | None
     publisher_dboid: int | None
     timeline: int | None
     slot_name: str | None
-    slot_intent: bool
     consistent_point: int | None
 
 
@@ -113,39 +112,45 @@ def slot_created(
     position: int,
 ) -> None:
     """The slot exists: its consistent point (or a given slot's confirmed position) is where reporting starts."""
+    publisher = {"publisher_dbname": dbname, "publisher_dboid": dboid, "timeline": timeline}
+    point = format_lsn(position)
     with durable(connection):
-        connection.execute(
-            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
-            " timeline = %s, consistent_point = %s WHERE subid = %s",
-            (system_identifier, dbname, dboid, timeline, format_lsn(position), subid),
-        )
-        connection.execute(
-            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = 0",
-            (format_lsn(position), subid),
-        )
+        _set(connection, subid, system_identifier=system_identifier, consistent_point=point, **publisher)
+        connection.execute(_REPORT, (point, subid))
+
+
+# of apply
+_REPORT = "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = 0"
+
+
+def _set(connection: psycopg.Connection, subid: int, **columns: object) -> bool:
+    """Set columns of the subscription's row; False where there is none."""
+    assignments = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns)
+    query = sql.SQL("UPDATE pgsub.subscription SET {} WHERE subid = %s").format(assignments)
+    return connection.execute(query, (*columns.values(), subid)).rowcount > 0
 
 
 def registered(connection: psycopg.Connection, subid: int) -> None:
     """The state store knows the subscription: neither its creation nor its drop is under way any more."""
-    connection.execute("UPDATE pgsub.subscription SET slot_intent = false WHERE subid = %s", (subid,))
+    _set(connection, subid, slot_intent=False)
 
 
 def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> None:
     """The publisher moved to another timeline and was checked to be the same history."""
-    connection.execute("UPDATE pgsub.subscription SET timeline = %s WHERE subid = %s", (timeline, subid))
+    _set(connection, subid, timeline=timeline)
 
 
 def identity(connection: psycopg.Connection, subid: int) -> Identity:
     """:raises StateForbids: the ledger has no such subscription (restored or another database)."""
-    row = connection.execute(
-        "SELECT subid, subname, state_store, system_identifier, publisher_dbname, publisher_dboid, timeline,"
-        " slot_name, slot_intent, consistent_point::text FROM pgsub.subscription WHERE subid = %s",
-        (subid,),
-    ).fetchone()
-    if row is None:
+    query = """
+        SELECT subname, system_identifier, publisher_dbname, publisher_dboid, timeline, slot_name,
+               consistent_point::text
+          FROM pgsub.subscription WHERE subid = %s"""
+    found = row(connection, query, (subid,))
+    if found is None:
         raise unknown(subid)
-    name, store, system, dbname, dboid, timeline, slot, intent, point = row[1:]
-    return Identity(subid, name, store, system, dbname, dboid, timeline, slot, intent, lsn_or_none(point))
+    name, system, dbname, dboid, timeline, slot_name, point = found
+    return Identity(subid, name, system, dbname, dboid, timeline, slot_name, lsn_or_none(point))
 
 
 def unknown(subid: int) -> StateForbids:
@@ -192,28 +197,23 @@ def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
 
     :return: whether that was recorded before.
     """
+    query = """
+        UPDATE pgsub.subscription AS s SET slot_intent = true
+          FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR UPDATE) AS before
+         WHERE s.subid = before.subid RETURNING before.slot_intent"""
     with durable(connection):
-        row = connection.execute(
-            "UPDATE pgsub.subscription AS s SET slot_intent = true"
-            " FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR UPDATE) AS before"
-            " WHERE s.subid = before.subid RETURNING before.slot_intent",
-            (subid,),
-        ).fetchone()
-    return row is None or bool(row[0])
+        return scalar(connection, query, (subid,)) is not False
 
 
 def any_left(connection: psycopg.Connection) -> bool:
     """Return whether the ledger holds a subscription."""
-    row = connection.execute("SELECT EXISTS (SELECT FROM pgsub.subscription)").fetchone()
-    return row is not None and bool(row[0])
+    return scalar(connection, "SELECT true FROM pgsub.subscription LIMIT 1") is True
 
 
 def apply_position(connection: psycopg.Connection, subid: int) -> int:
     """Apply's ``remote_lsn``, read without a lock: good for estimates only."""
-    row = connection.execute(
-        "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0", (subid,)
-    ).fetchone()
-    return parse_lsn(row[0]) if row else 0
+    query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
+    return lsn_or_none(scalar(connection, query, (subid,))) or 0
 
 
 def adopt_publisher(
@@ -236,14 +236,9 @@ def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> N
     """
     with durable(connection):
         workers.fence(connection, claim)
-        connection.execute(
-            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s"
-            " AND reported_lsn = '0/0' AND remote_lsn = '0/0'",
-            (format_lsn(position), claim.subid, APPLY),
-        )
-        connection.execute(
-            "UPDATE pgsub.subscription SET consistent_point = %s WHERE subid = %s", (format_lsn(position), claim.subid)
-        )
+        untouched = _REPORT + " AND reported_lsn = '0/0' AND remote_lsn = '0/0'"
+        connection.execute(untouched, (format_lsn(position), claim.subid))
+        _set(connection, claim.subid, consistent_point=format_lsn(position))
 
 
 def replace_publisher(
@@ -255,14 +250,8 @@ def replace_publisher(
     """
     with durable(connection):
         workers.fence(connection, claim)
-        connection.execute(
-            "UPDATE pgsub.subscription SET system_identifier = %s, timeline = %s WHERE subid = %s",
-            (system_identifier, timeline, claim.subid),
-        )
-        connection.execute(
-            "UPDATE pgsub.progress SET reported_lsn = %s WHERE subid = %s AND worker = %s",
-            (format_lsn(position), claim.subid, APPLY),
-        )
+        _set(connection, claim.subid, system_identifier=system_identifier, timeline=timeline)
+        connection.execute(_REPORT, (format_lsn(position), claim.subid))
 
 
 def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
@@ -271,9 +260,5 @@ def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: s
     :raises StateForbids: the ledger does not know the subscription.
     """
     with durable(connection):
-        row = connection.execute(
-            "UPDATE pgsub.subscription SET subname = %s, slot_name = %s WHERE subid = %s RETURNING true",
-            (name, slot_name, subid),
-        ).fetchone()
-    if row is None:
-        raise unknown(subid)
+        if not _set(connection, subid, subname=name, slot_name=slot_name):
+            raise unknown(subid)

@@ -18,6 +18,7 @@ from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import prepared_xacts, subscriptions, workers
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.query import scalar
 from pgsub.target.session import transactions
 
 DISABLED, PENDING, ENABLED = "d", "p", "e"
@@ -76,7 +77,7 @@ def state(connection: psycopg.Connection, subid: int) -> str:
 
     :raises StateForbids: the ledger does not know the subscription.
     """
-    return _state(connection, subid, "")
+    return _state(connection, subid)
 
 
 def locked(connection: psycopg.Connection, subid: int) -> str:
@@ -88,12 +89,11 @@ def locked(connection: psycopg.Connection, subid: int) -> str:
     return _state(connection, subid, " FOR NO KEY UPDATE")
 
 
-def _state(connection: psycopg.Connection, subid: int, lock: str) -> str:
-    query = f"SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s{lock}"
-    row = connection.execute(query.encode(), (subid,)).fetchone()
-    if row is None:
+def _state(connection: psycopg.Connection, subid: int, lock: str = "") -> str:
+    found = scalar(connection, f"SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s{lock}", (subid,))
+    if found is None:
         raise subscriptions.unknown(subid)
-    return str(row[0])
+    return str(found)
 
 
 def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
@@ -111,9 +111,8 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
         now = locked(connection, subid)
         workers.fence(connection, claim)
         # a statement of its own: it must see what was committed while the lock was awaited
-        row = connection.execute(_ALL_READY.encode(), (subid,)).fetchone()
-        # guard: two_phase is enabled once every table is ready, without " and row[0]"
-        if now == PENDING and row is not None and row[0]:
+        # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
+        if now == PENDING and scalar(connection, _ALL_READY, (subid,)):
             _set(connection, subid, ENABLED)
             now = ENABLED
         position = behind(connection, subid)
@@ -125,10 +124,10 @@ def behind(connection: psycopg.Connection, subid: int) -> int:
 
     :raises Fenced: the subscription is gone.
     """
-    row = connection.execute(_BEHIND.encode(), (subid,)).fetchone()
-    if row is None:
+    position = scalar(connection, _BEHIND, (subid,))
+    if position is None:
         raise Fenced("the subscription was removed from the ledger")
-    return parse_lsn(row[0])
+    return parse_lsn(position)
 
 
 def _set(connection: psycopg.Connection, subid: int, to: str) -> None:
@@ -157,14 +156,12 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
 
 def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
     """What the ledger has as prepared and not decided."""
-    rows = connection.execute(_PENDING.encode(), (subid,)).fetchall()
-    return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in rows]
+    return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in connection.execute(_PENDING, (subid,))]
 
 
 def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
     """The subscription's prepared transactions on the target, oldest first."""
-    rows = connection.execute(_PREPARED.encode(), (prepared_xacts.gid_prefix(subid),)).fetchall()
-    return [Prepared(*row) for row in rows]
+    return [Prepared(*row) for row in connection.execute(_PREPARED, (prepared_xacts.gid_prefix(subid),))]
 
 
 def check_finishable(found: Sequence[Prepared]) -> None:
@@ -207,8 +204,8 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
     :raises StateForbids: in the server's words, naming what is prepared.
     """
     locked(connection, subid)
-    rows = connection.execute("SELECT gid FROM pgsub.prepared_pending WHERE subid = %s", (subid,)).fetchall()
-    gids = sorted({gid for (gid,) in rows} | {one.gid for one in prepared(connection, subid)})
+    listed = {one.gid for one in pending(connection, subid)}
+    gids = sorted(listed | {one.gid for one in prepared(connection, subid)})
     # guard: two_phase is not disabled while something is prepared
     if gids:
         raise StateForbids(

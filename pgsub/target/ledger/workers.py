@@ -1,34 +1,45 @@
 """Rows of pgsub.control: which worker may write, the take-over of one that is running, and its stop flag.
 
-Worker 0 is apply, any other the oid of the table that a sync worker serves. A launcher starts a worker by a take-over,
-which raises the worker's epoch. Every commit of the worker checks that epoch. So of two workers of one number only the
-later one can commit, whatever the older one still does.
+NOTES
+A worker is apply (0) or the sync worker of a table (its oid). A launcher starts it by a take-over, which raises the
+worker's epoch; every commit of the worker checks the epoch that it was started with. So of two workers of one number
+only the later can commit, whatever the older still does.
+
+A session of a worker is named ``pgsub SUBID ROLE EPOCH``. One that connects after the epoch was raised fails its claim.
+One that connected before is listed in pg_stat_activity, and is terminated. The new worker reads the ledger only when
+none is left, so it sees whatever the older committed. This breaks if a session of a worker bears another name.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import LiteralString
 
 import psycopg
 
 from pgsub.common.errors import Fenced, TargetUnavailable
 from pgsub.target.session.transactions import durable
 
-#: Of ``pg_stat_activity a``: anybody may give a session any name, but only who may write to the ledger can be a worker.
-_OURS = (
-    "a.datname = pg_catalog.current_database()"
-    " AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"
-)
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
+_EVICT_SECONDS = 30
+
+# Anybody may give a session any name, but only who may write to the ledger can be a worker.
+_EVICT = """
+SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = pg_catalog.current_database()
+   AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')
+   AND CASE WHEN a.application_name ~ %s
+            THEN %s::bigint[] IS NULL OR pg_catalog.split_part(a.application_name, ' ', 4)::bigint < (
+                 SELECT r.epoch FROM unnest(%s::text[], %s::bigint[]) AS r (role, epoch)
+                  WHERE r.role = pg_catalog.split_part(a.application_name, ' ', 3)) END
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What fences one try of one worker: given to its task, checked by every commit."""
+    """The fence of one try of one worker: given to its task, checked by every commit."""
 
     subid: int
     worker: int
@@ -38,9 +49,6 @@ class Claim:
 
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
     """Raise the epoch of a worker and end every session of an older one: the only way to start a worker.
-
-    A zombie that connects after the raise fails its claim; one that connected before is listed and terminated. What
-    it committed before dying is in the ledger that the new worker reads afterwards.
 
     :param worker: :data:`APPLY` or a table's oid.
     :raises TargetUnavailable: an older session would not end within 30 s.
@@ -62,7 +70,7 @@ def take_over_many(connection: psycopg.Connection, subid: int, workers: Collecti
     epochs: dict[int, int] = dict(rows)
     roles = {role: epoch for worker, epoch in epochs.items() for role in _roles(worker)}
     # guard: a take-over ends older sessions
-    evict(connection, subid, roles)
+    _evict(connection, subid, roles)
     return {worker: Claim(subid, worker, epoch, str(token)) for worker, epoch in epochs.items()}
 
 
@@ -70,19 +78,28 @@ def _roles(worker: int) -> tuple[str, ...]:
     return ("apply",) if worker == APPLY else (f"sync:{worker}", f"copy:{worker}")
 
 
-def fence(connection: psycopg.Connection, claim: Claim) -> None:
-    """Hold the worker's control row against a take-over for the length of this (short) transaction.
-
-    :raises Fenced: the epoch was raised.
-    """
-    fence_all(connection, [claim])
+def evict_all(connection: psycopg.Connection, subid: int) -> None:
+    """Terminate every worker's session of a subscription and wait until none is left."""
+    _evict(connection, subid, None)
 
 
-def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
-    """:func:`fence` of several workers of one subscription.
+def _evict(connection: psycopg.Connection, subid: int, epochs: dict[str, int] | None) -> None:
+    """Terminate sessions of roles with an epoch below the given one, or all sessions, and wait until none is left."""
+    name = f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]{{1,18}}$"
+    numbers = None if epochs is None else list(epochs.values())
+    deadline = time.monotonic() + _EVICT_SECONDS
+    while connection.execute(_EVICT, (name, numbers, list(epochs or ()), numbers)).fetchall():
+        if time.monotonic() > deadline:
+            raise TargetUnavailable("could not end an older worker's session on the target")
+
+
+def fence(connection: psycopg.Connection, *claims: Claim) -> None:
+    """Hold control rows of a subscription's workers against a take-over until this (short) transaction ends.
 
     :raises Fenced: the epoch of one was raised.
     """
+    if not claims:
+        return
     rows = connection.execute(
         "SELECT FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
         " AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker FOR SHARE OF c",
@@ -92,34 +109,9 @@ def fence_all(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
         raise Fenced("another worker took over")
 
 
-def evict(connection: psycopg.Connection, subid: int, epochs: Mapping[str, int]) -> None:
-    """Terminate sessions of these roles with an epoch below the given one and wait until none is left."""
-    _terminate(
-        connection,
-        "SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a"
-        " JOIN unnest(%s::text[], %s::bigint[]) AS r (role, epoch)"
-        " ON pg_catalog.starts_with(a.application_name, r.role)"
-        " WHERE CASE WHEN a.application_name ~ '^pgsub [0-9]+ [a-z]+(:[0-9]+)? [0-9]{1,18}$'"
-        f" THEN pg_catalog.split_part(a.application_name, ' ', 4)::bigint < r.epoch END AND {_OURS}",
-        ([f"pgsub {subid} {role} " for role in epochs], list(epochs.values())),
-    )
-
-
-def evict_all(connection: psycopg.Connection, subid: int) -> None:
-    """Terminate every worker's session of a subscription and wait until none is left."""
-    _terminate(
-        connection,
-        "SELECT pg_catalog.pg_terminate_backend(pid, 1000) FROM pg_catalog.pg_stat_activity"
-        f" a WHERE application_name ~ %s AND {_OURS}",
-        (f"^pgsub {subid} (apply|sync:[0-9]+|copy:[0-9]+) [0-9]+$",),
-    )
-
-
-def _terminate(connection: psycopg.Connection, query: LiteralString, params: Sequence[object]) -> None:
-    deadline = time.monotonic() + 30
-    while connection.execute(query, params).fetchall():
-        if time.monotonic() > deadline:
-            raise TargetUnavailable("could not end an older worker's session on the target")
+def numbers(claims: Sequence[Claim]) -> list[int]:
+    """Return the workers that claims are of."""
+    return [claim.worker for claim in claims]
 
 
 def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:

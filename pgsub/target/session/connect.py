@@ -21,6 +21,8 @@ from pgsub.common.errors import (
     is_transient,
     server_hint,
 )
+from pgsub.common.subscription import Subscription
+from pgsub.target.query import scalar
 
 #: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
 _SETTINGS = {
@@ -116,17 +118,25 @@ def connect(
 
 def is_replica(connection: psycopg.Connection) -> bool:
     """Whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
-    return _scalar(connection, "SHOW session_replication_role") == "replica"
+    return bool(scalar(connection, "SHOW session_replication_role") == "replica")
 
 
 def tracks_commits(connection: psycopg.Connection) -> bool:
     """Whether the server remembers time and origin of commits."""
-    return _scalar(connection, "SHOW track_commit_timestamp") == "on"
+    return bool(scalar(connection, "SHOW track_commit_timestamp") == "on")
 
 
 def is_superuser(connection: psycopg.Connection) -> bool:
     """Whether the session's user is one, whatever role it has assumed meanwhile."""
-    return _scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
+    return scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
+
+
+def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
+    """Whether the publisher must be one that asks for a password (``must_use_password`` of run_apply_worker, worker.c).
+
+    :param session: a session of the role that the subscription works as on the target; superusers are exempt.
+    """
+    return sub.password_enforced and not is_superuser(session)
 
 
 def _pooled() -> StateForbids:
@@ -136,12 +146,6 @@ def _pooled() -> StateForbids:
         detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
         hint=ci.POOLER_HINT,
     )
-
-
-def _scalar(connection: psycopg.Connection, query: str) -> object:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:

@@ -15,6 +15,7 @@ import psycopg
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
+from pgsub.target.query import scalar
 
 #: Sessions of one subscription that write at once: apply, sync workers, chunks.
 POOL = 32
@@ -44,12 +45,10 @@ def _functions(connection: psycopg.Connection) -> list[str]:
 
 def allowed(connection: psycopg.Connection) -> bool:
     """Whether the role may use origins: superusers may, others need EXECUTE on the functions."""
-    row = connection.execute(
-        "SELECT bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))"
-        " FROM pg_catalog.unnest(%s::text[]) AS f",
-        (_functions(connection),),
-    ).fetchone()
-    return bool(row and row[0])
+    query = """
+        SELECT bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
+          FROM pg_catalog.unnest(%s::text[]) AS f"""
+    return scalar(connection, query, (_functions(connection),)) is True
 
 
 def grant_hint(connection: psycopg.Connection, role: str) -> str:
@@ -89,10 +88,7 @@ def needed(connection: psycopg.Connection, sub: Subscription) -> bool:
     So do peers that replicate with ``origin = none``, as this subscription does itself, and whoever subscribes to its
     tables from here.
     """
-    if sub.origin == "none":
-        return True
-    row = connection.execute(_PUBLISHED.encode(), (sub.subid,)).fetchone()
-    return bool(row and row[0])
+    return sub.origin == "none" or bool(scalar(connection, _PUBLISHED, (sub.subid,)))
 
 
 _PUBLISHED = """
@@ -119,12 +115,14 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
     for number in range(POOL):
         name = f"pgsub_{subid}" + (f"_{number}" if number else "")
         try:
-            if not _is_there(connection, name):
+            if scalar(connection, "SELECT pg_catalog.pg_replication_origin_oid(%s)", (name,)) is None:
                 # where the first name is not taken yet, a session that cannot do without is still to come
                 others = LEFT_TO_OTHERS + (number == 0)
                 if spare and (left := free(connection)) is not None and left <= others:
                     break
-                _create(connection, name)
+                # another session of this subscription may be faster
+                with contextlib.suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
+                    connection.execute("SELECT pg_catalog.pg_replication_origin_create(%s)", (name,))
             connection.execute("SELECT pg_catalog.pg_replication_origin_session_setup(%s)", (name,))
         except psycopg.errors.ObjectInUse:
             continue
@@ -140,18 +138,6 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
     )
 
 
-def _is_there(connection: psycopg.Connection, name: str) -> bool:
-    row = connection.execute("SELECT pg_catalog.pg_replication_origin_oid(%s)", (name,)).fetchone()
-    return bool(row and row[0] is not None)
-
-
-def _create(connection: psycopg.Connection, name: str) -> None:
-    try:
-        connection.execute("SELECT pg_catalog.pg_replication_origin_create(%s)", (name,))
-    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
-        pass  # another session of this subscription was faster
-
-
 def free(connection: psycopg.Connection) -> int | None:
     """Count the replication origins that sessions of new names can have on this server.
 
@@ -159,17 +145,14 @@ def free(connection: psycopg.Connection) -> int | None:
 
     :return: None where the role may not see it.
     """
-    row = connection.execute(
-        "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_show_replication_origin_status()', 'EXECUTE')"
-    ).fetchone()
-    if row != (True,):
+    function = "'pg_catalog.pg_show_replication_origin_status()'"
+    if not scalar(connection, f"SELECT pg_catalog.has_function_privilege({function}, 'EXECUTE')"):
         return None
-    row = connection.execute(
-        "SELECT s.setting::int - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_show_replication_origin_status())"
-        " FROM pg_catalog.pg_settings s WHERE s.name IN ('max_active_replication_origins', 'max_replication_slots')"
-        " ORDER BY s.name LIMIT 1"
-    ).fetchone()
-    return None if row is None else max(int(row[0]), 0)
+    query = """
+        SELECT s.setting::int - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_show_replication_origin_status())
+          FROM pg_catalog.pg_settings s WHERE s.name IN ('max_active_replication_origins', 'max_replication_slots')
+         ORDER BY s.name LIMIT 1"""
+    return max(int(scalar(connection, query)), 0)
 
 
 def drop_all(connection: psycopg.Connection, subid: int) -> None:

@@ -18,8 +18,10 @@ from psycopg import pq, sql
 from pgsub.target.catalog import unique_indexes
 from pgsub.target.catalog.relation import TargetRelation, describe
 from pgsub.target.catalog.unique_indexes import UniqueIndex
+from pgsub.target.query import row
 from pgsub.target.session import roles
-from pgsub.target.sql.conflict_search_sql import Texts, completed
+from pgsub.target.session.connect import tracks_commits
+from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored
 from pgsub.target.sql.statements import Statement
 
 #: Milliseconds that the look may take.
@@ -55,7 +57,7 @@ class ConflictingRow:
     ctid: str | None = None  #: where it is
     at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
 
-    def told(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """For a record: without what is of use only for a moment."""
         return {name: value for name, value in asdict(self).items() if name not in ("ctid", "at")}
 
@@ -114,9 +116,8 @@ class TableSearch:
         self.table = table
         self._indexes = unique_indexes.immediate(connection, table.oid)
         self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
-        tracked = connection.execute("SELECT pg_catalog.current_setting('track_commit_timestamp')::bool").fetchone()
-        self._tracked = tracked == (True,)
-        self._looks: dict[int, _Look] = {}
+        self._tracked = tracks_commits(connection)
+        self._queries: dict[int, _Queries] = {}
 
     def search(
         self,
@@ -128,35 +129,72 @@ class TableSearch:
         inserts: bool,
     ) -> Search:
         """What stands in the way of a row. Parameters as of :func:`search`; ``change`` says what the others are."""
-        look = self._looks.get(id(change))
-        if look is None:  # which keeps the statement, so that its id stays its own
-            look = self._looks[id(change)] = self._look(change, sent, inserts=inserts)
-        names, found = tuple(index.name for index in self._indexes), look.remote(values, formats)
+        queries = self._queries.get(id(change))
+        if queries is None:  # which keeps the statement, so that its id stays its own
+            queries = self._queries[id(change)] = self._compose(change, sent, inserts=inserts)
+
+        def first(query: bytes) -> list[str | None] | None:
+            result = self._connection.pgconn.exec_params(query, values, change.types, formats)
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                raise psycopg.errors.error_from_result(result)
+            if not result.ntuples:
+                return None
+            found = [result.get_value(0, n) for n in range(result.nfields)]
+            return [None if value is None else value.decode("utf-8", "replace") for value in found]
+
+        names, found = tuple(index.name for index in self._indexes), first(queries.remote)
         if found is None:
             return Search([], None, moved=False, indexes=names)
-        remote, tableoid = found
-        hits = [self._written(hit) for hit in look.hits(values, formats)]
-        return Search(hits, remote, moved=tableoid not in (None, self.table.oid), indexes=names)
+        hits = [self._hit(index, hit) for index, query in queries.indexes if (hit := first(query)) is not None]
+        moved = found[0] is not None and int(found[0]) != self.table.oid
+        return Search(hits, self._row(found[1]), moved=moved, indexes=names)
 
-    def _look(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> _Look:
+    def _compose(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> _Queries:
         generated = {name: text for name, is_generated, text in self._expressions if is_generated}
         # whose value an insert takes from a default: nobody knows it
         unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
-        indexes = [index for index in self._indexes if not unknown.intersection(index.columns)]
         remote = completed(self.table, change.text, generated)
-        return _Look(self._connection, self.table, change, Texts(self.table, remote, sent), indexes)
+        return _Queries(
+            change,
+            remote_row(self.table, remote).as_bytes(self._connection),
+            [
+                (index, conflicting_row(self.table, index, remote, sent).as_bytes(self._connection))
+                for index in self._indexes
+                if not unknown.intersection(index.columns)
+            ],
+        )
 
-    def _written(self, hit: ConflictingRow) -> ConflictingRow:
-        """With time and origin of the transaction that wrote it, where the target tracks them."""
+    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> ConflictingRow:
+        width = len(index.keys)
+        key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
+        key, values = f"({', '.join(index.keys)})=({key_values})", self._row(found[2 + width])
+        hit = ConflictingRow(
+            index.name, key, values, int(found[0] or 0), identical=found[1] == "t", ctid=found[3 + width]
+        )
         return written(self._connection, hit) if self._tracked else hit
+
+    def _row(self, values: str | None) -> dict[str, str | None]:
+        read = dict(zip((c.name for c in stored(self.table)), json.loads(values or "[]"), strict=True))
+        # of a virtual column the server's word
+        return {c.name: read.get(c.name, "virtual") for c in self.table.columns}
+
+
+@dataclass(frozen=True, slots=True)
+class _Queries:
+    """Queries about rows of one shape: to compose them takes longer than to run them.
+
+    :ivar remote: the row as it would be; ``indexes`` the row that has its key of an index already.
+    """
+
+    change: Statement
+    remote: bytes
+    indexes: list[tuple[UniqueIndex, bytes]]
 
 
 def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingRow:
-    """With time and origin of the transaction that wrote it; as it is where the target does not know them."""
-    if hit.xid is None:
-        return hit
-    row = connection.execute(_WRITTEN.encode(), (str(hit.xid),)).fetchone()
-    return hit if row is None else replace(hit, commit_ts=row[0], origin=row[1], at=row[2])
+    """Add time and origin of the transaction that wrote a row; none where the target does not know them."""
+    found = row(connection, _WRITTEN, (str(hit.xid),)) if hit.xid is not None else None
+    return hit if found is None else replace(hit, commit_ts=found[0], origin=found[1], at=found[2])
 
 
 @contextlib.contextmanager
@@ -166,60 +204,3 @@ def _bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]
     connection.execute(limits)
     with roles.acting(connection, role):
         yield
-
-
-class _Look:
-    """Runs them for rows of one shape: to compose them takes longer than that."""
-
-    def __init__(
-        self,
-        connection: psycopg.Connection,
-        table: TargetRelation,
-        change: Statement,
-        texts: Texts,
-        indexes: Sequence[UniqueIndex],
-    ) -> None:
-        self._connection = connection
-        self._table = table
-        self._change = change
-        self._names = [c.name for c in table.columns if not c.virtual]
-        self._remote = texts.remote().as_bytes(connection)
-        self._indexes = [(index, texts.hit(index).as_bytes(connection)) for index in indexes]
-
-    def remote(
-        self, values: Sequence[bytes | None], formats: Sequence[int]
-    ) -> tuple[dict[str, str | None], int | None] | None:
-        """The row as it would be, and the oid of the table that it is in now; None where there is none."""
-        found = self._one(self._remote, values, formats)
-        if found is None:
-            return None
-        return self._row(found[1]), None if found[0] is None else int(found[0])
-
-    def hits(self, values: Sequence[bytes | None], formats: Sequence[int]) -> Iterator[ConflictingRow]:
-        """The rows that have the keys of indexes already."""
-        for index, text in self._indexes:
-            found = self._one(text, values, formats)
-            if found is not None:
-                yield self._hit(index, found)
-
-    def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> ConflictingRow:
-        width = len(index.keys)
-        key_values = ", ".join("null" if value is None else value for value in found[2 : 2 + width])
-        key = f"({', '.join(index.keys)})=({key_values})"
-        row, ctid = self._row(found[2 + width]), found[3 + width]
-        return ConflictingRow(index.name, key, row, int(found[0] or 0), identical=found[1] == "t", ctid=ctid)
-
-    def _row(self, values: str | None) -> dict[str, str | None]:
-        read = dict(zip(self._names, json.loads(values or "[]"), strict=True))
-        # of a virtual column the server's word
-        return {c.name: "virtual" if c.virtual else read[c.name] for c in self._table.columns}
-
-    def _one(self, text: bytes, values: Sequence[bytes | None], formats: Sequence[int]) -> list[str | None] | None:
-        """The first row as text."""
-        result = self._connection.pgconn.exec_params(text, values, self._change.types, formats)
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(result)
-        if not result.ntuples:
-            return None
-        found = [result.get_value(0, n) for n in range(result.nfields)]
-        return [None if value is None else value.decode("utf-8", "replace") for value in found]

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import modifier
-from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
 
 #: Schema and name of a table.
@@ -72,7 +72,7 @@ def _routed(
     )
     names = sql.SQL(", ").join(sql.Identifier(f"v{n}") for n in range(len(columns)))
     values = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(_value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
+        sql.SQL("{} AS {}").format(modifier.value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
         for n, column in enumerate(columns)
     )
     arrays = sql.SQL(", ").join(sql.SQL(f"${n}::text[]") for n in range(1, len(columns) + 1))
@@ -84,9 +84,3 @@ def _routed(
     with psycopg.RawCursor(connection) as cursor:  # names and constraints may hold a percent sign
         numbers = cursor.execute(query, parameters).fetchall()
     return [None if number is None else (found[number][0], found[number][1]) for (number,) in numbers]
-
-
-def _value(column: TargetColumn, text: sql.Composable) -> sql.Composed:
-    if modifier.is_read_by(column):
-        return modifier.read(column, text)
-    return sql.SQL("{}::{}").format(text, sql.SQL(column.full_type))

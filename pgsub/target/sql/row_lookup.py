@@ -272,8 +272,4 @@ def _partitions(looker: ReadOnlySession | InTransaction, target: TargetRelation)
 
 
 def _value(column: TargetColumn, position: int) -> sql.Composed:
-    parameter = sql.SQL(f"${position + 1}")
-    if modifier.is_read_by(column):
-        return modifier.read(column, sql.SQL("{}::text").format(parameter))
-    # format_type quoted the name already
-    return sql.SQL("CAST({} AS {})").format(parameter, sql.SQL(column.full_type))
+    return modifier.value(column, sql.SQL(f"${position + 1}"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from pgsub.common.errors import SchemaFault
+from pgsub.protocol.reader import BINARY, NULL, UNCHANGED
 from pgsub.target.catalog import modifier
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
@@ -19,7 +20,6 @@ from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 #: Bytes of a value above which it is not read to be shown.
 LARGEST = 65536
 _TEXT, _OID, _TID = 25, 26, 27
-_BINARY = ord("b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,8 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
     :param old_kinds: kinds of the K or O tuple, None where there is none.
     """
     build = _Builder()
-    assigned = [i for i, c in enumerate(relation.columns) if kinds[i] != ord("u") and c.identity != "a"]
-    assignments = [
-        sql.SQL("{} = {}").format(sql.Identifier(relation.columns[i].name), build.value(relation, "n", i, kinds))
-        for i in assigned
-    ]
-    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    assignments = _assignments(relation, build, kinds)
+    where = _condition(relation, build, kinds, old_kinds)
     if not assignments:  # nothing to set, but the row must be there: a missing one is still a conflict
         name = unassigned(relation.target)
         if name is None:
@@ -105,13 +101,8 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
     What was not sent is carried over. Parameters as of :func:`update`.
     """
     build = _Builder()
-    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
-    columns = [c for c in relation.target.columns if not c.generated]
-    values = [
-        build.value(relation, "n", sent[c.name], kinds) if c.name in sent else sql.Identifier("old", c.name)
-        for c in columns
-    ]
-    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    columns, values = _completed(relation, build, kinds, "old")
+    where = _condition(relation, build, kinds, old_kinds)
     text = sql.SQL(
         "WITH old AS (DELETE FROM {} WHERE {} RETURNING *)"
         " INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old"
@@ -119,8 +110,8 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
         only(relation.target),
         where,
         table_name(relation.target),
-        sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
-        sql.SQL(", ").join(values),
+        columns,
+        values,
     )
     return build.done(text)
 
@@ -150,13 +141,8 @@ def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Sta
     The row comes even where a trigger keeps the old one. Parameters as of :func:`update`.
     """
     build = _Builder()
-    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
-    columns = [c for c in relation.target.columns if not c.generated]
-    values = [
-        build.value(relation, "n", sent[c.name], kinds) if c.name in sent else sql.Identifier("pgsub_old", c.name)
-        for c in columns
-    ]
-    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    columns, values = _completed(relation, build, kinds, "pgsub_old")
+    where = _condition(relation, build, kinds, old_kinds)
     text = sql.SQL(
         "WITH pgsub_old AS MATERIALIZED (SELECT * FROM {table} WHERE {where}),"
         " pgsub_gone AS (DELETE FROM {table} WHERE {where} RETURNING 1),"
@@ -166,8 +152,8 @@ def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Sta
     ).format(
         table=only(relation.target),
         where=where,
-        columns=sql.SQL(", ").join(sql.Identifier(c.name) for c in columns),
-        values=sql.SQL(", ").join(values),
+        columns=columns,
+        values=values,
     )
     return build.done(text)
 
@@ -175,7 +161,7 @@ def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Sta
 def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
     """DELETE of one row."""
     build = _Builder()
-    where = _condition(relation, build, "o", old_kinds)
+    where = _condition(relation, build, b"", old_kinds)
     text = sql.SQL("DELETE FROM {} WHERE {}").format(only(relation.target), where)
     return build.done(_found(relation.target, where, text))
 
@@ -227,7 +213,7 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
     :param lock: nobody changes the row until the transaction ends.
     """
     build = _Builder()
-    where = _condition(relation, build, "o" if old else "n", kinds)
+    where = _condition(relation, build, kinds, kinds if old else None)
     text = sql.SQL(
         "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
         " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {},"
@@ -254,19 +240,17 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
     an insert. Parameters as of :func:`update`.
     """
     build = _Builder()
-    sent = {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != ord("u")}
+    sent = _sent(relation, kinds)
     shown: list[sql.Composable] = []
     for column in relation.target.columns:
         if column.generated:
             continue
         name = sql.Identifier(column.name)
-        if column.name in sent:
+        if column.name in sent or inserts:
+            absent = column.name not in sent
+            value = sql.SQL("NULL") if absent else build.value(relation, "n", sent[column.name], kinds)
             # the catalog query wrote the type as SQL
-            value = build.value(relation, "n", sent[column.name], kinds)
             cast = column.collated(sql.SQL("{}::{}").format(value, sql.SQL(column.full_type)))
-            shown.append(sql.SQL("{} AS {}").format(cast, name))
-        elif inserts:
-            cast = column.collated(sql.SQL("NULL::{}").format(sql.SQL(column.full_type)))
             shown.append(sql.SQL("{} AS {}").format(cast, name))
         else:
             shown.append(sql.SQL("{0} AS {0}").format(name))
@@ -274,7 +258,7 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
         shown.append(sql.SQL("NULL::oid AS pgsub_tableoid, NULL::tid AS pgsub_ctid"))
         return build.done(sql.SQL("SELECT {}").format(sql.SQL(", ").join(shown)))
     shown.append(sql.SQL("tableoid AS pgsub_tableoid, ctid AS pgsub_ctid"))
-    where = _condition(relation, build, "o" if old_kinds is not None else "n", old_kinds or kinds)
+    where = _condition(relation, build, kinds, old_kinds)
     text = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1")
     return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
 
@@ -285,11 +269,7 @@ def update_at(relation: RelationMap, kinds: bytes) -> Statement:
     The last two parameters are the place: table (oid) and ctid.
     """
     build = _Builder()
-    assignments = [
-        sql.SQL("{} = {}").format(sql.Identifier(c.name), build.value(relation, "n", i, kinds))
-        for i, c in enumerate(relation.columns)
-        if kinds[i] != ord("u") and c.identity != "a"
-    ]
+    assignments = _assignments(relation, build, kinds)
     count = len(build.types)
     text = sql.SQL("UPDATE {} SET {} WHERE tableoid = {} AND ctid = {}").format(
         only(relation.target), sql.SQL(", ").join(assignments), sql.SQL(f"${count + 1}"), sql.SQL(f"${count + 2}")
@@ -343,7 +323,7 @@ class _Builder:
             return self._read(relation, source, position, kinds)
         return self._parameter(source, position, relation.columns[position].type_oid)
 
-    def brought(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
+    def compared(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
         """A value to be compared with those that the column has."""
         if position in relation.modified:
             return self._read(relation, source, position, kinds)
@@ -351,7 +331,7 @@ class _Builder:
 
     def _read(self, relation: RelationMap, source: str, position: int, kinds: bytes) -> sql.Composable:
         column = relation.columns[position]
-        if position in relation.read and kinds[position] != _BINARY:
+        if position in relation.read and kinds[position] != BINARY:
             return modifier.read(column, self._parameter(source, position, _TEXT))
         parameter = self._parameter(source, position, column.type_oid)
         return modifier.read(column, sql.SQL("pg_catalog.format('%s', {})").format(parameter))
@@ -365,14 +345,40 @@ class _Builder:
         return Statement(text, tuple(self.types), tuple(self.takes))
 
 
-def _condition(relation: RelationMap, build: _Builder, source: str, kinds: bytes) -> sql.Composed:
+def _sent(relation: RelationMap, kinds: bytes) -> dict[str, int]:
+    """Remote position of each column that a tuple has, by name."""
+    return {c.name: i for i, c in enumerate(relation.columns) if kinds[i] != UNCHANGED}
+
+
+def _assignments(relation: RelationMap, build: _Builder, kinds: bytes) -> list[sql.Composed]:
+    """SET of every column that was sent, but for GENERATED ALWAYS identities."""
+    return [
+        sql.SQL("{} = {}").format(sql.Identifier(name), build.value(relation, "n", i, kinds))
+        for name, i in _sent(relation, kinds).items()
+        if relation.columns[i].identity != "a"
+    ]
+
+
+def _completed(relation: RelationMap, build: _Builder, kinds: bytes, old: str) -> tuple[sql.Composed, sql.Composed]:
+    """Names and values of all columns that can be inserted; what was not sent is of the row ``old``."""
+    sent, columns = _sent(relation, kinds), [c.name for c in relation.target.columns if not c.generated]
+    values = [
+        build.value(relation, "n", sent[name], kinds) if name in sent else sql.Identifier(old, name) for name in columns
+    ]
+    return sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join(values)
+
+
+def _condition(relation: RelationMap, build: _Builder, new_kinds: bytes, old_kinds: bytes | None) -> sql.Composed:
+    """Find one row, by the old tuple where there is one."""
+    source, kinds = ("n", new_kinds) if old_kinds is None else ("o", old_kinds)
     parts: list[sql.Composable] = []
     for i in relation.lookup:
-        column = relation.columns[i]
-        if kinds[i] in b"nu":
-            parts.append(sql.SQL("{} IS NULL").format(sql.Identifier(column.name)))
+        column, name = relation.columns[i], sql.Identifier(relation.columns[i].name)
+        if kinds[i] in (NULL, UNCHANGED):
+            parts.append(sql.SQL("{} IS NULL").format(name))
         else:
-            parts.append(_equals(column, build.brought(relation, source, i, kinds)))
+            value = build.compared(relation, source, i, kinds)
+            parts.append(sql.SQL("{} {} {}").format(name, equality(column), value))
     parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
     found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
     if relation.by_identity:
@@ -401,7 +407,3 @@ def equality(column: TargetColumn) -> sql.SQL:
         )
     # the catalog query quoted the schema already; an operator's name cannot be quoted
     return sql.SQL(f"OPERATOR({column.equality})")
-
-
-def _equals(column: TargetColumn, value: sql.Composable) -> sql.Composed:
-    return sql.SQL("{} {} {}").format(sql.Identifier(column.name), equality(column), value)

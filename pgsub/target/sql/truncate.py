@@ -14,6 +14,7 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, StateForbids
+from pgsub.target.query import scalar
 from pgsub.target.session import origins
 
 _TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE
@@ -112,13 +113,16 @@ def _check_privileges(connection: psycopg.Connection, denied: Sequence[tuple[str
     if not denied:
         return
     tables = quoting.statement(sql.SQL(", ").join(sql.Identifier(*name) for name in denied))
-    role = connection.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
     raise PermissionMissing(
         f"permission denied to truncate table {tables}",
         detail="A table that is copied again is emptied first.",
-        hint=f"Let the owner run:\nGRANT TRUNCATE ON TABLE {tables} TO {role[0] if role else ''};",
+        hint=f"Let the owner run:\nGRANT TRUNCATE ON TABLE {tables} TO {_user(connection)};",
         sqlstate="42501",
     )
+
+
+def _user(connection: psycopg.Connection) -> str:
+    return str(scalar(connection, "SELECT pg_catalog.quote_ident(current_user)"))
 
 
 def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) -> None:
@@ -162,12 +166,11 @@ def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> No
     rows = connection.execute(_PUBLISHED.encode(), (members,)).fetchall()
     if rows:
         name, table = rows[0]
-        role = connection.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
         raise StateForbids(
             f'the TRUNCATE of table {table} would be replicated by publication "{name}" of the target',
             detail="Without a replication origin its subscribers take it for a local change; a publisher that"
             " subscribes to the target would lose its own rows.",
-            hint=f"Let a superuser run:\n{origins.grant_hint(connection, role[0] if role else '')}",
+            hint=f"Let a superuser run:\n{origins.grant_hint(connection, _user(connection))}",
         )
 
 
