@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import select
 from typing import Protocol
 
 import psycopg
@@ -67,6 +69,18 @@ class Channel(Protocol):
         :raises Refused: the server had an error to report.
         :raises PublisherUnavailable: not in time.
         """
+
+
+def poll(socket: int, events: int, timeout: float) -> int:
+    """Wait for one of these events of poll(2).
+
+    :param timeout: seconds.
+    :return: which came, 0 where none did in time.
+    """
+    poller = select.poll()
+    poller.register(socket, events)
+    ready = poller.poll(max(0, math.ceil(timeout * 1000)))
+    return ready[0][1] if ready else 0
 
 
 def plain(*connections: psycopg.Connection) -> bool:

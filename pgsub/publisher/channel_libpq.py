@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import select
 import struct
 import time
@@ -11,7 +10,7 @@ from psycopg import pq
 
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import START_SECONDS, Refused, unanswered, unread
+from pgsub.publisher.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
 
@@ -44,7 +43,10 @@ class LibpqChannel:
             pass
         if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
             raise Refused(ServerError(None, "the publisher did not begin to stream"))
-        raise Refused(ServerError.from_result(result, self._connection.info.encoding))
+        raise self._refused(result)
+
+    def _refused(self, result: pq.abc.PGresult) -> Refused:
+        return Refused(ServerError.from_result(result, self._connection.info.encoding))
 
     def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
         """See the protocol."""
@@ -57,7 +59,7 @@ class LibpqChannel:
             return Frames(b"".join(parts), edges)
         result = self._result(time.monotonic() + self._send_timeout)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise Refused(ServerError.from_result(result, self._connection.info.encoding))
+            raise self._refused(result)
         return None
 
     def _drain(self, parts: list[bytes], edges: list[int], limit_messages: int, limit_bytes: int) -> bool:
@@ -106,7 +108,7 @@ class LibpqChannel:
                 self._read_more(deadline)
         while (result := self._result(deadline)) is not None:  # two CommandComplete, or an error report
             if result.status == pq.ExecStatus.FATAL_ERROR:
-                raise Refused(ServerError.from_result(result, self._connection.info.encoding))
+                raise self._refused(result)
 
     def _result(self, deadline: float, what: str = "end") -> pq.abc.PGresult | None:
         while self._pgconn.is_busy():
@@ -117,7 +119,7 @@ class LibpqChannel:
         left = deadline - time.monotonic()
         if left <= 0:
             raise unanswered(what)
-        self._poll(select.POLLIN, min(left, 1.0))
+        poll(self._pgconn.socket, select.POLLIN, min(left, 1.0))
         self._pgconn.consume_input()
 
     def _flush(self) -> None:
@@ -126,12 +128,6 @@ class LibpqChannel:
             if time.monotonic() >= deadline:
                 raise unread()
             # Reading too: a walsender blocked in its own send reads nothing until we do.
-            if self._poll(select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
+            if poll(self._pgconn.socket, select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
                 self._pgconn.consume_input()
                 self._unread = True
-
-    def _poll(self, events: int, timeout: float) -> int:
-        poller = select.poll()
-        poller.register(self._pgconn.socket, events)
-        ready = poller.poll(max(0, math.ceil(timeout * 1000)))
-        return ready[0][1] if ready else 0

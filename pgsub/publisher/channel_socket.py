@@ -19,7 +19,7 @@ import psycopg
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames
-from pgsub.publisher.channel import START_SECONDS, Refused, unanswered, unread
+from pgsub.publisher.channel import START_SECONDS, Refused, poll, unanswered, unread
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.faults import ServerError
 
@@ -50,7 +50,7 @@ class SocketChannel:
             if kind == b"W":
                 return
             if kind == b"E":
-                failure = self._report(body)
+                failure = ServerError.from_response(body, self._encoding)
             elif kind == b"Z":
                 raise Refused(failure or ServerError(None, "the publisher did not begin to stream"))
 
@@ -63,7 +63,7 @@ class SocketChannel:
                 return self._taken(edges, limit_bytes)
             kind, body = self._message(b"dEcCZ") or (b"", b"")
             if kind == b"E":
-                raise Refused(self._report(body))
+                raise Refused(ServerError.from_response(body, self._encoding))
             if kind in (b"c", b"C", b"Z"):
                 return None
             if not kind and not came:  # a larger message than there was room for came in part, or nothing did
@@ -99,7 +99,7 @@ class SocketChannel:
         while True:
             kind, body = self._next(b"dcCEZ", deadline, "end")
             if kind == b"E":
-                failure = self._report(body)
+                failure = ServerError.from_response(body, self._encoding)
             elif kind == b"Z":
                 if failure is not None:
                     raise Refused(failure)
@@ -175,13 +175,8 @@ class SocketChannel:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unanswered(what)
-            self._poll(select.POLLIN, min(left, 1.0))
+            poll(self._pgconn.socket, select.POLLIN, min(left, 1.0))
         return message
-
-    def _report(self, body: bytes) -> ServerError:
-        fields = {field[:1]: field[1:].decode(self._encoding, "replace") for field in body.split(b"\0") if field}
-        message = fields.get(b"M", "no error text")
-        return ServerError(fields.get(b"C"), message, fields.get(b"D"), fields.get(b"H"))
 
     # writing
 
@@ -199,7 +194,7 @@ class SocketChannel:
             if time.monotonic() >= deadline:
                 raise unread()
             # Reading too: a walsender blocked in its own send reads nothing until we do.
-            if self._poll(select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
+            if poll(self._pgconn.socket, select.POLLIN | select.POLLOUT, 1.0) & ~select.POLLOUT:
                 self._grow()
 
     def _grow(self) -> None:
@@ -208,9 +203,3 @@ class SocketChannel:
         self._fill(len(self._buffer))
         if self._lost is not None:
             raise psycopg.OperationalError(self._lost)
-
-    def _poll(self, events: int, timeout: float) -> int:
-        poller = select.poll()
-        poller.register(self._pgconn.socket, events)
-        ready = poller.poll(timeout * 1000)
-        return ready[0][1] if ready else 0

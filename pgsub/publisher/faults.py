@@ -80,16 +80,13 @@ class ServerError:
 
         :param encoding: Python's name of the connection's client encoding.
         """
+        return cls.from_exception(psycopg.errors.error_from_result(result, encoding))
 
-        def field(code: pq.DiagnosticField) -> str | None:
-            value = result.error_field(code)
-            return None if value is None else value.decode(encoding, "replace")
-
-        message = field(pq.DiagnosticField.MESSAGE_PRIMARY)
-        if message is None:
-            message = (_lines(result.error_message.decode(encoding, "replace")) or ["no error text"])[0]
-        detail, hint = field(pq.DiagnosticField.MESSAGE_DETAIL), field(pq.DiagnosticField.MESSAGE_HINT)
-        return cls(field(pq.DiagnosticField.SQLSTATE), message, detail, hint)
+    @classmethod
+    def from_response(cls, body: bytes, encoding: str = "utf-8") -> ServerError:
+        """The fields of an ErrorResponse message."""
+        fields = {field[:1]: field[1:].decode(encoding, "replace") for field in body.split(b"\0") if field}
+        return cls(fields.get(b"C"), fields.get(b"M", "no error text"), fields.get(b"D"), fields.get(b"H"))
 
 
 def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:

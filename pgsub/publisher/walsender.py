@@ -6,22 +6,19 @@ Mirrors the streaming half of ``src/backend/replication/libpqwalreceiver/libpqwa
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import psycopg
-
 from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
-from pgsub.publisher.channel import ENDED, Channel, Refused, plain
+from pgsub.publisher.channel import ENDED, Channel, Refused, plain, poll
 from pgsub.publisher.channel_libpq import LibpqChannel
 from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.faults import classify, translate
+from pgsub.publisher.faults import classify, translating
 
 _START = "start WAL streaming"
 _RECEIVE = "receive data from WAL stream"
@@ -174,9 +171,7 @@ class WalSender:
         """
         if self._failure is not None or (self._channel is not None and self._channel.pending()):
             return True
-        poller = select.poll()
-        poller.register(self.fileno, select.POLLIN)
-        return bool(poller.poll(max(0, math.ceil(timeout * 1000))))
+        return poll(self.fileno, select.POLLIN, timeout) != 0
 
     def send(self, message: bytes) -> None:
         """Send one CopyData message, a standby status update.
@@ -206,9 +201,8 @@ class WalSender:
     @contextlib.contextmanager
     def _doing(self, what: str) -> Iterator[None]:
         user = self.connection.info.user
-        try:
-            yield
-        except Refused as refused:
-            raise classify(refused.said, what, user=user) from None
-        except psycopg.Error as error:
-            raise translate(error, what, user=user) from None
+        with translating(self.connection, what):
+            try:
+                yield
+            except Refused as refused:
+                raise classify(refused.said, what, user=user) from None

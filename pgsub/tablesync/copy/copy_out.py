@@ -7,6 +7,7 @@ are checked before a byte of a row comes out, and only contents of CopyData come
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 
@@ -14,6 +15,7 @@ import psycopg
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import frames
+from pgsub.publisher.faults import ServerError
 
 _HEADER = frames.HEADER
 _COPY_DATA = ord("d")
@@ -148,13 +150,10 @@ def _check(fits: bool, what: str) -> None:
 
 def reported(body: bytes) -> psycopg.Error:
     """An ErrorResponse as psycopg would raise it."""
-    fields = {field[:1]: field[1:].decode(errors="replace") for field in body.split(b"\0") if field}
+    said = ServerError.from_response(body)
     kind = psycopg.Error
-    try:
-        kind = psycopg.errors.lookup(fields.get(b"C", ""))
-    except KeyError:
-        pass
-    lines = [fields.get(b"M", "unknown error"), fields.get(b"D"), fields.get(b"H")]
-    error = kind("\n".join(line for line in lines if line))
-    error.sqlstate = error.sqlstate or fields.get(b"C")
+    with contextlib.suppress(KeyError):
+        kind = psycopg.errors.lookup(said.sqlstate or "")
+    error = kind("\n".join(filter(None, (said.message, said.detail, said.hint))))
+    error.sqlstate = error.sqlstate or said.sqlstate
     return error
