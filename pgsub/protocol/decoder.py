@@ -227,8 +227,7 @@ class Decoder:
         self._check_inside("TYPE")
 
     def _insert(self, message: Insert | Update) -> None:
-        if self._open is None and self.stream_xid is None:
-            raise ProtocolViolation("change message outside of a transaction")
+        self._check_inside("change")
         self._changed = True
         if len(message.new.kinds) != self._natts.get(message.relid):
             self._check_natts(message.relid, len(message.new.kinds))

@@ -90,9 +90,7 @@ def published_tables(connection: Connection, publications: Sequence[str]) -> lis
 
 def missing_publications(connection: Connection, publications: Sequence[str]) -> list[str]:
     """Those of the names that are no publication in the publisher's database, in the given order."""
-    query = "SELECT p.pubname::text FROM pg_catalog.pg_publication p WHERE p.pubname = ANY(%(publications)s::name[])"
-    rows = _rows(connection, sql.SQL(query), publications, "receive list of publications from the publisher")
-    there = {name for (name,) in rows}
+    there = _there(connection, publications, sql.SQL("true"))
     return [name for name in publications if name not in there]
 
 
@@ -100,10 +98,15 @@ def publishing_sequences(connection: Connection, publications: Sequence[str]) ->
     """Those of the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
     if connection.info.server_version < 190000:
         return []
-    query = """
-        SELECT p.pubname::text FROM pg_catalog.pg_publication p
-        WHERE p.pubname = ANY(%(publications)s::name[]) AND p.puballsequences ORDER BY 1"""
-    rows = _rows(connection, sql.SQL(query), publications, "receive list of publications from the publisher")
+    return _there(connection, publications, sql.SQL("p.puballsequences"))
+
+
+def _there(connection: Connection, publications: Sequence[str], condition: sql.SQL) -> list[str]:
+    query = sql.SQL(
+        "SELECT p.pubname::text FROM pg_catalog.pg_publication p"
+        " WHERE p.pubname = ANY(%(publications)s::name[]) AND {} ORDER BY 1"
+    ).format(condition)
+    rows = _rows(connection, query, publications, "receive list of publications from the publisher")
     return [name for (name,) in rows]
 
 

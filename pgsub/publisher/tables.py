@@ -244,19 +244,14 @@ def copy_statement(
         publisher does not know.
     """
     names = [column.name for column in table.columns] if columns is None else list(columns)
-    listed = sql.SQL(", ").join(map(sql.Identifier, names))
+    listed = sql.SQL(", ").join([*map(sql.Identifier, names), *([_TIME] if times else [])])
     relation = sql.Identifier(leaf.schema, leaf.name) if leaf else sql.Identifier(table.schema, table.name)
     conditions = _conditions(table, ctid_from, ctid_to)
     partitioned = leaf is None and table.relkind == "p"
     generated = {column.name for column in table.columns if column.generated}
-    if times:
-        listed = sql.SQL("{}, {}").format(listed, _TIME) if names else sql.SQL("{}").format(_TIME)
+    source = sql.SQL("{} ({})" if names else "{}").format(relation, listed)
     if times or conditions or partitioned or generated.intersection(names):
         source = sql.SQL("({})").format(_selection(listed, relation, conditions, partitioned=partitioned))
-    elif names:
-        source = sql.SQL("{} ({})").format(relation, listed)
-    else:
-        source = sql.SQL("{}").format(relation)
     return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
 
 
@@ -274,7 +269,8 @@ def _selection(
     listed: sql.Composable, relation: sql.Composable, conditions: Sequence[sql.Composable], *, partitioned: bool
 ) -> sql.Composed:
     only = sql.SQL("" if partitioned else "ONLY ")
-    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, only, relation, _where(conditions))
+    where = sql.SQL(" WHERE {}" if conditions else "").format(sql.SQL(" AND ").join(conditions))
+    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, only, relation, where)
 
 
 _TIME = sql.SQL(
@@ -294,12 +290,6 @@ def _conditions(table: RemoteTable, ctid_from: int | None, ctid_to: int | None) 
         # The publisher's own text, deparsed with an empty search_path, goes back to where it came from.
         conditions.append(sql.SQL(table.row_filter))
     return conditions
-
-
-def _where(conditions: Sequence[sql.Composable]) -> sql.Composable:
-    if not conditions:
-        return sql.SQL("")
-    return sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions))
 
 
 def _tid(block: int) -> sql.Composable:
