@@ -1,7 +1,7 @@
 """Parsing of the messages that describe and change relations: R Y I U D T M.
 
 Mirrors ``logicalrep_read_rel``, ``_typ``, ``_insert``, ``_update``, ``_delete``, ``_truncate`` of ``proto.c``. Inside a
-stream block each carries an xid between type byte and fields, so a parser is told where the fields begin.
+stream block each carries an xid between type byte and fields, so a parser takes the offset of the fields.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _insert(data: bytes, pos: int) -> Insert:
         raise ProtocolViolation(f"expected new tuple but got 0x{data[pos + 4]:02X} in insert message")
     new, pos = read_tuple(data, pos + 5)
     # An unchanged TOAST value is legitimate here: an UPDATE whose row starts to match a row filter arrives as an
-    # insert. The server's own subscriber takes it as NULL (slot_store_data), and so does whoever applies this.
+    # insert. The server's own subscriber takes it as NULL (slot_store_data), and so does apply.
     expect_end(data, pos)
     return Insert(relid, new)
 

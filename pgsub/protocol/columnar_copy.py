@@ -20,7 +20,7 @@ _ARRAY = struct.Struct(">iiIii")
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _NULL = b"\\N"  #: in a text stream
-#: Of these a copy would be as large as they are: whoever wants one makes it.
+#: Not copied to bytes: that would double them.
 Stream: TypeAlias = memoryview
 
 _VALUED = np.zeros(256, np.bool_)

@@ -1,9 +1,17 @@
 """Decoding of pgoutput messages, one by one, and the check of their order over a connection.
 
-Mirrors ``apply_dispatch`` and the "sent out of order" checks of ``worker.c``. The publisher is not trusted: whatever
-the bytes are, the outcome is a message or ProtocolViolation. Where the server's own publisher is known to deviate the
-decoder is lenient: COMMIT PREPARED and ROLLBACK PREPARED without a PREPARE, Stream Abort with streaming off or for a
-transaction that was never streamed.
+Mirrors ``apply_dispatch`` and the "sent out of order" checks of ``worker.c``.
+
+NOTES
+The publisher is not trusted: whatever the bytes are, the outcome is a message or ProtocolViolation. A length is read
+unsigned and compared with what the message has left before anything of that size is built. Strings, columns, relations
+and messages have upper bounds, those of the server where it has one (:mod:`~pgsub.protocol.reader`, MAX_* here). A
+message must be consumed to its last byte. A field that reaches beyond the end raises IndexError or struct.error, which
+:func:`decode_change` translates: parsers need no checks of their own, and may not catch either.
+
+State is bounded, too: of relations the number of columns is kept, of streamed transactions the xid. Where the server's
+own publisher is known to deviate the decoder is lenient: COMMIT PREPARED and ROLLBACK PREPARED without a PREPARE,
+Stream Abort with streaming off or for a transaction that was never streamed.
 """
 
 from __future__ import annotations
@@ -140,7 +148,7 @@ class Decoder:
             raise
 
     def passes(self, first_end_lsn: int, last_end_lsn: int) -> bool:
-        """Whether whole plain transactions may come now, of which somebody else has looked at each; they came then.
+        """Note that whole plain transactions came, whose messages the caller has checked, if they may come now.
 
         :param first_end_lsn: end LSN of the first; those of the others grow.
         :param last_end_lsn: of the last.

@@ -1,6 +1,6 @@
 """CopyData messages as they came over the wire, many in one buffer; ranges of them stand for messages until used.
 
-A message costs one number here and no object of its own: bytes are cut out when somebody wants them. The same bytes go
+A message costs one number here and no object of its own: bytes are cut out on demand. The same bytes go
 into spool files as they are. Protocol section "Message Formats": CopyData is ``d``, a length that counts itself, and
 the content, which is an envelope (:mod:`pgsub.protocol.envelope`) around one pgoutput message.
 """
@@ -107,7 +107,7 @@ class Frames(Sequence[bytes]):
 
     @classmethod
     def of(cls, contents: Iterable[bytes]) -> Frames:
-        """Of contents of CopyData messages."""
+        """Make frames of contents of CopyData messages."""
         parts, edges = [], [0]
         for content in contents:
             parts.append(struct.pack(">cI", b"d", len(content) + 4) + content)
@@ -116,7 +116,7 @@ class Frames(Sequence[bytes]):
 
     @classmethod
     def around(cls, payloads: Iterable[bytes]) -> Frames:
-        """Of pgoutput messages, in envelopes that say nothing."""
+        """Make frames of pgoutput messages, in empty envelopes."""
         return cls.of(b"w" + _UNSET + payload for payload in payloads)
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class Frames(Sequence[bytes]):
 
 
 class Segment(NamedTuple):
-    """Messages ``start`` to ``end`` (exclusive) of some frames; none of them is a keepalive unless somebody says so."""
+    """Messages ``start`` to ``end`` (exclusive) of some frames, without keepalives."""
 
     frames: Frames
     start: int

@@ -50,7 +50,7 @@ class Channel(Protocol):
     def fill(self) -> int:
         """Read what is here, without waiting and as far as it can be kept.
 
-        :return: bytes that are kept for :meth:`receive`; 0 also where nobody can tell.
+        :return: bytes that are kept for :meth:`receive`; 0 also where that is not known.
         """
 
     def pending(self) -> bool:

@@ -1,4 +1,4 @@
-"""What an error from the publisher means: psycopg errors and failed results become pgsub's own.
+"""Errors of the publisher: psycopg errors and failed results become pgsub's own.
 
 Mirrors the ``ereport`` calls of ``libpqwalreceiver.c``: the server's error is embedded as ``could not …: %s``.
 Decisions are made from SQLSTATEs; texts, which a server may translate, only choose between hints where no SQLSTATE
@@ -145,7 +145,7 @@ def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str,
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """As :func:`translate`, from the fields of a server error."""
+    """:func:`translate` for the fields of a server error."""
     message, state = f"could not {doing}: {said.message}", said.sqlstate
     if state == "42501":
         hint = _grant_hint(said, table, user)

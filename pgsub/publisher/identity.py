@@ -205,7 +205,7 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
     :param name: the slot's name, for the case that there is none.
     :param database: the publisher's database.
     :raises SlotLost: missing or invalidated.
-    :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by somebody else.
+    :raises ReplicationBroken: no slot of pgoutput, of another database, or advanced by another client.
     :raises PublisherUnavailable: a standby's copy of its primary's slot, until the standby is promoted.
     """
     if slot is None:
@@ -259,20 +259,20 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
         )
     raise StateForbids(
         f'replication slot "{slot.name}" is two-phase, but the subscription is not',
-        detail="Somebody else made or changed the slot; it sends prepared transactions as such.",
+        detail="Another client made or changed the slot; it sends prepared transactions as such.",
         hint=f"Disable the subscription, and let it have two_phase:\npgsub alter {name} --two-phase",
         sqlstate="55000",
     )
 
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:
-    """START_REPLICATION below confirmed_flush_lsn is moved forward by the server, told in its own log only."""
+    """START_REPLICATION below confirmed_flush_lsn is moved forward by the server, which says so in its own log only."""
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return
     raise ReplicationBroken(
         f'replication slot "{slot.name}" is past the subscription\'s position',
         detail=f"The slot's confirmed_flush_lsn is {format_lsn(slot.confirmed_flush_lsn)}, the subscription last "
         f"reported {format_lsn(reported_lsn)}; changes between the two will not be sent again.",
-        hint="The target was restored from a backup or is a promoted standby that lagged, or somebody else advanced, "
+        hint="The target was restored from a backup or is a promoted standby that lagged, or another client advanced, "
         "used or re-created the slot. " + RECREATE_HINT,
     )

@@ -89,13 +89,13 @@ def published_tables(connection: Connection, publications: Sequence[str]) -> lis
 
 
 def missing_publications(connection: Connection, publications: Sequence[str]) -> list[str]:
-    """Those of the names that are no publication in the publisher's database, in the given order."""
+    """Find the names that are no publication in the publisher's database, in the given order."""
     there = _there(connection, publications, sql.SQL("true"))
     return [name for name in publications if name not in there]
 
 
 def publishing_sequences(connection: Connection, publications: Sequence[str]) -> list[str]:
-    """Those of the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
+    """Find the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
     if connection.info.server_version < 190000:
         return []
     return _there(connection, publications, sql.SQL("p.puballsequences"))
@@ -134,7 +134,7 @@ def tables_with_other_origins(
     subscribed = "SELECT s.srrelid FROM pg_catalog.pg_subscription_rel s"
     doing = "receive list of replicated tables from the publisher"
     if _rows(connection, _LEDGER, publications, doing):
-        # whoever made that table: its columns' output functions are the server's, a cast might be anybody's
+        # any role may have made that table: its columns' output functions are the server's, a cast might be that role's
         subscribed += " UNION SELECT pg_catalog.format('%%s', l.srrelid)::oid FROM pgsub.subscription_rel l"
     query = sql.SQL("""
         SELECT DISTINCT p.pubname::text, n.nspname::text, c.relname::text

@@ -1,8 +1,8 @@
-"""Whom the creation of a slot waits for, and how the wait is ended.
+"""The wait of a slot's creation for older transactions: which they are, and how the wait is ended.
 
 A new slot is consistent once every transaction that wrote when it was begun has ended (``SnapBuildWaitSnapshot``,
 snapbuild.c): in any database of the publisher, prepared ones included. The server waits without a word and without a
-bound. Here the wait is watched from a second connection, named, and cancelled when somebody wants to stop.
+bound. Here the wait is watched from a second connection, named, and cancelled on request.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class SlotWatch:
 
     :param replication: the connection that creates the slot, inside the block and nothing else.
     :param conninfo: for the second connection, opened only once the creation takes long.
-    :param report: told of each transaction waited for, once.
-    :param stop: set by somebody who wants to stop.
+    :param report: called once for each transaction waited for.
+    :param stop: ends the wait when it is set.
     :param deadline: of ``time.monotonic()``.
     :raises Fenced: from the block's end, where the creation was cancelled because of ``stop``.
     :raises TimeoutExpired: likewise because of the deadline; names whom it waited for.

@@ -114,7 +114,7 @@ def sync_slots(connection: Connection, subid: int) -> list[str]:
 
 
 def end_walsenders(connection: Connection, names: Sequence[str]) -> None:
-    """Terminate whoever streams, or still creates, these slots; their workers were fenced. Others are not waited for.
+    """Terminate the walsenders that stream, or still create, these slots; their workers were fenced. Do not wait.
 
     Without the privilege nothing happens: the slots are waited for then.
     """
@@ -289,8 +289,8 @@ def is_sync_slot(subid: int, name: str) -> bool:
 def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: float = 60) -> None:
     """Drop a slot that synchronizes tables, if there is one.
 
-    The name comes from the ledger, and whoever owns that is not to decide which slots of the publisher go: those of
-    others stay.
+    The name comes from the ledger, whose owner must not decide which slots of the publisher are dropped: others' slots
+    stay.
 
     :raises PublisherUnavailable: still active.
     """

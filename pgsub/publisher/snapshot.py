@@ -60,7 +60,7 @@ class SlotSnapshot:
 
         A failure after the slot was created leaves it: its name is in the ledger before this is called.
 
-        :param report: told whom the creation waits for.
+        :param report: see :class:`~pgsub.publisher.slot_creation.SlotWatch`.
         :param stop: ends the wait.
         :raises Fenced: asked to stop.
         :raises PgsubError: translated.
@@ -141,13 +141,13 @@ def leave_snapshot(connection: Connection) -> None:
 
 
 def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
-    """To be asked after a table was read under an imported snapshot: whether that was the snapshot's table.
+    """Check, after a table was read under an imported snapshot, that it was the snapshot's table.
 
     VACUUM FULL and CLUSTER move rows between ranges of blocks that are read one by one. TRUNCATE, an ALTER TABLE that
     rewrites, and another table of the same name are not even safe under a snapshot: it sees no rows, and they would
     come neither with the copy nor with the slot. Reading has locked the table until the end of the transaction, so the
-    answer stays true. The snapshot's holder must not lock tables itself: a task would queue behind whoever waits for
-    that lock, the holder waits for the task, and no server sees that as a deadlock.
+    answer stays true. The snapshot's holder must not lock tables itself: a task would queue behind a session that waits
+    for that lock, the holder waits for the task, and no server sees that as a deadlock.
 
     :raises PublisherUnavailable: it was not; another snapshot helps.
     :raises PgsubError: translated.

@@ -80,7 +80,7 @@ def start_options(
 
 
 def negotiated(options: Mapping[str, str]) -> Negotiated:
-    """What a decoder must be told about a stream started with these options."""
+    """Return what a decoder must know about a stream started with these options."""
     streaming = options.get("streaming", "off")
     return Negotiated(int(options["proto_version"]), streaming, streaming == "parallel")
 
@@ -101,7 +101,7 @@ class WalSender:
         self._send_timeout = send_timeout
         self._channel: Channel | None = None
         self._streaming = False
-        self._failure: PgsubError | None = None  # met before, and to be said again
+        self._failure: PgsubError | None = None  # raised before, and to be raised again
 
     @property
     def streaming(self) -> bool:
@@ -135,7 +135,7 @@ class WalSender:
 
         :param limit_messages: at most so many.
         :param limit_bytes: no further one once so many bytes are reached.
-        :return: in order; empty if nothing whole has arrived, and only then the socket tells of the next.
+        :return: in order; empty if nothing whole has arrived, and only then the socket becomes readable for the next.
         :raises PublisherUnavailable: the connection broke or the publisher ended the stream; what arrived before
             was returned by an earlier call.
         :raises PgsubError: the server's error, by its SQLSTATE.

@@ -52,9 +52,9 @@ class TableSync:
         self._errors: dict[int, PgsubError] = {}
 
     def run(self) -> dict[int, PgsubError]:
-        """Until ``s`` is committed and the sync slot dropped, or the launcher stops.
+        """Run until ``s`` is committed and the sync slot dropped, or the launcher stops.
 
-        :return: errors of single tables; the others got on.
+        :return: errors of single tables; the others are synchronized.
         :raises PgsubError: nothing could be done; the launcher retries by its directive.
         """
         name = SessionName(self._sub.subid, "launcher", 0)
@@ -186,7 +186,7 @@ class TableSync:
                     raise Fenced("a chunk of the copy is not on the target")
 
     def _let_go(self, session: psycopg.Connection, slot: str) -> None:
-        """Apply need not wait at tables that failed, and the shared slot need not wait for them."""
+        """Release tables that failed: apply need not wait at them, nor the shared slot for them."""
         with contextlib.suppress(psycopg.Error, PgsubError):
             failed = {row.srrelid for row in self._in_state(session, "d")} | self._errors.keys()
             if not failed:
@@ -203,7 +203,7 @@ class TableSync:
                 sync_slots.release_slot(session, self._sub, slot, left, claims=[claims[relid] for relid in left])
 
     def _raise_alone(self) -> None:
-        """The error of a table that is alone is everybody's."""
+        """Raise the error of a table that is synchronized alone."""
         if len(self._relids) == 1:
             for error in self._errors.values():
                 raise error

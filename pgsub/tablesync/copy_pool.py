@@ -46,7 +46,7 @@ class CopyPool:
         self.errors: dict[int, PgsubError] = {}
 
     def run(self) -> None:
-        """Until every piece is done or its table has failed.
+        """Run until every piece is done or its table has failed.
 
         :raises Fenced: asked to stop.
         :raises PgsubError: no further piece can be copied: the snapshot is gone, a server cannot be reached.
@@ -76,7 +76,7 @@ class CopyPool:
         self._running.append(context.submit(name, task.run, [spec]))
 
     def _wait(self) -> None:
-        """Until one task has ended; what it left is seen in the ledger, also when it was killed."""
+        """Wait until one task has ended; the ledger says what it left, also when it was killed."""
         while not any(job.done() for job in self._running):
             if self._context.stopping.is_set():
                 raise Fenced("asked to stop")
@@ -104,7 +104,7 @@ class CopyPool:
             self._wanted -= 1  # it found nothing that nobody else copies
 
     def _failed(self, piece: chunks.ChunkKey | None, error: PgsubError) -> None:
-        """Try a piece again as long as that may help; else its table has failed.
+        """Let a piece be tried again as long as that may help; else its table has failed.
 
         :param piece: None where a task could not even begin, or was killed.
         """

@@ -1,4 +1,4 @@
-"""Sync slots: who still needs one, and when it goes. Mirrors ReplicationSlotDropAtPubNode's callers in tablesync.c.
+"""Sync slots: which tables need one, and when it is dropped. Mirrors callers of ReplicationSlotDropAtPubNode.
 
 Tables that were copied together name one slot in the ledger; it is dropped by the last of them. As long as a slot may
 exist some row names it, so none is ever orphaned, and only a slot that a row names is ever dropped.
@@ -75,8 +75,8 @@ def release_slot(
     """Like :func:`release`, for one slot and those of the tables that name it."""
     with durable(session):
         workers.fence(session, *claims)
-        # whoever is not the last only forgets the name; the lock makes sure that one of two is the last. It is held
-        # while the slot goes: a new attempt of the table would make one of the same name
+        # a table that is not the last only forgets the name; the lock makes sure that one of two is the last. It is
+        # held while the slot goes: a new attempt of the table would make one of the same name
         naming = _naming(session, sub, slot, _LOCKED)
         if naming and not naming - set(relids):
             failpoints.point("sync.before_slot_drop")
@@ -102,7 +102,7 @@ def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, reli
     :param relids: the tables that it was made for.
     """
     with durable(session):
-        # whoever would name it waits
+        # an attempt that would name it waits
         states.lock_tables(session, sub.subid, relids)
         if not _naming(session, sub, slot, _LOCKED):
             _drop(sub, slot)

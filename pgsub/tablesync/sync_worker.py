@@ -1,7 +1,21 @@
 """The tablesync worker after its copy: streams its own slot until the table changes hands. Mirrors tablesync.c.
 
-Without shared memory: a chase while apply is far, then a claim that fixes where the table changes hands. In the
-terms of the server ``c`` (catchup) is this worker at work.
+NOTES
+A table changes hands at one position: this worker applies what finishes before it, apply what finishes at it or later.
+The server agrees on the position through shared memory, where the sync worker waits (``w``) until apply has set it.
+Here only the ledger is shared, and either worker may be gone at any time.
+
+S is the position before which this worker has applied everything, A that of apply. While apply is far ahead the worker
+chases it. If A <= S the table is handed over at S at once. Otherwise the worker claims H = max(A, S) under apply's
+lock. Apply keeps off the table's changes from H on, and waits at the first of them. The worker applies up to H, nothing
+beyond, and commits ``s`` with srsublsn = H. It holds that
+
+- H never lies before A: apply decides and moves A under the lock that the claim is made under (``states.changing``);
+- no change is applied twice or lost: ``covered`` (finish LSN < position) is the one comparison on both sides;
+- neither waits for ever: apply takes a claim back after some time, and this worker finds that out before it commits.
+
+It breaks if this worker applies a transaction beyond a standing claim, or if apply decides by states that are older
+than its lock. An older attempt's claim stands and is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plain copy has met that a unique index refused: looked for once it has failed, for the record of conflicts.
+"""The conflict that ended a plain copy: looked up once the copy has failed, for the record of conflicts.
 
 The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody looks at, so
 the publisher's row is searched by that key, in the snapshot that was copied, and tried alone, as apply tries it. The
@@ -39,28 +39,28 @@ _CANDIDATES = 20
 
 
 def record(
-    met: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, table: CopiedTable
+    error: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, table: CopiedTable
 ) -> ConflictRecord | None:
     """The conflict that ended a copy.
 
-    :param met: as the target said it.
+    :param error: of the target.
     :param snapshot: of the slot, while its holder lives.
     :param table: what was copied.
-    :return: None where it is no conflict in the server's sense; without the rows where they cannot be told.
+    :return: None where it is no conflict in the server's sense; without the rows where they cannot be found.
     """
-    if met.sqlstate != "23505":
+    if error.sqlstate != "23505":
         return None
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     try:
         with contextlib.closing(target.connect(sub.target, name)) as session:
-            look = _Look(sub, claim, table, session, met.diag)
-            return look.record(snapshot)
-    except Exception as trouble:  # the error itself is told whatever comes of this
-        _log.debug("what the copy of %s has met is not recorded: %s", table.relation.name, trouble)
+            search = _Search(sub, claim, table, session, error.diag)
+            return search.record(snapshot)
+    except Exception as trouble:  # the error itself is reported whatever happens here
+        _log.debug("the conflict of the copy of %s is not recorded: %s", table.relation.name, trouble)
     return None
 
 
-class _Look:
+class _Search:
     def __init__(
         self,
         sub: Subscription,
@@ -73,22 +73,21 @@ class _Look:
         self._session, self._diag = session, diag
 
     def record(self, snapshot: str) -> ConflictRecord | None:
-        """In full if that can be had."""
+        """Record the conflict, with both rows where they are found."""
         diag = self._diag
         place = (diag.schema_name or "", diag.table_name or "")
         keys = unique_indexes.keys_of(self._session, self._table.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        told = conflict_record.copy_conflict(self._table.relation, diag)
+        found = conflict_record.copy_conflict(self._table.relation, diag)
         try:
-            for values in _readings(told.key, keys):
+            for values in _readings(found.key, keys):
                 for row in self._publishers(snapshot, keys, values):
-                    found = self._tried(row)
-                    if found is not None:
-                        return found
+                    if (whole := self._tried(row)) is not None:
+                        return whole
         except Exception as trouble:  # the key alone is something
-            _log.debug("the rows that met in %s.%s are not told: %s", *place, trouble)
-        return told
+            _log.debug("the conflicting rows of %s.%s are not found: %s", *place, trouble)
+        return found
 
     def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
         """Rows that may have this key, as COPY sends them: by those of its parts that are columns.

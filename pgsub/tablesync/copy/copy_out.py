@@ -1,7 +1,7 @@
-"""What a publisher answers to COPY TO STDOUT, checked message by message. Mirrors getCopyDataMessage (fe-protocol3.c).
+"""A publisher's answer to COPY TO STDOUT, checked message by message. Mirrors getCopyDataMessage (fe-protocol3.c).
 
-The publisher, or whoever writes on a line that nothing encrypts, is not trusted: kinds, lengths and order of messages
-are checked before a byte of a row comes out, and only contents of CopyData come out, never a header. Protocol sections
+Neither the publisher is trusted, nor a line that nothing encrypts. Kinds, lengths and order of messages are checked
+before a byte of a row comes out, and only contents of CopyData come out, never a header. Protocol sections
 "Simple Query", "COPY Operations" and "Asynchronous Operations".
 """
 

@@ -91,7 +91,7 @@ class Passthrough:
             return
 
     def _idle(self) -> None:
-        """Whoever waits still lives, and what it has moved is worth telling."""
+        """Report progress while waiting: it shows that the task lives."""
         self._meter(self._size)
 
     def _lost(self, error: OSError | None) -> SourceError:
@@ -99,7 +99,7 @@ class Passthrough:
         return SourceError(self._answer.failure or psycopg.OperationalError(f"the connection was lost{reason}"))
 
     def _hand_on(self) -> None:
-        """Everything in the buffer but the beginning of a message that is not known yet."""
+        """Send what is in the buffer but the beginning of a message that is not known yet."""
         stretches, done = self._answer.cut(self._buffer, self._have)
         if size := sum(map(len, stretches)):
             self._send(memoryview(b"".join([_HEADER.pack(b"d", size + 4), *stretches])))
@@ -110,7 +110,7 @@ class Passthrough:
         self._have -= done
 
     def _send(self, data: memoryview) -> None:
-        """A message that has begun is finished whatever the target says: libpq's next one must not end up in it."""
+        """Finish a message that has begun, whatever the target says: libpq's next one must not end up in it."""
         while data:
             wanted = select.POLLOUT if self._spoke else select.POLLIN | select.POLLOUT
             if wait(self._target, wanted, self._idle) & ~select.POLLOUT:
@@ -125,7 +125,7 @@ class Passthrough:
                 raise _target_lost(error) from None
 
     def _listen(self) -> None:
-        """The target speaks while rows are sent: an error ends the copy now, for it reads on without storing."""
+        """Read what the target says meanwhile: after an error it reads on without storing, so the copy ends."""
         try:
             kind = self._target.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

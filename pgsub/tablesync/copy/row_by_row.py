@@ -129,7 +129,7 @@ def store(writer: Writer, table: CopiedTable, rows: Iterable[bytes]) -> Iterator
 
 
 def _rows(source: Connection, copy_out: str) -> Iterator[bytes]:
-    """The publisher's rows; its errors are told from the target's."""
+    """Read the publisher's rows; its errors are raised as such."""
     try:
         with source.cursor() as cursor, cursor.copy(copy_out.encode()) as copy:
             for row in copy:

@@ -1,8 +1,15 @@
 """Bytes of a COPY from the publisher's connection to the target's, as they come. Mirrors copy_read_data (tablesync.c).
 
+NOTES
 Between connections that nothing encrypts rows go from socket to socket (:mod:`pgsub.tablesync.copy.passthrough`), and a
 row of any size passes through one small buffer. libpq would make an object of every row and copy each several times; it
-remains for encrypted connections. Either way the target is sent messages made here, and no header of the publisher's.
+remains for encrypted connections. Either way the target is sent messages made here, and no header of the publisher's:
+nothing that a publisher sends can end the COPY on the target and begin a query there.
+
+The passthrough must leave both connections as libpq expects them. On the publisher's side libpq knows nothing of the
+query, so ReadyForQuery must be the last byte read. On the target's side libpq is inside COPY, so a message that has
+begun is sent whole even when the target has failed. A copy counts only when the publisher's CommandComplete and the
+target's row count have both been seen; memory stays that of one buffer, whatever the size of a row.
 """
 
 from __future__ import annotations
@@ -104,7 +111,7 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
             meter(size)
         if count < 0:
             break
-    # an error of the publisher ends the rows as their end does: only the result tells which it was
+    # an error of the publisher ends the rows as their end does: only the result says which it was
     result_or_none = _answer(source)
     if result_or_none is None or result_or_none.status != pq.ExecStatus.COMMAND_OK:
         raise SourceError(_error(result_or_none))

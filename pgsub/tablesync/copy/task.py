@@ -50,7 +50,7 @@ class CopySpec:
     """All a copy task is given; picklable, without a secret.
 
     :ivar spare: others copy the same pieces; see :func:`pgsub.target.session.origins.attach`.
-    :ivar grouped: several tables are copied together: one that somebody locks must not hold up the others.
+    :ivar grouped: several tables are copied together: one that another session locks must not hold up the others.
     """
 
     subscription: Subscription

@@ -68,7 +68,7 @@ def hint(statement: sql.Composable, more: str = "") -> str:
 
 
 def create_table(relation: Relation, schema: str, types: Sequence[str]) -> sql.Composed:
-    """The publisher's table, as far as the protocol tells: columns, and the replica identity as primary key."""
+    """Create the publisher's table as the protocol describes it, with the replica identity as primary key."""
     parts: list[sql.Composable] = [_column(c.name, text) for c, text in zip(relation.columns, types, strict=True)]
     if key := published_key(relation):
         parts.append(sql.SQL("PRIMARY KEY ({})").format(_names(key)))

@@ -1,6 +1,6 @@
 """Whether tables of the target are still what they were read as.
 
-The server's subscriber is told of every change to a relation's definition by an invalidation
+The server's subscriber gets an invalidation for every change to a relation's definition
 (logicalrep_relmap_invalidate_cb, relation.c); a client asks, by numbers that differ after any DDL.
 """
 
@@ -39,6 +39,6 @@ DefinitionVersion = tuple[int, str]
 
 
 def definition_versions(connection: psycopg.Connection, oids: Collection[int]) -> dict[int, DefinitionVersion]:
-    """What tells a table's definition from what it was before and after, by oid; without tables that are gone."""
+    """Read a version of each table's definition, which differs after any DDL, by oid; without tables that are gone."""
     rows = connection.execute(_PRINTS.encode(), (list(oids),), prepare=False)
     return {oid: (count, number) for oid, count, number in rows}

@@ -1,4 +1,4 @@
-"""How a remote relation maps to a table of the target, and what speaks against it. Mirrors relation.c."""
+"""How a remote relation maps to a table of the target, and why it may not. Mirrors relation.c."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RelationMap:
     lookup: tuple[int, ...]  #: remote positions of the columns that find a row
     local_only: tuple[TargetColumn, ...] = ()  #: must be NULL in a row found by all columns
     always: tuple[int, ...] = ()  #: remote positions of the target's GENERATED ALWAYS identity columns
-    types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where somebody asked
+    types: tuple[str, ...] = ()  #: the publisher's column types as SQL of the target, where they were looked up
     #: remote positions of columns whose modifier may make another value of what is sent; of these, ``read`` are those
     #: where no assignment makes the value of it that the input function does
     modified: frozenset[int] = frozenset()

@@ -14,7 +14,7 @@ from psycopg import sql
 from pgsub.target.catalog.relation import describe
 
 #: Of one table by its oid, in the order in which the server looks into them: fields of :class:`UniqueIndex`. What they
-#: depend on is told by pg_depend for expressions and predicates, by indkey for columns. One that is not valid refuses
+#: depend on is in pg_depend for expressions and predicates, in indkey for columns. One that is not valid refuses
 #: rows too, as soon as it is ready.
 INDEXES = """
 SELECT c.relname::text, x.indimmediate,
@@ -111,7 +111,7 @@ def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
-    """Those of a table that stop a row at once, in the order in which the server looks into them."""
+    """Read the indexes that stop a row at once, in the order in which the server looks into them."""
     found = [UniqueIndex(*row) for row in connection.execute(INDEXES.encode(), (oid,))]
     return [index for index in found if index.immediate]
 

@@ -1,7 +1,7 @@
-"""Rows of pgsub.copy_chunk: what of a copy is to do, is being done, and is durably done.
+"""Rows of pgsub.copy_chunk: which pieces of a copy are to do, in progress, and durably done.
 
-A chunk's row is locked by whoever copies it and tells its xid once it is done, in the transaction of its rows: a chunk
-is copied once, however many workers look for work and however often one of them dies.
+The task that copies a chunk locks its row, and sets its xid in the transaction of its rows. So a chunk is copied once,
+however many tasks look for work and however often one of them dies.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, 
 
 
 def undone(connection: psycopg.Connection, keys: Collection[ChunkKey]) -> set[ChunkKey]:
-    """Those that are not done yet."""
+    """Return the chunks that are not done yet."""
     by_params = {key.params: key for key in keys}
     relids = sorted({key.claim.worker for key in keys})
     subids = sorted({key.claim.subid for key in keys})

@@ -42,7 +42,7 @@ class HeldTable(NamedTuple):
 class HeldChanges(NamedTuple):
     """Changes of one table in one remote transaction, in their order.
 
-    :ivar id: 0 until it is written; tells the order of a table's stretches.
+    :ivar id: 0 until it is written; gives the order of a table's changes.
     :ivar commit_ts: as in :class:`~pgsub.apply.stream.transactions.RemoteTransaction`.
     :ivar relation: the Relation message that describes them.
     :ivar messages: see :mod:`pgsub.protocol.encoder`.
@@ -60,7 +60,7 @@ class HeldChanges(NamedTuple):
 
 
 def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
-    """Oids of held tables as of this statement, and whether each is being released."""
+    """Return the oids of held tables as of this statement, and whether each is being released."""
     rows = connection.execute("SELECT srrelid::bigint, releasing FROM pgsub.held_table WHERE subid = %s", (subid,))
     return dict(rows.fetchall())
 
@@ -113,7 +113,7 @@ def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) 
 
 
 def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldChanges]) -> None:
-    """Write them in their order, in the transaction that passes them."""
+    """Write held changes in their order, in the transaction that passes them."""
     _, relids, xids, lsns, times, relations, messages, changes = map(list, zip(*stretches, strict=True))
     connection.execute(
         "INSERT INTO pgsub.held_change (subid, srrelid, xid, finish_lsn, committed_at, relation, messages, changes,"
@@ -127,7 +127,7 @@ def store(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldCh
 
 
 def with_changes(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
-    """Those of the tables that have kept changes, as of this statement."""
+    """Find the tables that have kept changes, as of this statement."""
     rows = connection.execute(
         "SELECT r::bigint FROM pg_catalog.unnest(%s::oid[]) AS r WHERE EXISTS (SELECT FROM pgsub.held_change c"
         " WHERE c.subid = %s AND c.srrelid = r)",
@@ -200,7 +200,7 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
 
     :param moved: changes of them were applied since this was called last.
     :return: whether that is so of any.
-    :raises psycopg.errors.LockNotAvailable: somebody holds apply's row.
+    :raises psycopg.errors.LockNotAvailable: another session holds apply's row.
     """
     with states.changing(connection, claim.subid) as apply_lsn:
         workers.fence(connection, claim)

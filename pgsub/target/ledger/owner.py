@@ -1,8 +1,8 @@
-"""Whose the ledger is: who may be trusted with it, and who is given the use of it.
+"""The ledger's owner and its grantees: which roles are trusted with the ledger, which may use it.
 
-A ledger's owner can attach code to its tables, which runs with the rights of everybody who writes there. So it must be
-the session's user, a superuser or the database's owner; one that a superuser makes belongs to the bootstrap superuser,
-who is one for good, and a superuser gets GRANTs as everybody else, for it may be none later.
+A ledger's owner can attach code to its tables, which runs with the rights of every role that writes there. So the owner
+must be the session's user, a superuser or the database's owner. A ledger that a superuser makes belongs to the
+bootstrap superuser, whom the server never lets be anything else. Other superusers get GRANTs: they may cease to be one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, one_line
 from pgsub.target.query import scalar
 
-#: Beside the launcher's own; whoever changes the ledger's schema or its privileges holds it.
+#: Beside the launcher's own; held while the ledger's schema or its privileges change.
 LOCK_KEY = 0x7067737562  # "pgsub"
 
 _TRUSTED = """
@@ -80,7 +80,7 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n, pg_catalog.pg_roles r
              AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) a
                               WHERE a.grantee = r.oid AND a.privilege_type = w)))
 """
-# A schema without a table is no ledger yet, and whoever made it has attached nothing to one.
+# A schema without a table is no ledger yet, and no code is attached to one.
 _EMPTY = f"""
 WITH {_TRUSTED}
 SELECT n.oid FROM pg_catalog.pg_namespace n
@@ -99,7 +99,7 @@ SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o
 
 
 def check(connection: psycopg.Connection) -> None:
-    """Whether whoever owns the ledger, or attached code to it, may be trusted; nothing where there is none.
+    """Check that the ledger's owner, and owners of code attached to it, are trusted; nothing where there is no ledger.
 
     Asked by every command before it writes there, and at the start of launchers, workers and copies.
 
@@ -185,7 +185,7 @@ def _lacking(connection: psycopg.Connection, role: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def acting(connection: psycopg.Connection) -> Iterator[None]:
-    """Inside an open transaction be the ledger's owner, or who it is to be, where the session's user may."""
+    """Act as the ledger's owner, or its future one, inside an open transaction, where the session's user may."""
     bootstrap = _bootstrap_superuser(connection)
     if bootstrap is not None and scalar(connection, _EMPTY) is not None:
         connection.execute(sql.SQL("ALTER SCHEMA pgsub OWNER TO {}").format(sql.Identifier(bootstrap)))

@@ -2,7 +2,7 @@
 
 COMMIT PREPARED cannot share a transaction with the ledger, and a prepared transaction that held a lock on the progress
 row would block apply for ever. So it holds the data and one marker row of its own; the ledger follows in a commit of
-its own, and what is found of gid, marker and ledger row tells at which step an earlier attempt ended:
+its own, and gid, marker and ledger row show at which step an earlier attempt ended:
 
 ====================  ======  ==========  =====================================================
 in pg_prepared_xacts  marker  ledger row  what happened
@@ -10,7 +10,7 @@ in pg_prepared_xacts  marker  ledger row  what happened
 yes                   (no)    no          prepared, and the ledger's commit was lost
 yes                   (no)    yes         prepared
 no                    yes     yes         committed, and the ledger's commit was lost
-no                    no      yes         somebody else rolled it back
+no                    no      yes         another session rolled it back
 no                    no      no          never prepared here, or all done
 ====================  ======  ==========  =====================================================
 

@@ -53,7 +53,7 @@ class Skip:
         return (self.lsn, *self.later)
 
     def without(self, lsns: Sequence[int]) -> Skip | None:
-        """What is left once these were met, or missed."""
+        """Return what is left once these LSNs were consumed or cleared."""
         left = [lsn for lsn in self.lsns if lsn not in lsns]
         return Skip(left[0], self.rows, tuple(left[1:]), self.waits) if left else None
 
@@ -74,7 +74,7 @@ def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
 
 
 def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
-    """Level and text of what the log is told of one that was missed, in the server's words."""
+    """Level and text of the log record about an LSN that was missed, in the server's words."""
     detail = f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
     return "WARNING", log_text(f'skip-LSN of subscription "{subname}" cleared', detail=f"{detail} {format_lsn(lsn)}.")
 
@@ -192,7 +192,7 @@ def set_pending(connection: psycopg.Connection, subid: int, skip: Skip | None) -
 
 
 def replace(connection: psycopg.Connection, subid: int, skip: Skip, left: Skip | None) -> None:
-    """Inside the transaction that consumes it, or the first of several.
+    """Store what is left of a skip, inside the transaction that consumes it.
 
     :raises StreamsMustRestart: an operator has changed it meanwhile: what was decided by it is to be decided anew.
     """

@@ -4,11 +4,11 @@ NOTES
 ``i`` → ``d`` → ``f`` → ``s`` → ``r`` are stored; ``w`` (syncwait) and ``c`` (catchup) exist only while a worker lives.
 From ``f`` on a crash never copies again.
 
-Apply decides about a change under the lock of its progress row, with table states as of a ``states_version``. So
-whoever makes apply's decision come out differently updates that row (lock and version in one statement) in the
-transaction that changes the state: :func:`changing`. States that apply decides alike (``i``, ``d``, ``f`` without a
-claim) change without it. Lock order everywhere: apply's row, then tables by relid. No state change shares a transaction
-with data but ``f``, and each is on disk before anything is built upon it.
+Apply decides about a change under the lock of its progress row, with table states as of a ``states_version``. So a
+change that alters apply's decision updates that row (lock and version in one statement) in the transaction that changes
+the state: :func:`changing`. States that apply decides alike (``i``, ``d``, ``f`` without a claim) change without it.
+Lock order everywhere: apply's row, then tables by relid. No state change shares a transaction with data but ``f``, and
+each is on disk before anything is built upon it.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
 
 
 def _rename(connection: psycopg.Connection, subid: int, renamed: Sequence[Renamed]) -> None:
-    """In two steps, for two tables may have changed their names for each other's."""
+    """Record new names in two steps: two tables may have exchanged theirs."""
     for one in renamed:
         connection.execute(
             f"UPDATE pgsub.subscription_rel SET schemaname = '', relname = srrelid::text WHERE {_REL}".encode(),

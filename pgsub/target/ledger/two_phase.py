@@ -2,7 +2,7 @@
 
 Mirrors the tri-state of worker.c (run_apply_worker, AllTablesyncsReady) and twophase.c (LookupGXactBySubid). ``e`` is
 an intent: it is durable before the publisher is asked for a two-phase slot, so no slot is two-phase unknown to the
-ledger. Whoever gives a subscription a table to copy, or changes the state, takes the same lock (:func:`locked`).
+ledger. A command that adds a table to copy, and one that changes the state, take the same lock (:func:`locked`).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def ask_for(connection: psycopg.Connection, subid: int) -> None:
 
 
 def check_disable(connection: psycopg.Connection, subid: int) -> None:
-    """Inside a transaction: refuse to end two_phase while something is prepared (``LookupGXactBySubid``).
+    """Refuse to end two_phase while something is prepared (``LookupGXactBySubid``), inside a transaction.
 
     :raises StateForbids: in the server's words, naming what is prepared.
     """

@@ -3,7 +3,7 @@
 NOTES
 A worker is apply (0) or the sync worker of a table (its oid). A launcher starts it by a take-over, which raises the
 worker's epoch; every commit of the worker checks the epoch that it was started with. So of two workers of one number
-only the later can commit, whatever the older still does.
+only the later can commit.
 
 A session of a worker is named ``pgsub SUBID ROLE EPOCH``. One that connects after the epoch was raised fails its claim.
 One that connected before is listed in pg_stat_activity, and is terminated. The new worker reads the ledger only when
@@ -117,7 +117,7 @@ def numbers(claims: Sequence[Claim]) -> list[int]:
 def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
     """Set the stop flag of every worker; each reads it at a transaction boundary.
 
-    A row that somebody holds is passed over rather than waited for: ask again.
+    A row that another session holds is passed over rather than waited for: ask again.
     """
     connection.execute(
         "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"

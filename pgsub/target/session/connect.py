@@ -50,7 +50,8 @@ _SETTINGS = {
 }
 _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 #: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
-#: and a backend that waits for a lock reads nothing. Whoever sends little has :data:`pgsub.common.conninfo.KEEPALIVES`.
+#: and a backend that waits for a lock reads nothing. Others have
+#: :data:`pgsub.common.conninfo.KEEPALIVES`.
 _PATIENCE = {"tcp_user_timeout": "300000"}
 _PASSWORD_STATES = ("28P01", "28000")
 
@@ -140,7 +141,7 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
 
 
 def _pooled() -> StateForbids:
-    """In which mode a pooler is cannot be seen from here, and may change: without sessions there is no fencing."""
+    """Refuse any pooler: its mode cannot be seen from here, and without sessions there is no fencing."""
     return StateForbids(
         "the target's connection goes through a connection pooler",
         detail="pgsub needs sessions of its own: locks and settings live as long as they do.",

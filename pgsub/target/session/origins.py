@@ -1,4 +1,4 @@
-"""Replication origins as tags: what pgsub writes is told apart from local writes. Mirrors origin.c's session API.
+"""Replication origins as tags, which distinguish what pgsub writes from local writes. Mirrors origin.c's session API.
 
 A peer that subscribes to the target with ``origin = none`` must not be sent what came from elsewhere. One session an
 origin at a time, so each writing session takes a free one of the pool ``pgsub_<subid>[_n]``. Progress is not kept in
@@ -83,10 +83,10 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
 
 
 def needed(connection: psycopg.Connection, sub: Subscription) -> bool:
-    """Tell whether somebody tells the subscription's writes from local ones by their origin.
+    """Whether a peer distinguishes the subscription's writes from local ones by their origin.
 
-    So do peers that replicate with ``origin = none``, as this subscription does itself, and whoever subscribes to its
-    tables from here.
+    Peers that replicate with ``origin = none`` do, as this subscription does itself, and so do subscribers to its
+    tables here.
     """
     return sub.origin == "none" or bool(scalar(connection, _PUBLISHED, (sub.subid,)))
 

@@ -1,4 +1,4 @@
-"""As whom changes are made: as each table's owner, or as the session's user. Mirrors usercontext.c and run_as_owner.
+"""The role that makes changes: each table's owner, or the session's user. Mirrors usercontext.c and run_as_owner.
 
 The server's subscriber refuses to apply where it may not become the owner, so that an owner's code (triggers, defaults,
 expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so a user that is
@@ -25,7 +25,7 @@ FILTERED = "0A000"  #: feature_not_supported: the SQLSTATE of the refusal of row
 #: What a change takes, by its message type; TRUNCATE is never made as the owner.
 NEEDED = {"INSERT": ("INSERT",), "UPDATE": ("SELECT", "UPDATE"), "DELETE": ("SELECT", "DELETE")}
 
-# A privilege on columns is taken for enough: whether it is, the change itself will tell.
+# A privilege on columns is taken for enough: the change itself fails where it is not.
 _LACKING = """
 SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
        ARRAY(SELECT w FROM pg_catalog.unnest(%s::text[]) AS w

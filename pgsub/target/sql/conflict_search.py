@@ -109,7 +109,7 @@ def search(
 
 
 class TableSearch:
-    """As :func:`search` for many rows of one table, in the transaction and the role that the session is in."""
+    """:func:`search` for many rows of one table, in the transaction and the role that the session is in."""
 
     def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
         self._connection = connection

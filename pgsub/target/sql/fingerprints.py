@@ -31,7 +31,7 @@ _BY_BYTES = frozenset({None, 'pg_catalog."default"', 'pg_catalog."C"'})  #: coll
 
 
 class Fingerprints:
-    """Those of one target table's rows.
+    """Fingerprints of one target table's rows.
 
     :param as_row: composes a row with all columns of the table from parameters for some of them.
     """

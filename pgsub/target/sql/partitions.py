@@ -41,7 +41,7 @@ def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
 def leaves(
     connection: psycopg.Connection, table: TargetRelation, rows: Sequence[Mapping[str, str | None]]
 ) -> list[Name | None]:
-    """The partition of each row; None where it cannot be told.
+    """Find the partition of each row; None where it cannot be evaluated.
 
     Inside an open transaction it is a savepoint: a value that no input function takes does no harm.
 

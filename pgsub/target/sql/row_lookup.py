@@ -60,7 +60,7 @@ class ReadOnlySession:
         self._role: str | None = None
         self._open = False
         connection.execute("SET default_transaction_read_only = on")
-        connection.execute("SET lock_timeout = '10s'")  # somebody's TRUNCATE or ALTER TABLE is not waited for longer
+        connection.execute("SET lock_timeout = '10s'")  # of a TRUNCATE or ALTER TABLE of others
 
     def __enter__(self) -> Self:
         return self
@@ -98,18 +98,18 @@ class ReadOnlySession:
 
 
 class InTransaction:
-    """Looks inside an open transaction of a writing session, between its statements: at what it did so far, too."""
+    """An open transaction of a writing session, which sees what that did so far."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
-        """As of :class:`ReadOnlySession`."""
+        """See :class:`ReadOnlySession`."""
         with roles.acting(self._connection, role):
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
-        """As of :class:`ReadOnlySession`."""
+        """See :class:`ReadOnlySession`."""
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
 

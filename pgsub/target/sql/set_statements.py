@@ -91,7 +91,7 @@ def _statement(
     keys: Sequence[Parameter],
     values: Sequence[Parameter] = (),
 ) -> Statement:
-    """Of the table as t and the arrays as u.
+    """Compose a statement over the table as t and the arrays as u.
 
     :param verb: what stands before the table, ``between`` what stands between the two.
     """
@@ -101,7 +101,7 @@ def _statement(
     names = sql.SQL(", ").join(sql.SQL(f"c{i}") for i in range(len(parameters)))
     conditions: list[sql.Composable] = [_equals(relation, key, i) for i, key in enumerate(keys)]
     if relation.target.origins_of and not verb.startswith("SELECT"):
-        # a row that somebody else wrote is not counted: it is a conflict, which serial execution tells of
+        # a row that another origin wrote is not counted: it is a conflict, which row by row execution records
         foreign = foreign_origin(relation, sql.Identifier("t", "xmin"))
         conditions.append(sql.SQL("NOT EXISTS ({})").format(foreign))
     found = sql.SQL(" AND ").join(conditions)

@@ -187,7 +187,7 @@ def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
 
 
 def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
-    """A query that gives a row, time and origin, if a row was last written by somebody else (and it can be seen).
+    """Compose a query that gives time and origin of a row that another origin wrote last, where the target knows.
 
     :param xmin: of the row. What its own transaction wrote, or what was written before anybody tracked it, is nobody's.
     """
@@ -204,7 +204,7 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
 
 
 def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
-    """SELECT of the row that an update or delete finds, if somebody else wrote it last; changes nothing.
+    """SELECT the row that an update or delete finds, if another origin wrote it last; changes nothing.
 
     Columns: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), :func:`row_texts`,
     time in microseconds since 2000.
@@ -384,7 +384,7 @@ def _condition(relation: RelationMap, build: _Builder, new_kinds: bytes, old_kin
     if relation.by_identity:
         return sql.Composed([found])
     # exactly one row per message, even among duplicates; a ctid alone is ambiguous among partitions, but only
-    # alone is it a TID scan. Once more what it was found by: a row that somebody else changed while his commit was
+    # alone is it a TID scan. Once more what it was found by: a row that another session changed while its commit was
     # waited for must not pass for it, and the recheck of a TID scan (TidRecheck) accepted any up to 17.6
     if relation.target.relkind == "p":
         row = sql.SQL("(tableoid, ctid) = (SELECT t.tableoid, t.ctid FROM {} t WHERE {} LIMIT 1) AND {}")
