@@ -11,15 +11,13 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
+from pgsub.tablesync.copy.plan import is_empty, lock_out_writers
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger import workers
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql import statements
-
-#: How long the clean-up waits for local writers before it is put off.
-LOCK_TIMEOUT = "5s"
 
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
@@ -44,18 +42,16 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
         ).fetchall()
         removed = 0
         if chunks:
-            # others queue behind a lock that is waited for
-            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+            lock_out_writers(connection, target)
             xids = [str(row[0]) for row in chunks]
             with roles.acting(connection, target.acts_as):
-                connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
                 # guard: a failed copy removes only its own rows, without " WHERE xmin::text = ANY ({})"
                 removed = connection.execute(
                     sql.SQL("DELETE FROM {} WHERE xmin::text = ANY ({})").format(table, sql.Literal(xids))
                 ).rowcount
             expected = sum(row[1] for row in chunks)
             streamed = _was_caught_up(connection, claim)
-            if (removed != expected or streamed) and not _is_empty(connection, target):
+            if (removed != expected or streamed) and not is_empty(connection, target):
                 meanwhile = "by the catch-up that followed" if streamed else "locally meanwhile"
                 fault = ApplyError(
                     f'could not remove the rows of an interrupted copy from "{target.schema}.{target.name}"',
@@ -73,9 +69,3 @@ def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
     """Whether transactions were applied to the table after its copy: their rows look like local ones."""
     query = "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s"
     return scalar(connection, query, (claim.subid, claim.worker)) is True
-
-
-def _is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(statements.table_name(target))
-    with roles.acting(connection, target.acts_as):
-        return scalar(connection, query) is None

@@ -131,8 +131,23 @@ def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> 
 
     Nobody writes to it until that ends. Local writers are waited for five seconds: others queue behind the lock.
     """
+    lock_out_writers(connection, target)
+    return is_empty(connection, target)
+
+
+def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> None:
+    """Lock a table against writers until the caller's transaction ends.
+
+    :raises psycopg.errors.LockNotAvailable: a local transaction holds it for five seconds: others queue behind the lock.
+    """
     connection.execute("SET LOCAL lock_timeout = '5s'")
     with roles.acting(connection, target.acts_as):
-        table = statements.table_name(target)
-        connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
-        return scalar(connection, sql.SQL("SELECT true FROM {} LIMIT 1").format(table)) is None
+        lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
+        connection.execute(lock.format(statements.table_name(target)))
+
+
+def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
+    """Whether a table has no row."""
+    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(statements.table_name(target))
+    with roles.acting(connection, target.acts_as):
+        return scalar(connection, query) is None

@@ -9,6 +9,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from pgsub.target.query import row
+
 LEDGER = "pgsub"  #: schema that is never subscribed
 _FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
 
@@ -141,14 +143,16 @@ SELECT i.indrelid::bigint, a.attname::text, i.indimmediate,
 """
 
 
-# Partitions that have rows, and which rows each takes; NULL: every one.
-_PARTITIONS = """
+#: Partitions of a table (oid) that have rows, or a table itself: oid, schema, name, and which rows it takes; NULL: all.
+PARTITIONS = """
 WITH RECURSIVE member AS (
      SELECT %s::oid AS oid
       UNION
-     SELECT i.inhrelid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid)
-SELECT c.oid::bigint, pg_catalog.pg_get_partition_constraintdef(c.oid)
-  FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind <> 'p' ORDER BY c.oid
+     SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintdef(c.oid)
+  FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.oid AND c.relkind <> 'p'
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace ORDER BY c.oid
 """
 
 _OIDS = """
@@ -174,27 +178,23 @@ def partitions(connection: psycopg.Connection, root: int) -> list[tuple[int, str
 
     Each is locked as by an UPDATE of the table (ACCESS SHARE, for that matter).
     """
-    rows = connection.execute(_PARTITIONS.encode(), (root,)).fetchall()
-    return [(oid, takes) for oid, takes in rows if takes is not None]
+    return [(oid, takes) for oid, _, _, takes in connection.execute(PARTITIONS, (root,)) if takes is not None]
+
+
+_NAME = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid ="""
 
 
 def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
     """Schema and name that a table bears now, None where it was dropped."""
-    row = connection.execute(
-        "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s::oid",
-        (oid,),
-    ).fetchone()
-    return None if row is None else (row[0], row[1])
+    return row(connection, f"{_NAME} %s::oid", (oid,))
 
 
 def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
     """The present name of the table that a subscription knows by this one; None where there is no such table."""
-    row = connection.execute(
-        "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s",
-        (subid, schema, name),
-    ).fetchone()
-    return None if row is None else name_of(connection, row[0])
+    known = "(SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s)"
+    return row(connection, f"{_NAME} {known}", (subid, schema, name))
 
 
 @dataclass(frozen=True, slots=True)

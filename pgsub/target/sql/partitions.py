@@ -11,20 +11,11 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import modifier
-from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation import PARTITIONS, TargetRelation
 from pgsub.target.session import roles
 
 #: Schema and name of a table.
 Name = tuple[str, str]
-
-_LEAVES = """
-SELECT n.nspname::text, c.relname::text, pg_catalog.pg_get_partition_constraintdef(t.relid)
-  FROM pg_catalog.pg_partition_tree(%s::oid) t
-  JOIN pg_catalog.pg_class c ON c.oid = t.relid
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE t.isleaf AND t.level > 0 ORDER BY t.relid
-"""
-
 
 _COLUMNS = """
 SELECT a.attname::text FROM pg_catalog.pg_attribute a
@@ -50,7 +41,7 @@ def leaves(
     """
     try:
         with connection.transaction(), roles.acting(connection, table.acts_as):
-            found = connection.execute(_LEAVES.encode(), (table.oid,)).fetchall()
+            found = [leaf[1:] for leaf in connection.execute(PARTITIONS, (table.oid,))]
             return _routed(connection, table, rows, found) if found else [None] * len(rows)
     except psycopg.Error as error:
         if error.sqlstate is None:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import modifier
-from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.catalog.relation import PARTITIONS, TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.fingerprints import Fingerprints
@@ -28,11 +28,6 @@ Row = Mapping[str, str | None]
 _CHECKS = """
 SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid) FROM pg_catalog.pg_constraint
  WHERE conrelid = %s::oid AND contype = 'c' ORDER BY conname
-"""
-#: Of a partitioned table those of its leaves, of a partition its own; NULL: takes every row.
-_PARTITIONS = """
-SELECT pg_catalog.pg_get_partition_constraintdef(t.relid)
-  FROM pg_catalog.pg_partition_tree(%s::oid) t WHERE t.isleaf ORDER BY t.relid
 """
 _NOT_NULL = """
 SELECT attname::text, NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute
@@ -263,7 +258,7 @@ class TableLookup:
 
 def _partitions(looker: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
     """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
-    found = [text for (text,) in looker.catalog(_PARTITIONS, target.oid)]
+    found = [text for *_, text in looker.catalog(PARTITIONS, target.oid)]
     if target.relkind == "p":
         said = f'no partition of relation "{target.name}" found for row'
         return [] if None in found else [(said, " OR ".join(f"({text})" for text in found) or "false")]
