@@ -7,12 +7,12 @@ snapshot exported by CREATE_REPLICATION_SLOT itself is gone with the next one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import psycopg
+from psycopg.rows import TupleRow
 
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
@@ -51,7 +51,6 @@ class SlotSnapshot:
         application_name: str,
         failover: bool = False,
         *,
-        encoding: str = "UTF8",
         must_use_password: bool = False,
         report: Report = lambda message, detail, hint: None,
         stop: threading.Event | None = None,
@@ -66,28 +65,17 @@ class SlotSnapshot:
         :raises PgsubError: translated.
         """
         connection = connect(
-            conninfo,
-            application_name=application_name,
-            replication=True,
-            encoding=encoding,
-            must_use_password=must_use_password,
+            conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
         )
         try:
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
             with SlotWatch(connection, conninfo, slot_name, report, stop=stop):
                 consistent_point = create_slot(connection, slot_name, failover=failover, snapshot="use")
-            rows = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot")
+            name = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot").fetchone()
         except BaseException:
             connection.close()
             raise
-        return cls(connection, slot_name, consistent_point, str(rows[0][0]))
-
-    def query(self, query: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """Rows of a query that sees the snapshot.
-
-        :raises PgsubError: translated; the snapshot is gone then.
-        """
-        return _execute(self.connection, query, "read from the slot's snapshot", params)
+        return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
 
     def alive(self) -> bool:
         """Whether the snapshot can still be imported: the holder's transaction is open and its server answers."""
@@ -99,10 +87,8 @@ class SlotSnapshot:
 
     def close(self) -> None:
         """Give the snapshot up; sessions that imported it keep it. Never fails."""
-        try:
+        with contextlib.suppress(psycopg.Error):
             self.connection.execute("COMMIT")
-        except psycopg.Error:
-            pass
         self.connection.close()
 
     def __enter__(self) -> SlotSnapshot:
@@ -162,9 +148,6 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
         )
 
 
-def _execute(
-    connection: Connection, query: str, doing: str, params: Sequence[Any] | None = None
-) -> list[tuple[Any, ...]]:
+def _execute(connection: Connection, query: str, doing: str) -> psycopg.Cursor[TupleRow]:
     with translating(connection, doing):
-        cursor = connection.execute(query.encode(), params)
-        return cursor.fetchall() if cursor.description else []
+        return connection.execute(query.encode())

@@ -138,7 +138,7 @@ def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> 
 def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> None:
     """Lock a table against writers until the caller's transaction ends.
 
-    :raises psycopg.errors.LockNotAvailable: a local transaction holds it for five seconds: others queue behind the lock.
+    :raises psycopg.errors.LockNotAvailable: after five seconds, for others queue behind a lock that is waited for.
     """
     connection.execute("SET LOCAL lock_timeout = '5s'")
     with roles.acting(connection, target.acts_as):
