@@ -167,6 +167,11 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
         return PublisherUnavailable, PROMOTE_HINT
     if state in ("42704", "55000", "58P01") and ("slot" in text.lower() or "WAL segment" in text):
         return SlotLost, RECREATE_HINT
+    return _of_settings(state, text)
+
+
+def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
+    """Errors of a publisher that can be reached and has the slot."""
     if state == "42704" and "publication" in text:
         return ReplicationBroken, (
             "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "

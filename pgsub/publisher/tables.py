@@ -143,7 +143,6 @@ def _table(
     if len(lists) > 1:
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
     (sent,) = lists
-    filters = {expression for _, expression in restrictions}
     leaves = tuple(Leaf(*leaf) for leaf in leaf_rows)
     known = [leaf.reltuples for leaf in leaves if leaf.reltuples >= 0]
     return RemoteTable(
@@ -153,11 +152,16 @@ def _table(
         relkind=relkind,
         replica_identity=replica_identity,
         columns=tuple(column for column in everything if column.attnum in sent),
-        row_filter=None if None in filters or not filters else f"({' OR '.join(sorted(map(str, filters)))})",
+        row_filter=_row_filter({expression for _, expression in restrictions}),
         leaves=leaves,
         bytes=sum(leaf.bytes for leaf in leaves),
         reltuples=sum(known) if known else -1,
     )
+
+
+def _row_filter(filters: set[str | None]) -> str | None:
+    """One filter for those of several publications; one without a filter publishes every row."""
+    return None if None in filters or not filters else f"({' OR '.join(sorted(map(str, filters)))})"
 
 
 _RELATIONS = """

@@ -31,13 +31,8 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
     :param free: how many workers may start.
     :param alone: tables that failed by themselves: they hold up nobody else.
     """
-    copied = [rel for rel in waiting if rel.srsubstate not in "id"]
-    to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
-    small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
-    together = {rel.srrelid for rel in small}
-    single = copied + [rel for rel in to_copy if rel.srrelid not in together]
-    workers: list[tuple[int, ...]] = []
-    workers += [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
+    single, small = _apart(waiting, alone)
+    workers: list[tuple[int, ...]] = [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
     groups = max(1, free - len(workers))
     most = min(GROUP_TABLES, -(-len(small) // groups))
     while small and len(workers) < free:
@@ -45,6 +40,14 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
     # a table that keeps failing must not keep the others from their turn
     workers += [(rel.srrelid,) for rel in single if rel.srrelid in alone]
     return workers[:free]
+
+
+def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[list[RelationState], list[RelationState]]:
+    """Tables that get a worker each, and those that are copied together, in the order of their turn."""
+    copied = [rel for rel in waiting if rel.srsubstate not in "id"]
+    to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
+    small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
+    return copied + [rel for rel in to_copy if rel not in small], small
 
 
 def _size(rel: RelationState) -> int:

@@ -111,23 +111,25 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     for fault in column_faults(sent, target):
         raise fault
     names = {c.name: c for c in target.columns}
-    positions = {c.name: i for i, c in enumerate(remote.columns)}
-    local_only: tuple[TargetColumn, ...] = ()
     if target.deferrable and remote.replica_identity == "f":
         target = replace(target, identity=())
-    if target.identity:
-        lookup = tuple(positions[n] for n in target.identity if n in positions)
-    elif target.relkind == "p" and remote.replica_identity != "f":
-        lookup = tuple(i for i, c in enumerate(remote.columns) if c.is_key)  # its partitions may have the key
-    else:
-        lookup = tuple(range(len(remote.columns)))
-        local_only = tuple(c for c in target.columns if c.name not in positions and not c.generated)
+    lookup, local_only = _lookup(remote, target)
     columns = tuple(names[c.name] for c in remote.columns)
     always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
     pairs = list(enumerate(zip(remote.columns, columns, strict=True)))
     modified = frozenset(i for i, (sent, column) in pairs if modifier.changes(sent, column))
     read = frozenset(i for i in modified if modifier.is_read_by(columns[i]))
     return RelationMap(remote, target, columns, lookup, local_only, always, types, modified, read)
+
+
+def _lookup(remote: Relation, target: TargetRelation) -> tuple[tuple[int, ...], tuple[TargetColumn, ...]]:
+    """Remote positions of the columns that find a row, and the target's columns that must be NULL in it."""
+    positions = {c.name: i for i, c in enumerate(remote.columns)}
+    if target.identity:
+        return tuple(positions[n] for n in target.identity if n in positions), ()
+    if target.relkind == "p" and remote.replica_identity != "f":
+        return tuple(i for i, c in enumerate(remote.columns) if c.is_key), ()  # its partitions may have the key
+    return tuple(positions.values()), tuple(c for c in target.columns if c.name not in positions and not c.generated)
 
 
 def is_updatable(relation: RelationMap) -> bool:
