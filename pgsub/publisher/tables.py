@@ -144,7 +144,6 @@ def _table(
         raise StateForbids(f'cannot use different column lists for table "{schema}.{name}" in different publications')
     (sent,) = lists
     leaves = tuple(Leaf(*leaf) for leaf in leaf_rows)
-    known = [leaf.reltuples for leaf in leaves if leaf.reltuples >= 0]
     return RemoteTable(
         oid=oid,
         schema=schema,
@@ -155,8 +154,13 @@ def _table(
         row_filter=_row_filter({expression for _, expression in restrictions}),
         leaves=leaves,
         bytes=sum(leaf.bytes for leaf in leaves),
-        reltuples=sum(known) if known else -1,
+        reltuples=_rows(leaves),
     )
+
+
+def _rows(leaves: Sequence[Leaf]) -> float:
+    known = [leaf.reltuples for leaf in leaves if leaf.reltuples >= 0]
+    return sum(known) if known else -1
 
 
 def _row_filter(filters: set[str | None]) -> str | None:

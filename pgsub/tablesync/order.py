@@ -32,7 +32,8 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
     :param alone: tables that failed by themselves: they hold up nobody else.
     """
     single, small = _apart(waiting, alone)
-    workers: list[tuple[int, ...]] = [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
+    workers: list[tuple[int, ...]] = []
+    workers += [(rel.srrelid,) for rel in single if rel.srrelid not in alone][:free]
     groups = max(1, free - len(workers))
     most = min(GROUP_TABLES, -(-len(small) // groups))
     while small and len(workers) < free:
