@@ -20,7 +20,7 @@ from fix_servers import Database
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, PublisherUnavailable, TargetUnavailable
 from pgsub.tablesync import copy_pool
-from pgsub.tablesync.copy import cleanup, plan
+from pgsub.tablesync.copy import plan
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
 ROWS = "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 3000) g"
@@ -140,7 +140,7 @@ def test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_t
 def test_a_local_transaction_that_stays_open_puts_the_clean_up_off_and_blocks_no_other_writer(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleanup, "LOCK_TIMEOUT", "100ms")
+    monkeypatch.setattr(plan, "LOCK_TIMEOUT", "100ms")
     p = _half_a_copy(pair, at, monkeypatch, TABLE)
     at("")
     with closing(p.subdb.connect()) as session:

@@ -22,6 +22,8 @@ from pgsub.target.sql import statements
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
 #: A table below this is copied in one transaction, as the server does.
 CHUNKED_FROM_BYTES = CHUNK_BYTES
+#: How long local writers are waited for.
+LOCK_TIMEOUT = "5s"
 #: Chunks for each task at least, so that the last task at work is not alone for long.
 CHUNKS_PER_TASK = 4
 #: But no chunk below this part of the largest size: each costs some round trips.
@@ -129,7 +131,7 @@ def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
     """Whether the table has no row, inside the caller's transaction.
 
-    Nobody writes to it until that ends. Local writers are waited for five seconds: others queue behind the lock.
+    Until that ends no session can write to it.
     """
     lock_out_writers(connection, target)
     return is_empty(connection, target)
@@ -138,9 +140,9 @@ def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> 
 def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> None:
     """Lock a table against writers until the caller's transaction ends.
 
-    :raises psycopg.errors.LockNotAvailable: after five seconds, for others queue behind a lock that is waited for.
+    :raises psycopg.errors.LockNotAvailable: after :data:`LOCK_TIMEOUT`: others queue behind a lock that is waited for.
     """
-    connection.execute("SET LOCAL lock_timeout = '5s'")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
     with roles.acting(connection, target.acts_as):
         lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
         connection.execute(lock.format(statements.table_name(target)))
