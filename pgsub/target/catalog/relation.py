@@ -15,7 +15,7 @@ LEDGER = "pgsub"  #: schema that is never subscribed
 _FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
 
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
-# pg_partition_tree(), which locks them, as definitions.py says. What it returns is named as the fields of
+# pg_partition_tree(), which locks them, as ddl_watch.py says. What it returns is named as the fields of
 # TargetRelation are.
 _TABLES = """
 WITH RECURSIVE wanted AS MATERIALIZED (
