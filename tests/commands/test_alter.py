@@ -207,6 +207,15 @@ def test_a_running_launcher_starts_its_worker_again_with_the_new_options(served,
     assert pubdb.value(worker, name) == again
 
 
+def test_what_changes_nothing_waits_for_no_worker_of_a_running_launcher(served, tables):
+    """As a command that is repeated after it was killed."""
+    cli, name = served
+    for words in (("--set-publication", "p"), ("--connection", tables[0].conninfo), ("--target", tables[1].conninfo)):
+        ended = cli("alter", name, *words)
+        assert ended.returncode == 0, ended.stderr
+        assert "warning" not in ended.stderr
+
+
 def test_failover_needs_a_disabled_subscription_and_changes_the_slot(stored, tables):
     failover = "SELECT failover FROM pg_replication_slots WHERE slot_name = 's'"
     said = 'cannot set option "failover" for enabled subscription'

@@ -125,7 +125,7 @@ def _alter_with_servers(
             return
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, conns):
-            if not conns.params:
+            if not conns.params or not _restarts(sub, replace(sub, **fields)):
                 return
             try:  # whoever goes on with the old servers, or takes them away, may do so once the command has returned
                 _await_old_workers(store, options.state_dir, sub, served)
@@ -160,7 +160,7 @@ def _alter_and_refresh(
         served = store.server(sub.subid)
         with _redefined(session, store, sub, fields, conns):
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))
-            if not service.alone:
+            if not service.alone and _restarts(sub, wanted.sub):
                 _await_old_workers(store, options.state_dir, sub, served)
             try:
                 table_changes.carry_out(session, wanted, options.deadline)
@@ -244,6 +244,13 @@ def _redefined(
 def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:
     if (before.name, before.slot_name) != (after.name, after.slot_name):
         subscriptions.redefine(session, after.subid, after.name, after.slot_name)
+
+
+def _restarts(before: Subscription, after: Subscription) -> bool:
+    """Whether a launcher starts the workers anew: a command that is repeated may find everything as it wants it."""
+    from pgsub.launcher.runner import same_service  # here and not above: it loads Spark
+
+    return not same_service(before, after)
 
 
 def _await_old_workers(store: StateStore, folder: Path, sub: Subscription, before: ServerRow | None) -> None:
