@@ -58,7 +58,7 @@ class Engine:
     def driver_host(self) -> str:
         """Return where executors reach this process: loopback for a local Spark, else Spark's own setting."""
         chosen = self._user_settings()
-        if _is_local(chosen):
+        if settings.is_local(chosen.get("spark.master", "local")) and "PYSPARK_GATEWAY_PORT" not in os.environ:
             return "127.0.0.1"
         return chosen.get("spark.driver.host") or socket.gethostbyname(socket.gethostname())
 
@@ -134,7 +134,3 @@ class Engine:
 def slots_of(sub: Subscription) -> int:
     """Tasks that one subscription runs at once at most: apply, and the chunks of every table that synchronizes."""
     return 1 + sub.max_sync_workers * sub.copy_workers
-
-
-def _is_local(chosen: Mapping[str, str]) -> bool:
-    return settings.is_local(chosen.get("spark.master", "local")) and "PYSPARK_GATEWAY_PORT" not in os.environ

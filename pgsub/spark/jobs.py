@@ -209,18 +209,14 @@ def _java_died(context: SparkContext, message: str) -> WorkerDied:
 
 def _run_task(function: Callable[[Any], Any], item: Any, _: Iterable[Any]) -> list[bytes]:
     """Run an item in the python worker; an exception is a result, too, or Spark would turn it into text."""
-    return [_outcome(function, item)]
-
-
-def _outcome(function: Callable[[Any], Any], item: Any) -> bytes:
     try:
-        return pickle.dumps((True, function(item)))
+        return [pickle.dumps((True, function(item)))]
     except PgsubError as error:
-        return pickle.dumps((False, error))
+        return [pickle.dumps((False, error))]
     except BaseException as error:
         text = "".join(traceback.format_exception(error)).strip()
         message = f"{type(error).__name__} in a task: {error}".partition("\n")[0]
-        return pickle.dumps((False, InternalError(message, detail=text)))
+        return [pickle.dumps((False, InternalError(message, detail=text)))]
 
 
 def _first_lines(text: str) -> str:

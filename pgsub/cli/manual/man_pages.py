@@ -71,17 +71,14 @@ def _command(command: Command) -> str:
 
 
 def _head(name: str, page: Page) -> list[str]:
+    purpose = page.summary if name == "pgsub" else page.summary[:1].lower() + page.summary[1:]
     title = f'.TH {escaped(name.upper())} 1 "" "pgsub {__version__}" "pgsub manual"'
     return [
         r".\" Generated from the command tree by: python -m pgsub.cli.docs",
         title,
         ".SH NAME",
-        rf"{escaped(name)} \- {escaped(_purpose(name, page))}",
+        rf"{escaped(name)} \- {escaped(purpose)}",
     ]
-
-
-def _purpose(name: str, page: Page) -> str:
-    return page.summary if name == "pgsub" else page.summary[:1].lower() + page.summary[1:]
 
 
 def _join(lines: list[str], page: Page, related: Iterable[str]) -> str:
