@@ -56,19 +56,21 @@ def optional(kind: Kind) -> Kind:
     )
 
 
-def choice(words: dict[str, str]) -> Kind:
-    """A closed set of words, stored as the server's letters.
+def choice(*words: str, **letters: str) -> Kind:
+    """A closed set of words.
 
-    :param words: word in pgsub to what is stored.
+    :param words: stored as they are.
+    :param letters: word in pgsub to the server's letter, which is stored.
     """
-    back = {stored: word for word, stored in words.items()}
+    stored = {**dict(zip(words, words)), **letters}
+    back = {letter: word for word, letter in stored.items()}
 
     def look_up(table: dict[str, str], value: Any) -> str:
         if value not in table:
             raise ValueError(value)
         return table[value]
 
-    return Kind(lambda word: look_up(words, word), lambda stored: look_up(back, stored))
+    return Kind(lambda word: look_up(stored, word), lambda value: look_up(back, value))
 
 
 INT = Kind(int, lambda value: _typed(value, int))
@@ -96,14 +98,6 @@ def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
             "state store holds an invalid value",
             detail=f'Column "{column}" of "{table}" holds {value!r:.80}.',
         ) from None
-
-
-def assignments(columns: Sequence[str]) -> str:
-    """``"a" = ?, "b" = ?`` for an UPDATE.
-
-    :param columns: names that a row type declares.
-    """
-    return ", ".join(f'"{column}" = ?' for column in columns)
 
 
 @dataclass(frozen=True)

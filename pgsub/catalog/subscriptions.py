@@ -9,16 +9,11 @@ import difflib
 import re
 from typing import Any
 
-from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, assignments, choice, decoded, optional
+from pgsub.catalog.codec import BOOL, INT, LSN, NAMES, TEXT, Kind, choice, decoded, optional
 from pgsub.catalog.database import Database
 from pgsub.catalog.times import utc_now
 from pgsub.common.errors import InternalError, SubscriptionExists, SubscriptionNotFound
 from pgsub.common.subscription import SECRETS, Subscription
-
-
-def _words(*words: str) -> Kind:
-    return choice({word: word for word in words})
-
 
 #: field of Subscription: column of pg_subscription and how it is stored
 _COLUMNS: dict[str, tuple[str, Kind]] = {
@@ -30,16 +25,16 @@ _COLUMNS: dict[str, tuple[str, Kind]] = {
     "slot_name": ("subslotname", optional(TEXT)),
     "enabled": ("subenabled", BOOL),
     "binary": ("subbinary", BOOL),
-    "streaming": ("substream", choice({"off": "f", "on": "t", "parallel": "p"})),
+    "streaming": ("substream", choice(off="f", on="t", parallel="p")),
     "synchronous_commit": ("subsynccommit", TEXT),
     "wal_receiver_timeout": ("subwalrcvtimeout", TEXT),
-    "two_phase": ("subtwophasestate", _words("d", "p", "e")),
+    "two_phase": ("subtwophasestate", choice("d", "p", "e")),
     "disable_on_error": ("subdisableonerr", BOOL),
     "password_required": ("subpasswordrequired", BOOL),
     "run_as_owner": ("subrunasowner", BOOL),
-    "origin": ("suborigin", _words("any", "none")),
+    "origin": ("suborigin", choice("any", "none")),
     "failover": ("subfailover", BOOL),
-    "apply_mode": ("pgsub_apply_mode", _words("batched", "transactional")),
+    "apply_mode": ("pgsub_apply_mode", choice("batched", "transactional")),
     "copy_atomic": ("pgsub_copy_atomic", BOOL),
     "skip_lsn": ("subskiplsn", LSN),
     "owner": ("pgsub_owner_name", TEXT),
@@ -141,8 +136,8 @@ class SubscriptionCatalog:
             values = _encode(changes)
             if changes.keys() - _NOT_OPTIONS:
                 values["pgsub_options_changed_at"] = utc_now()
-            sql = f"UPDATE pg_subscription SET {assignments(list(values))} WHERE oid = ?"
-            self._database.run(sql, *values.values(), subid)
+            columns = ", ".join(f"{column} = ?" for column in values)
+            self._database.run(f"UPDATE pg_subscription SET {columns} WHERE oid = ?", *values.values(), subid)
 
     def require(self, subid: int) -> None:
         """Raise if a subscription was dropped; inside a transaction it stays until the end.

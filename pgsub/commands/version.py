@@ -51,5 +51,4 @@ def _libpq() -> str | None:
         from psycopg import pq
     except ImportError:
         return None
-    number = pq.version()
-    return f"{number // 10000}.{number % 10000}"
+    return "{}.{}".format(*divmod(pq.version(), 10000))
