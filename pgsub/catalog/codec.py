@@ -49,7 +49,7 @@ def _decode_names(value: Any) -> tuple[str, ...]:
 
 
 def optional(kind: Kind) -> Kind:
-    """The same kind with NULL allowed."""
+    """Return the same kind with NULL allowed."""
     return Kind(
         lambda value: None if value is None else kind.encode(value),
         lambda value: None if value is None else kind.decode(value),
@@ -57,7 +57,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def choice(*words: str, **letters: str) -> Kind:
-    """A closed set of words.
+    """Return the kind of a closed set of words.
 
     :param words: stored as they are.
     :param letters: word in pgsub to the server's letter, which is stored.
@@ -87,7 +87,7 @@ _KINDS = {"int": INT, "str": TEXT, "bool": BOOL, "Lsn": LSN, "Time": TEXT, "Json
 
 
 def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
-    """One value read back.
+    """Decode one value.
 
     :raises StateStoreError: if it is not what pgsub would have written.
     """
@@ -149,11 +149,11 @@ class Table(Generic[Row]):
         return [kind.decode for kind in self.kinds.values()]
 
     def encode(self, row: Row) -> tuple[Any, ...]:
-        """The values of a row as stored."""
+        """Return the values of a row as stored."""
         return tuple([encode(getattr(row, name)) for name, encode in self._encoders])
 
     def decode(self, values: Sequence[Any]) -> Row:
-        """The row of stored values.
+        """Return the row of stored values.
 
         :raises StateStoreError: if one of them is not what pgsub would have written.
         """

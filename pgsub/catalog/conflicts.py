@@ -50,7 +50,7 @@ class ConflictCatalog(ViewsCatalog):
         return self.add_conflicts([row])[0].id
 
     def add_conflicts(self, rows: Sequence[ConflictRow]) -> list[Added]:
-        """As :meth:`add_conflict` for several; one of the ledger's events that was recorded before stays as it is."""
+        """Record several, as :meth:`add_conflict`; an event of the ledger that is recorded already stays as it is."""
         with self._database.transaction():
             added = [self._add(row) for row in rows]
             for subid in {row.subid for row in rows}:
@@ -67,7 +67,7 @@ class ConflictCatalog(ViewsCatalog):
         since: str | None = None,
         action: str | None = None,
     ) -> list[ConflictRow]:
-        """The newest conflicts first; a condition that is None holds for all.
+        """Return the newest conflicts first; a condition that is None holds for all.
 
         :param subid: dropped subscriptions included.
         :param limit: rows, None for all.
@@ -89,7 +89,7 @@ class ConflictCatalog(ViewsCatalog):
         return [_CONFLICT.decode(values) for values in self._database.rows(sql, (*parameters, limit))]
 
     def conflict(self, conflict_id: int) -> ConflictRow | None:
-        """One conflict.
+        """Return one conflict.
 
         :param conflict_id: as :meth:`add_conflict` returned it.
         :return: None if there is none, or no longer.
@@ -98,13 +98,13 @@ class ConflictCatalog(ViewsCatalog):
         return found[0] if found else None
 
     def conflicts_of(self, subname: str) -> int | None:
-        """Id of the newest subscription of a name that a conflict is recorded of; it may be dropped."""
+        """Return the id of the newest subscription of a name that a conflict is recorded for; it may be dropped."""
         sql = "SELECT subid FROM pgsub_conflict WHERE subname = ? ORDER BY id DESC LIMIT 1"
         found = self._database.rows(sql, (TEXT.encode(subname),))
         return found[0][0] if found else None
 
     def conflicts_passed(self, subid: int, worker: str, position: int, action: str = APPLIED) -> int:
-        """A worker got past what had stopped it: say what became of it.
+        """Record what became of the conflicts that a worker has got past.
 
         :param worker: as in :class:`~pgsub.catalog.rows.ErrorRow`.
         :param position: where it is; what that covers is meant.
@@ -121,7 +121,7 @@ class ConflictCatalog(ViewsCatalog):
         self._database.run_many("UPDATE pgsub_conflict SET action = ? WHERE id = ?", [(action, one) for one in ids])
 
     def conflicts_skipped(self, subid: int, finish_lsn: int) -> None:
-        """What stopped a worker in one transaction was skipped, whatever it was taken for: it may be heard of late."""
+        """Record that a transaction that had stopped a worker was skipped; this may be learnt late."""
         with self._database.transaction():
             sql = (
                 "UPDATE pgsub_conflict SET action = ? WHERE subid = ? AND finish_lsn = ? AND worker IS NOT NULL"
@@ -130,7 +130,7 @@ class ConflictCatalog(ViewsCatalog):
             self._database.run(sql, SKIPPED, subid, format_lsn(finish_lsn))
 
     def conflicts_left_out(self, subid: int, start: int, position: int) -> None:
-        """Apply's position was moved behind what stopped it, whatever it was taken for: it may be heard of late."""
+        """Record that apply's position was moved past what had stopped it; this may be learnt late."""
         with self._database.transaction():
             found = [row for row in self.conflicts(subid) if row.action in (STOPPED, APPLIED)]
             lsns = {row.id: row.finish_lsn for row in found if row.worker is not None and row.event is None}
@@ -140,7 +140,7 @@ class ConflictCatalog(ViewsCatalog):
     def conflicts_replayed(
         self, subid: int, finish_lsn: int, conflict_id: int | None = None, table: str | None = None
     ) -> None:
-        """What was left out of one transaction was applied after all; again does nothing.
+        """Record that skipped changes of one transaction were applied after all; again does nothing.
 
         :param conflict_id: this conflict's change only; otherwise all that is kept of the transaction.
         :param table: of this one only, schema.name.
@@ -155,7 +155,7 @@ class ConflictCatalog(ViewsCatalog):
             self._database.run(sql, REPLAYED, utc_now(), *place, conflict_id, conflict_id, table, table)
 
     def conflicts_dropped(self, subid: int) -> int:
-        """How many rows of a subscription the bound has taken."""
+        """Return how many rows of a subscription the bound has removed."""
         found = self._database.rows("SELECT dropped FROM pgsub_conflict_dropped WHERE subid = ?", (subid,))
         return int(found[0][0]) if found else 0
 
@@ -176,13 +176,13 @@ class ConflictCatalog(ViewsCatalog):
         return Added(self._database.run(_CONFLICT.insert, *values, number or None), new=number == 0)
 
     def _recorded(self, row: ConflictRow) -> ConflictRow | None:
-        """The same event, or the same stop."""
+        """Return the row of the same event, or of the same stop."""
         if row.event is None:
             return self._stop(row, (*_SAME_CHANGE, "worker"))
         return next(iter(self._select("subid = ? AND event = ?", row.subid, row.event)), None)
 
     def _stop(self, row: ConflictRow, columns: Sequence[str]) -> ConflictRow | None:
-        """The stop that is the same in these columns."""
+        """Return the stop that is the same in these columns."""
         # few are found by an index; a transaction may have a million conflicts, all of one row
         values = dict(zip(_CONFLICT.kinds, _CONFLICT.encode(row), strict=True))
         same = "".join(f' AND "{column}" IS ?' for column in columns)
@@ -202,5 +202,5 @@ class ConflictCatalog(ViewsCatalog):
 
 
 def _stops(row: ConflictRow) -> bool:
-    """Whether a conflict that was left out would stop a worker where it is not."""
+    """Return whether a conflict that was skipped would otherwise have stopped a worker."""
     return row.action == SKIPPED and (row.letter is not None or row.identical)

@@ -95,7 +95,7 @@ class Database:
             self.copied = None
 
     def replaced(self) -> bool:
-        """Whether the name no longer leads to the file that is open: what is written to that is lost."""
+        """Return whether the name no longer leads to the file that is open: writes to that are lost."""
         try:
             return self.copied is None and _identity(self.path) != self._file
         except OSError:
@@ -107,7 +107,7 @@ class Database:
             self._connection.close()
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of a query.
+        """Return all rows of a query.
 
         :param sql: with ``?`` for each parameter.
         :param parameters: values.
@@ -116,13 +116,13 @@ class Database:
             return self._connection.execute(sql, parameters).fetchall()
 
     def described(self, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Column names and all rows of a query without parameters."""
+        """Return column names and all rows of a query without parameters."""
         with self._lock, self._errors():
             cursor = self._connection.execute(sql)
             return tuple(column[0] for column in cursor.description), cursor.fetchall()
 
     def run(self, sql: str, *parameters: Any) -> int:
-        """A statement that changes one row; inside :meth:`transaction`.
+        """Run a statement that changes one row; inside :meth:`transaction`.
 
         :return: the row id of what an INSERT wrote last.
         """
@@ -130,13 +130,13 @@ class Database:
             return self._connection.execute(sql, parameters).lastrowid or 0
 
     def run_many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """A statement once for each row of parameters; inside :meth:`transaction`."""
+        """Run a statement once for each row of parameters; inside :meth:`transaction`."""
         with self._lock, self._errors():
             self._connection.executemany(sql, parameters)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or not at all; inside another one it is a savepoint.
+        """Write everything inside together or not at all; inside another one it is a savepoint.
 
         :raises StateStoreError: locked for more than 5 s, disk full, not writable.
         """
@@ -158,7 +158,7 @@ class Database:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All reads inside see one state of the file. Nothing is written inside."""
+        """Read one state of the file inside. Nothing is written inside."""
         with self._lock:
             inside = self._connection.in_transaction
             if not inside:
@@ -234,7 +234,7 @@ def _in_memory() -> sqlite3.Connection:
 
 
 def _copy(path: Path) -> sqlite3.Connection | None:
-    """What a state store holds, in memory; None where it cannot be read at all.
+    """Copy a state store into memory; None where it cannot be read at all.
 
     Who has it alone needs no file to share, and where nothing is in the write-ahead log the file is all there is.
     """
@@ -257,7 +257,7 @@ def _copy(path: Path) -> sqlite3.Connection | None:
 
 @contextlib.contextmanager
 def _alone(path: Path, work: str) -> Iterator[None]:
-    """One process at a time: the change to WAL does not wait for others, and the backup must precede the steps."""
+    """Let one process at a time do it: the change to WAL does not wait, and the backup must precede the steps."""
     lock = Lock(path.with_name("upgrade.lock"))
     if not lock.acquire(_BUSY_SECONDS):
         raise StateStoreError(f'state store "{path}" is being {work} by another process')
@@ -268,7 +268,7 @@ def _alone(path: Path, work: str) -> Iterator[None]:
 
 
 def _create(path: Path) -> None:
-    """A new file appears with all its tables: whoever sees it may read it."""
+    """Create a new file, which appears with all its tables: it can be read as soon as it is seen."""
     if os.path.lexists(path):
         return
     draft = path.with_name(f"{path.name}.new")

@@ -63,7 +63,7 @@ class JournalCatalog(ConflictCatalog):
                 self._database.run("UPDATE pgsub_journal SET detail = ? WHERE id = ?", detail, number)
 
     def journal_rows(self, subid: int | None = None, limit: int = 100) -> list[JournalRow]:
-        """The newest operator actions first.
+        """Return the newest operator actions first.
 
         :param subid: None for all, dropped subscriptions included.
         :param limit: rows.

@@ -67,7 +67,7 @@ class Lock:
         self._descriptor = None
 
     def holder(self) -> str | None:
-        """Who has the lock, e.g. ``pid 4711 on host db1 since 2026-01-01T00:00:00.000000Z``; None if nobody has.
+        """Return the holder, e.g. ``pid 4711 on host db1 since 2026-01-01T00:00:00.000000Z``; None without one.
 
         Never creates the file, never takes the lock from anybody.
         """
@@ -116,18 +116,18 @@ class TroubleFlag:
                 os.pwrite(self._descriptor, b" " * _MAX_TEXT, 0)
 
     def set(self, text: str) -> None:
-        """Say that there is a trouble, from now on."""
+        """Raise the flag."""
         with contextlib.suppress(OSError):  # another process gives it already
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._descriptor, text.replace("\n", " ").encode()[:_MAX_TEXT].ljust(_MAX_TEXT), 0)
 
     def clear(self) -> None:
-        """It is over."""
+        """Lower the flag."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """It is over, and no other will be told of."""
+        """Lower the flag for good."""
         os.close(self._descriptor)
 
 
@@ -136,13 +136,13 @@ UNRECORDED, UNLOGGED = "unrecorded.lock", "unlogged.lock"
 
 
 def troubles(folder: Path) -> list[str]:
-    """What launchers of a state folder cannot write at this moment, and why, as far as that could be told."""
+    """Return what launchers of a state folder cannot write at this moment, and why if that is known."""
     said = {name: Lock(folder / name).holder() for name in (UNRECORDED, UNLOGGED)}
     return [text.strip() for text in said.values() if text is not None]
 
 
 def launcher_lock(folder: Path) -> Lock:
-    """The lock of the launcher that serves a whole state folder.
+    """Return the lock of the launcher that serves a whole state folder.
 
     :param folder: the state folder; created if it is missing.
     """
@@ -151,7 +151,7 @@ def launcher_lock(folder: Path) -> Lock:
 
 
 def subscription_lock(folder: Path, subid: int) -> Lock:
-    """The lock of whoever applies, or maintains, one subscription.
+    """Return the lock of the process that applies, or maintains, one subscription.
 
     :param folder: the state folder; created if it is missing.
     :param subid: pg_subscription.oid.
@@ -161,7 +161,7 @@ def subscription_lock(folder: Path, subid: int) -> Lock:
 
 
 def lock_held(lock: Lock, what: str) -> LockHeld:
-    """The error for a lock that another one has.
+    """Return the error for a lock that another process has.
 
     :param lock: the lock that :meth:`Lock.acquire` did not get.
     :param what: what it protects, e.g. ``subscription "s"``.

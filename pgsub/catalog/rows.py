@@ -213,7 +213,7 @@ class ErrorRow:
 
     @classmethod
     def of(cls, error: PgsubError, worker: str, position: int | None = None) -> ErrorRow:
-        """The row of an exception.
+        """Return the row of an exception.
 
         :param error: what ended the worker.
         :param worker: the worker, e.g. ``apply`` or ``table synchronization 16390``.

@@ -23,7 +23,7 @@ _NETWORKS = (
 
 
 def state_dir(option: str | None) -> Path:
-    """The state folder: the option, else ``PGSUB_STATE_DIR``, else ``$XDG_STATE_HOME/pgsub``, else below the home.
+    """Return the state folder: the option, ``PGSUB_STATE_DIR``, ``$XDG_STATE_HOME/pgsub``, or one below the home.
 
     :param option: ``--state-dir``.
     :return: absolute, not resolved: a symbolic link in its place has to be seen.
@@ -96,7 +96,7 @@ def open_private(path: Path) -> int:
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """The type of the network file system that a path is on.
+    """Return the type of the network file system that a path is on.
 
     :param path: resolved path.
     :param mounts: text of ``/proc/self/mounts``.

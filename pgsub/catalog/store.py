@@ -71,7 +71,7 @@ class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
         self.close()
 
     def view(self, name: str, subid: int | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Columns and rows of a table or view as stored.
+        """Return columns and rows of a table or view as stored.
 
         :param name: one of :data:`VIEWS`.
         :param subid: only the rows of this subscription; None for all.

@@ -61,11 +61,11 @@ class SubscriptionCatalog:
     _database: Database
 
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions by name."""
+        """Return all subscriptions by name."""
         return [_decode(values) for values in self._database.rows(f"{_SELECT} ORDER BY subname")]
 
     def subscription(self, name: str) -> Subscription:
-        """One subscription (``get_subscription_oid``).
+        """Return one subscription (``get_subscription_oid``).
 
         :param name: subname.
         :raises SubscriptionNotFound: if there is none.
@@ -76,7 +76,7 @@ class SubscriptionCatalog:
         return _decode(found[0])
 
     def _others(self, name: str) -> str:
-        """Which subscription may be meant where there is none of a name."""
+        """Suggest the subscription that may be meant where there is none of a name."""
         rows = self._database.rows("SELECT subname FROM pg_subscription ORDER BY subname")
         names = [str(subname) for (subname,) in rows]
         if not names:
@@ -87,7 +87,7 @@ class SubscriptionCatalog:
         return f"{said}\npgsub status"
 
     def subscription_by_id(self, subid: int) -> Subscription | None:
-        """One subscription, or None (``GetSubscription`` with missing_ok).
+        """Return one subscription, or None (``GetSubscription`` with missing_ok).
 
         :param subid: pg_subscription.oid.
         """
@@ -166,7 +166,7 @@ def _encode(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_secret(conninfo: str) -> bool:
-    """Whether a connection string holds a password in its own text: the last guard before it is stored.
+    """Return whether a connection string itself holds a password: the last guard before it is stored.
 
     :param conninfo: keyword/value string or URI.
     """

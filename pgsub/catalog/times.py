@@ -11,17 +11,17 @@ _WIRE_EPOCH = datetime(2000, 1, 1)
 
 
 def utc_now() -> str:
-    """The present time as RFC 3339 text."""
+    """Return the present time as RFC 3339 text."""
     return _text(datetime.now(UTC))
 
 
 def utc_text(moment: datetime) -> str:
-    """A time with a time zone, as a server gave it, as RFC 3339 text."""
+    """Return a time with a time zone as RFC 3339 text."""
     return _text(moment.astimezone(UTC))
 
 
 def ago(seconds: float) -> str:
-    """The time so many seconds before now as RFC 3339 text; as early as there is one at most."""
+    """Return the time so many seconds before now as RFC 3339 text, or the earliest there is."""
     try:
         return _text(datetime.now(UTC) - timedelta(seconds=seconds))
     except OverflowError:
@@ -29,7 +29,7 @@ def ago(seconds: float) -> str:
 
 
 def wire_time(microseconds: int | None) -> str | None:
-    """A timestamp of the replication protocol as RFC 3339 text.
+    """Return a timestamp of the replication protocol as RFC 3339 text.
 
     :param microseconds: since 2000-01-01 UTC; None and 0 mean "never".
     :return: None also for a time that no calendar holds: the publisher's clock is not ours to trust.

@@ -111,7 +111,7 @@ class ViewsCatalog(SubscriptionCatalog):
         self._put_origin(subid, [OriginRow(remote_lsn, local_lsn)])
 
     def origin(self, subid: int) -> OriginRow | None:
-        """The origin's progress, None before the first :meth:`put_origin`."""
+        """Return the origin's progress, None before the first :meth:`put_origin`."""
         return next(iter(self._origin(subid)), None)
 
     def put_skipped(self, subid: int, row: SkippedRow) -> None:
@@ -119,7 +119,7 @@ class ViewsCatalog(SubscriptionCatalog):
         self._put_skipped(subid, [row] if row.waiting_changes or row.replayed_changes else [])
 
     def skipped(self, subid: int) -> SkippedRow | None:
-        """How much is kept of what was skipped, None where nothing is."""
+        """Return how much is kept of skipped changes, None where nothing is."""
         return next(iter(self._skipped(subid)), None)
 
     def put_slot(self, subid: int, row: SlotRow | None) -> None:
@@ -130,7 +130,7 @@ class ViewsCatalog(SubscriptionCatalog):
         self._put_slot(subid, [row] if row else [])
 
     def slot(self, subid: int) -> SlotRow | None:
-        """The subscription's slot as it was last seen."""
+        """Return the subscription's slot as it was last seen."""
         return next(iter(self._slot(subid)), None)
 
     def put_server(self, subid: int, pid: int, host: str) -> None:
@@ -142,11 +142,11 @@ class ViewsCatalog(SubscriptionCatalog):
         self._put_server(subid, [ServerRow(pid, host, utc_now())])
 
     def server(self, subid: int) -> ServerRow | None:
-        """The launcher that said it serves a subscription; :meth:`Lock.holder` tells whether it still does."""
+        """Return the launcher that serves a subscription; :meth:`Lock.holder` says whether it still lives."""
         return next(iter(self._server(subid)), None)
 
     def clear_server(self, subid: int) -> None:
-        """Note that nobody serves the subscription any more; nothing happens if it is gone."""
+        """Record that no launcher serves the subscription any more; nothing happens if it is gone."""
         with self._database.transaction():
             self._database.run("DELETE FROM pgsub_server WHERE subid = ?", subid)
 
@@ -165,12 +165,12 @@ class ViewsCatalog(SubscriptionCatalog):
                 self._database.run(sql, step, subid)
 
     def stats(self, subid: int) -> StatsRow:
-        """The counters of a subscription."""
+        """Return the counters of a subscription."""
         found = self._database.rows(_STATS.select, (subid,))
         return _STATS.decode(found[0]) if found else StatsRow()
 
     def reset_stats(self, subid: int | None) -> None:
-        """``pg_stat_reset_subscription_stats``.
+        """Reset the counters (``pg_stat_reset_subscription_stats``).
 
         :param subid: None for all subscriptions.
         """
@@ -209,6 +209,6 @@ class ViewsCatalog(SubscriptionCatalog):
             self._database.run(sql, subid, worker, worker)
 
     def errors(self, subid: int) -> list[ErrorRow]:
-        """The last error of each worker, newest first."""
+        """Return the last error of each worker, newest first."""
         found = self._database.rows(f"{_ERROR.select} ORDER BY at DESC, rowid DESC", (subid,))
         return [_ERROR.decode(values) for values in found]

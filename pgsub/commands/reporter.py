@@ -33,23 +33,23 @@ class Reporter(Protocol):
     """Receives what a command has to say. May be called from several threads."""
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
-        """Something the user should know; the command goes on.
+        """Report something that the user should know; the command continues.
 
         :param message: one line, lower-case start, no full stop.
         """
 
     def notice(self, message: str, hint: str | None = None) -> None:
-        """What the server says with NOTICE."""
+        """Report what the server would say with NOTICE."""
 
     def log(self, level: str, text: LogText) -> None:
-        """One record of the log, written whole.
+        """Write one record of the log, whole.
 
         :param level: LOG, WARNING, ERROR, DEBUG1 and so on.
         :param text: the message and its fields.
         """
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
-        """The present state of all tables that synchronize."""
+        """Show the present state of all tables that synchronize."""
 
     def done(self) -> None:
-        """No more progress: what was drawn is final."""
+        """End the progress: what was drawn is final."""

@@ -139,7 +139,7 @@ def verify_publisher(session: psycopg.Connection, sub: Subscription, conninfo: s
 
 
 def target_facts(session: psycopg.Connection) -> dict[str, Any]:
-    """Fields of the definition that the target knows: the role of the session, and the database's oid."""
+    """Return the fields of the definition that depend on the target: the session's role, the database's oid."""
     row = session.execute(
         "SELECT current_user::text, oid::bigint FROM pg_catalog.pg_database WHERE datname = current_database()"
     ).fetchone()

@@ -27,7 +27,7 @@ class Versions:
 
 
 def version() -> Versions:
-    """The versions of this installation; libpq itself is asked for its own."""
+    """Return the versions of this installation; libpq reports its own."""
     return Versions(
         pgsub=__version__,
         python=platform.python_version(),

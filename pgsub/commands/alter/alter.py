@@ -83,7 +83,7 @@ def alter(options: AlterOptions, *, reporter: Reporter) -> None:
 def _check_tables(
     options: AlterOptions, store: StateStore, sub: Subscription, fields: Mapping[str, Any], reporter: Reporter
 ) -> None:
-    """Tables that rules name for the first time should be there; without a refresh so far nobody knows any."""
+    """Warn of tables that rules name for the first time and that the subscription does not have."""
     known = {f"{one.schemaname}.{one.relname}" for one in store.relations(sub.subid)}
     rules = [rule for rule in fields.get("on_conflict", ()) if rule not in sub.on_conflict] if known else []
     findings.report(servers.tables_of_rules(rules, known), reporter, strict=options.strict)
@@ -179,7 +179,7 @@ def _alter_and_refresh(
 
 
 def _unconfirmed(source: publisher.Connection, before: Subscription, after: Subscription) -> int:
-    """Where apply must have been before it may name new publications; 0 where it may at once.
+    """Return the position that apply must have passed before it may name new publications; 0 if there is none.
 
     Before 18 the publisher refuses a publication that did not exist yet at a change that it decodes: for ever, if the
     slot has not been confirmed past that change.

@@ -36,12 +36,12 @@ class NewConnections:
     files: dict[str, Path] = field(default_factory=dict)
 
     def secret(self, side: str, stored: str) -> str:
-        """The connection string to use now; ``stored`` where it does not change."""
+        """Return the connection string to use now; ``stored`` where it does not change."""
         return ci.join(self.params[side]) if side in self.params else stored
 
 
 def new_connections(options: AlterOptions, sub: Subscription) -> NewConnections:
-    """What the options say of connections; passwords get new files."""
+    """Read the new connection strings from the options; passwords get new files."""
     conns, token = NewConnections(), secrets.token_hex(4)
     if options.connection is not None:
         conns.params["publisher"] = definition.publisher_parameters(options.connection)
@@ -55,7 +55,7 @@ def new_connections(options: AlterOptions, sub: Subscription) -> NewConnections:
 
 
 def share_ledger(sub: Subscription, conninfo: str) -> None:
-    """OWNER TO: the role of a new target gets the use of the ledger, where the present one's may give it.
+    """Grant the new target's role the use of the ledger, where the present role may (OWNER TO).
 
     A role that could not have made a ledger, for it may not create in the database, gets nothing unasked.
 
@@ -104,7 +104,7 @@ def check(
 
 
 def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> dict[str, Any]:
-    """Another way to the same database: the one whose ledger knows the subscription.
+    """Check that the new target is the same database, whose ledger has the subscription.
 
     :return: the fields that depend on the role.
     """
@@ -123,7 +123,7 @@ def _new_target(session: psycopg.Connection, sub: Subscription, reporter: Report
 
 
 def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
-    """What the old role prepared the new one must be able to commit."""
+    """Check that the new role may finish what the old one prepared."""
     others = sorted({one.owner for one in two_phase.prepared(session, sub.subid) if not one.ours})
     if others:
         raise StateForbids(
@@ -135,7 +135,7 @@ def _check_prepared(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _new_publisher(session: psycopg.Connection, sub: Subscription, connection: str, reporter: Reporter) -> None:
-    """Another way to the same publisher, or to the standby that took its place."""
+    """Check that the connection leads to the same publisher, or to the standby that took its place."""
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return  # as in the server: what was never connected is not connected now
     verify_publisher(session, sub, connection)

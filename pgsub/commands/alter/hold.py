@@ -99,7 +99,7 @@ def _decide(
     deadline: float | None,
     reporter: Reporter,
 ) -> None:
-    """Under the lock of apply's row, which it holds while it is in a transaction, however long that is."""
+    """Make the change under the lock of apply's row, which apply holds for the length of a transaction."""
     told = False
     while True:
         with contextlib.suppress(*_BUSY):

@@ -67,7 +67,7 @@ class AlterOptions(ServiceOptions):
 
 
 def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
-    """The fields that get another value, but for those that a server must be asked about.
+    """Return the fields that get another value, except those that a server must be asked about.
 
     :raises UsageError: words that contradict each other or are no names.
     :raises StateForbids: in the server's words.
@@ -105,7 +105,7 @@ def resolve(options: AlterOptions, sub: Subscription) -> dict[str, Any]:
 
 
 def asks_two_phase(options: AlterOptions, sub: Subscription) -> bool:
-    """Whether two_phase is to change, or may be: of a disabled subscription the state store can lag the ledger."""
+    """Return whether two_phase changes, or may: the state store of a disabled subscription can lag the ledger."""
     if options.two_phase is None:
         return False
     return not sub.enabled or options.two_phase != (sub.two_phase != "d")
@@ -144,7 +144,7 @@ def _check_publications(options: AlterOptions) -> None:
 
 
 def _publications(options: AlterOptions, sub: Subscription) -> tuple[str, ...]:
-    """``merge_publications``: the present ones in their order, then the new ones."""
+    """Return the present publications in their order, then the new ones (``merge_publications``)."""
     if options.set_publication:
         return options.set_publication
     present = list(sub.publications)
@@ -173,7 +173,7 @@ def _check_failover(options: AlterOptions, sub: Subscription) -> None:
 
 
 def _check_two_phase(options: AlterOptions, sub: Subscription) -> None:
-    """The slot becomes two-phase by its next start, and must be asked to be it no more."""
+    """Check that two_phase may change: the slot follows at its next start, or must be altered to disable it."""
     require_disabled(sub, 'cannot set option "two_phase" for enabled subscription')
     if not options.two_phase:
         if sub.two_phase != "d":

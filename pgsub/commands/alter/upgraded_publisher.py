@@ -74,7 +74,7 @@ def adopt(
 
 
 def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) -> None:
-    """A copy that had ended goes on from a slot of its own, whose position is one of the old WAL."""
+    """Warn of tables whose copy had ended: they continue from slots whose positions are of the old WAL."""
     for one in subscriptions.relations(session, sub.subid):
         if one.srsubstate == "f":
             reporter.warning(

@@ -130,14 +130,14 @@ SELECT DISTINCT t.oid::bigint, n.nspname::text, t.typname::text, t.typtype::text
 
 
 def locked(connection: psycopg.Connection) -> set[int]:
-    """Relations that somebody else has locked even against readers: a look at them may take for ever."""
+    """Return the relations that another session has locked against readers: reading them may wait for ever."""
     return {oid for (oid,) in connection.execute(_LOCKED.encode())}
 
 
 def read(
     connection: psycopg.Connection, oids: Collection[int], acting: Mapping[int, str | None] | None = None
 ) -> dict[int, Facts]:
-    """The tables of these oids, whatever their number in five round trips; of locked ones no indexes and constraints.
+    """Read the tables of these oids in five round trips; of locked ones no indexes and constraints.
 
     :param acting: roles whose privileges are told where it is not the session's own; TRUNCATE is always that one's.
     :raises psycopg.Error: as it comes.
@@ -166,7 +166,7 @@ def read(
 
 
 def read_types(connection: psycopg.Connection, tables: Sequence[Facts]) -> dict[int, Type]:
-    """The types of these tables' columns, with what they are made of.
+    """Read the types of these tables' columns, and the types that they are made of.
 
     :raises psycopg.Error: as it comes.
     """

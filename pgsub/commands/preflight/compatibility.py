@@ -54,7 +54,7 @@ class Pair:
 def misfits(
     pair: Pair, source_types: Mapping[int, Type], target_types: Mapping[int, Type], *, binary: bool
 ) -> Iterator[Caution]:
-    """Everything about one table that will or may fail.
+    """Yield everything about one table that will or may fail.
 
     :param binary: whether values come in the binary format.
     """
@@ -78,7 +78,7 @@ def _about(pair: Pair, message: str, detail: str | None = None, hint: str | None
 
 
 def _listing(pair: Pair, names: Sequence[str], fault: str, detail: str, hint: str = _FITS) -> Iterator[Caution]:
-    """A fault of the table that concerns these columns, indexes or constraints, if there are any."""
+    """Yield a fault of the table that concerns these columns, indexes or constraints, if there are any."""
     if names:
         yield _about(pair, f'table "{pair.table.name}" {fault}', f"{detail}: {some(names)}.", hint)
 
@@ -142,7 +142,7 @@ def _uniques(pair: Pair) -> Iterator[Caution]:
 
 
 def _implies(source: Unique, target: Unique) -> bool:
-    """Whether rows that satisfy the publisher's index satisfy the target's."""
+    """Return whether rows that satisfy the publisher's index satisfy the target's."""
     if not source.valid:
         return False
     if source.definition == target.definition:
@@ -191,7 +191,7 @@ def _uncovered_identity(pair: Pair) -> Iterator[Caution]:
 
 
 def _lookup(pair: Pair) -> Iterator[Caution]:
-    """check_relation_updatable and FindReplTupleInLocalRel of the server, on what will be sent."""
+    """Check how rows will be found, as check_relation_updatable and FindReplTupleInLocalRel of the server do."""
     if not pair.actions.words or _anonymous(pair):
         return
     remote = pair.table.remote

@@ -43,7 +43,7 @@ class Table:
         return f"{self.remote.schema}.{self.remote.name}"
 
     def relation(self, state: str) -> RelationState:
-        """The table's row of the ledger.
+        """Return the table's row of the ledger.
 
         :param state: srsubstate.
         """
@@ -118,13 +118,13 @@ def concerning(
 
 
 def some(names: Sequence[str], most: int = 20) -> str:
-    """Names for a sentence, quoted, the first ones where they are many."""
+    """Return names for a sentence, quoted; only the first ones where they are many."""
     listed = ", ".join(f'"{name}"' for name in names[:most])
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
 
 
 def grant(privileges: str, kind: str, objects: Iterable[Name | str], role: str) -> str:
-    """A GRANT to paste, all objects in one statement.
+    """Return a GRANT to paste, with all objects in one statement.
 
     :param kind: TABLE or SCHEMA.
     """

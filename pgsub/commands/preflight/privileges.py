@@ -13,7 +13,7 @@ from pgsub.target.session import roles
 
 
 def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
-    """What the copy needs on the publisher; streaming needs no privilege on tables.
+    """Yield what the copy lacks on the publisher; streaming needs no privilege on tables.
 
     :param role: user of the connection.
     """
@@ -37,13 +37,13 @@ def publisher(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
 
 
 def _readable(pair: Pair) -> bool:
-    """As COPY asks; of a partitioned table its own privileges suffice: without its partitions' it is read whole."""
+    """Return whether COPY may read the table. Of a partitioned table its own privileges suffice."""
     wanted = {column.attnum for column in pair.table.remote.columns}
     return "SELECT" in pair.source.privileges or (bool(wanted) and wanted <= pair.source.readable)
 
 
 def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
-    """What copy and apply need on the target.
+    """Yield what copy and apply lack on the target.
 
     :param role: user of the session.
     """
@@ -73,7 +73,7 @@ def target(pairs: Sequence[Pair], role: str) -> Iterator[Caution]:
 
 
 def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
-    """As whom changes cannot be made: what stops a table, and what is done otherwise than by the server.
+    """Yield the owners that changes cannot be made as, and what is done differently than by the server.
 
     The tables that can be written get the role that will do it.
     """
@@ -109,7 +109,7 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
 
 
 def _needed(pair: Pair) -> list[str]:
-    """Privileges on the target's table, in the order of a GRANT."""
+    """Return the privileges needed on the target's table, in the order of a GRANT."""
     finds = pair.actions.updates or pair.actions.deletes
     chunked = pair.table.mode == "chunked"  # looks for rows, locks the table, removes what a failed attempt left
     needed = (

@@ -36,7 +36,7 @@ _AT_MOST = 5  #: transactions that are named one by one
 
 
 def check_target(session: psycopg.Connection) -> list[Caution]:
-    """The target as a whole: what its role may do, publications that would publish the ledger.
+    """Check the target as a whole: privileges of the role, settings, publications that include the ledger.
 
     :raises PermissionMissing: no ledger, and none may be made.
     """
@@ -84,7 +84,7 @@ def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Ca
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine: a folder of sockets, or an address of the loopback network."""
+    """Return whether a host is this machine: a folder of sockets, or an address of the loopback network."""
     if host.startswith(("/", "@")) or host in ("", "localhost"):
         return True
     try:
@@ -127,7 +127,7 @@ def _settings(session: psycopg.Connection) -> Iterator[Caution]:
 
 
 def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> None:
-    """Whether the target can tell who wrote a row last, and when, if a rule asks for it.
+    """Check that the target tracks who wrote a row last, and when, if a rule needs it.
 
     :param rules: of the subscription.
     :raises StateForbids: it does not track that, in full or at all.
@@ -152,7 +152,7 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
 
 
 def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Caution]:
-    """Rules for tables that the subscription does not have: it may get them, but a name may be mistyped, too.
+    """Warn of rules for tables that the subscription does not have; a name may be mistyped.
 
     :param rules: of the subscription.
     :param known: its tables as schema.table of the target.
@@ -167,7 +167,7 @@ def tables_of_rules(rules: Sequence[str], known: Collection[str]) -> list[Cautio
 
 
 def check_two_phase(session: psycopg.Connection, source: publisher.Connection | None) -> list[Caution]:
-    """Whether what is prepared on the publisher can be prepared on the target.
+    """Check that the target can prepare what is prepared on the publisher.
 
     :param source: None where the publisher is not asked.
     :raises StateForbids: the publisher is too old.
@@ -191,7 +191,7 @@ def _setting(connection: psycopg.Connection, name: str) -> int:
 
 
 def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -> None:
-    """A slot that exists already sends prepared transactions by what it is, whatever the subscription says.
+    """Check that two_phase of an existing slot fits the subscription: it decides what is sent.
 
     :param ready: whether every table, and there is one, will be ``r`` from the start.
     :raises StateForbids: it does not fit the subscription.
@@ -209,7 +209,7 @@ def check_given_slot(slot: slots.SlotState, sub: Subscription, *, ready: bool) -
 
 
 def check_publisher(connection: publisher.Connection, sub: Subscription, *, create_slot: bool) -> None:
-    """The publisher as a whole.
+    """Check the publisher as a whole.
 
     :raises StateForbids: wal_level, no free slot, the slot exists.
     :raises PermissionMissing: no REPLICATION.
@@ -246,7 +246,7 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
 def check_room(
     connection: publisher.Connection, session: psycopg.Connection, sub: Subscription, tables: Sequence[Table]
 ) -> Iterator[Caution]:
-    """Whether there is room on both servers for what synchronizes at once; whether new slots will have to wait.
+    """Check that both servers have room for the tables that synchronize at once, and that slots need not wait.
 
     :param tables: those that will be copied.
     """
@@ -278,7 +278,7 @@ def _origins(session: psycopg.Connection, needed: int) -> Iterator[Caution]:
 
 
 def _walsenders(connection: publisher.Connection, walsenders: int, most_slots: int) -> Iterator[Caution]:
-    """Each table that synchronizes holds a slot and a walsender, apply another."""
+    """Check slots and walsenders: each table that synchronizes holds one of both, apply another."""
     free = slots.free_slots(connection)
     for kind, left, needed, setting in (
         ("replication slots", free.max - free.used, most_slots, "max_replication_slots"),
@@ -335,7 +335,7 @@ def _sessions(connection: psycopg.Connection, server: str, needed: int) -> Itera
 
 
 def check_encoding(connection: publisher.Connection, session: psycopg.Connection) -> Iterator[Caution]:
-    """Whether every character of the publisher exists on the target."""
+    """Check that every character of the publisher exists on the target."""
     there = connection.info.parameter_status("server_encoding")
     here = session.info.parameter_status("server_encoding")
     message = f'the publisher\'s database has encoding "{there}", the target\'s "{here}"'

@@ -35,7 +35,7 @@ def check_tables(
     known: Collection[Name] = (),
     named: Collection[str] | None = None,
 ) -> Preflight:
-    """Every published table has a place on the target, and both servers have what its synchronization takes.
+    """Check that every published table has a place on the target, and that it can be copied and replicated.
 
     :param copy_data: whether the tables will be copied.
     :param known: schema and name of tables that are subscribed already; they are left out.
@@ -131,7 +131,7 @@ SELECT w.oid::bigint, (SELECT sum(pg_catalog.pg_relation_size(m.oid)) FROM (
 
 
 def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[bool | None]:
-    """Whether each target table has no row; None where the role may not look or somebody locks it."""
+    """Return whether each target table is empty; None where the role may not read it or it is locked."""
     held = catalog_facts.locked(session)
     free = [table.target for table in tables if table.target.oid not in held]
     sizes = dict(_looked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
@@ -158,7 +158,7 @@ def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], ans
 def _looked(
     session: psycopg.Connection, query: bytes | sql.Composed, params: Sequence[object] | None = None
 ) -> list[tuple[int, int]] | None:
-    """Rows of a query that must not wait for locks of others; None where it would, or may not."""
+    """Run a query that must not wait for locks; None where it would, or where the role may not run it."""
     try:
         with session.transaction():
             session.execute("SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = '10s'")
@@ -224,7 +224,7 @@ SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersi
 
 
 def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
-    """Where the rows really go: tables that a crash empties, partitioned ones without a partition."""
+    """Warn of where rows really go: unlogged tables, and partitioned ones without a partition."""
     rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
     found = {oid: answers for oid, *answers in rows}
     unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]

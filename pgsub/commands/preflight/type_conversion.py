@@ -60,7 +60,7 @@ class Resolved:
 
 
 def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
-    """The type that a column's values have in the end.
+    """Return the type of a column's values without domains.
 
     :param types: of the column's server.
     """
@@ -76,7 +76,7 @@ def resolve(types: Mapping[int, Type], column: Column) -> Resolved:
 
 
 def difference(source: Resolved, target: Resolved, *, binary: bool) -> str | None:
-    """Why a value of one type may fail, or change, in a column of the other; None where every value fits.
+    """Return why a value of one type may fail or change in a column of the other; None where every value fits.
 
     :param binary: whether values come in the binary format.
     :return: a clause that goes on after the two types' names.
@@ -98,7 +98,7 @@ def _labels(source: Type, target: Type) -> str | None:
 
 
 def _modifiers(source: Resolved, target: Resolved) -> str | None:
-    """The same type, perhaps narrower."""
+    """Compare modifiers of the same type: the target's may be narrower."""
     name = source.name
     if target.typmod < 0 or target.typmod == source.typmod:
         return None
@@ -114,7 +114,7 @@ def _modifiers(source: Resolved, target: Resolved) -> str | None:
 
 
 def _across(source: Resolved, target: Resolved) -> str | None:
-    """Two types, values as text."""
+    """Compare two types whose values are sent as text."""
     if source.element.kind == target.element.kind == "e":
         return _labels(source.element, target.element)
     if target.name in _TEXTS:
@@ -145,7 +145,7 @@ def _number(source: Resolved, target: Resolved) -> str | None:
 
 
 def _digits(resolved: Resolved) -> tuple[int, int] | None:
-    """Digits before and after the point of a numeric; None without a limit."""
+    """Return the digits before and after the point of a numeric; None without a limit."""
     if resolved.name != "numeric" or resolved.typmod < _HEADER:
         return None
     packed = resolved.typmod - _HEADER
@@ -154,7 +154,7 @@ def _digits(resolved: Resolved) -> tuple[int, int] | None:
 
 
 def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
-    """Numbers with so many digits before and after the point in a numeric; None where there is no limit."""
+    """Return what becomes of numbers with so many digits in a numeric; None where every number fits."""
     limits = _digits(target)
     if limits is None:
         return None
@@ -165,7 +165,7 @@ def _numeric(digits: tuple[int, int] | None, target: Resolved) -> str | None:
 
 
 def _room(target: Resolved) -> int | None:
-    """Characters that fit into a text; None without a limit, 0 for what is no text."""
+    """Return the characters that fit into a text; None without a limit, 0 for another type."""
     if target.name not in _TEXTS:
         return 0
     if target.name == "name":
@@ -174,7 +174,7 @@ def _room(target: Resolved) -> int | None:
 
 
 def _longest(source: Resolved) -> int | None:
-    """Characters that a value has at most, None where there is no limit."""
+    """Return the characters that a value has at most; None without a limit."""
     if source.array:
         return None
     if source.name in _TEXTS:

@@ -163,7 +163,7 @@ def _again(
 
 
 def named(session: psycopg.Connection, text: str, relations: Sequence[RelationState]) -> RelationState:
-    """The table of that name: as it is written, else as SQL reads it."""
+    """Find the table of that name: as it is written, else as SQL reads it."""
     matching = [r for r in relations if f"{r.schemaname}.{r.relname}" == text]
     if not matching:
         try:

@@ -1,7 +1,13 @@
 """The set of tables follows the publications: what ``refresh`` and ``alter`` share. Mirrors AlterSubscription_refresh.
 
 What is to be done was decided before (:mod:`pgsub.commands.refresh.diff`); it is done in one transaction of the ledger.
-A killed command leaves the old set or the new one, and never a slot that the ledger does not name.
+
+NOTES: A killed command leaves the old set of tables or the new one, and never a slot that the ledger does not name.
+That holds because (1) the sync workers of the tables are fenced first, so their states no longer move; (2) removed
+tables return to a state that needs no slot before their slots are dropped, and the slots go before the rows that name
+them; (3) rows, renames and TRUNCATE are one commit under the lock of apply's row. A worker that starts in between
+raises the epoch: the commit then fails as Fenced and everything begins again. Slots of tables that are copied again are
+dropped after the commit; if that fails, the table's next synchronization drops them.
 """
 
 from __future__ import annotations
@@ -91,7 +97,7 @@ class _Attempt:
         self._drop_slots([claim for claim in claims if claim not in removed])
 
     def _end_walsenders(self, relids: Sequence[int]) -> None:
-        """Nobody waits for a worker that was fenced and still streams, or still creates, its slot."""
+        """End the walsenders of fenced workers, which may still stream or create their slots."""
         sub = self._wanted.sub
         names = sync_slots.own_slots(self._session, sub, relids)
         self._slots.update(names)
@@ -100,7 +106,7 @@ class _Attempt:
                 slots.end_walsenders(source, names)
 
     def _drop_slots(self, again: Sequence[Claim]) -> None:
-        """What the tables named: a refused change must find it still, and a fenced worker may have made it late.
+        """Drop the slots that the tables named, once the change is made; a fenced worker may have made one late.
 
         Where this fails the next synchronization of the table does it.
         """
@@ -119,7 +125,7 @@ class _Attempt:
             raise
 
     def given_up(self) -> TimeoutExpired:
-        """What to say when it was tried often enough."""
+        """Return the error for the last try."""
         if self.refused:
             held = truncate.lock_holders(self._session, self._wanted.emptied)
             tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
@@ -136,7 +142,7 @@ class _Attempt:
 
 
 def report_done(wanted: Plan, reporter: Reporter) -> None:
-    """What was done: a summary, and each table in the log."""
+    """Report what was done: a summary, and each table in the log."""
     subname = wanted.sub.name
     for tables, what in (
         (wanted.add, f'added to subscription "{subname}"'),
@@ -149,7 +155,7 @@ def report_done(wanted: Plan, reporter: Reporter) -> None:
 
 
 def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
-    """What would be done to tables that are subscribed already (``--dry-run``)."""
+    """Report what would be done to tables that are subscribed already (``--dry-run``)."""
     for rel in wanted.drop:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
     for one in wanted.rename:

@@ -82,7 +82,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
 
 
 def _look_for_subscriptions(store: StateStore, bounded: bool, reporter: Reporter) -> None:
-    """A mistyped state folder is empty: a bounded run there reaches nothing, another one waits and says so.
+    """Report an empty state folder, whose name may be mistyped; a bounded run would reach nothing there.
 
     :raises StateForbids: there is no subscription for a bounded run.
     """
@@ -105,7 +105,7 @@ def raise_first(ended: list[Ended]) -> None:
 
 @contextlib.contextmanager
 def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second ends the process at once.
+    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process at once.
 
     Ending at once is safe: what is not committed on the target is rolled back there and sent again. SIGHUP says that
     the terminal is gone, which ends the process as SIGTERM does; without a terminal it is only logged, as the log file

@@ -94,7 +94,7 @@ class Service:
             self._lock = None
 
     def redefined(self, sub: Subscription) -> None:
-        """The subscription was altered meanwhile."""
+        """Take the definition of a subscription that was altered meanwhile."""
         self._sub = sub
 
     def leave(self) -> None:
@@ -106,7 +106,7 @@ class Service:
             )
 
     def _served(self) -> bool:
-        """Whether a launcher serves the folder, or one that runs for a while this subscription."""
+        """Return whether a launcher serves the folder, or one with a bound this subscription."""
         if launcher_lock(self._folder).holder() is not None:
             return True
         return not self.alone and subscription_lock(self._folder, self._sub.subid).holder() is not None
@@ -114,8 +114,8 @@ class Service:
     def synchronize(
         self, options: ServiceOptions, *, follow: bool = False, tables: frozenset[int] | None = None
     ) -> None:
-        """Until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the publisher's
-        position of that moment; or stay.
+        """Synchronize until every table is ``r``, two_phase is enabled if it was asked for, and apply has reached the
+        publisher's position of that moment; or stay.
 
         :param tables: see :class:`~pgsub.commands.status.wait.WaitOptions`: all that is awaited where somebody else
             works.
@@ -147,7 +147,7 @@ class Service:
         self.leave()
 
     def _watch(self, stop: threading.Event, options: ServiceOptions, tables: frozenset[int] | None) -> None:
-        """Somebody else does the work: show progress, end as they would."""
+        """Show progress while another process does the work, and end as it would."""
         done = threading.Event()
         waiting = SupervisedThread("wait", "wait", partial(self._wait, options, tables, done), on_death=done.set)
         waiting.start()
@@ -172,7 +172,7 @@ class Service:
         done.set()
 
     def report_two_phase(self) -> None:
-        """Say so where two_phase, asked for, is still pending: there was no table to wait for."""
+        """Report that two_phase stays pending: there was no table to wait for."""
         sub = self._store.subscription_by_id(self._sub.subid)
         if sub is not None and sub.two_phase == two_phase.PENDING:
             self._reporter.notice(

@@ -111,7 +111,7 @@ def origin_advance(
 def _advance(
     session: psycopg.Connection, store: StateStore, sub: Subscription, found: SkippedRange, claim: Claim
 ) -> None:
-    """Both positions are in the journal before anything moves: a crash leaves a row that was begun."""
+    """Move the positions, which are in the journal before: a crash leaves a row that was begun."""
     with store.journal_attempt("origin-advance", sub, _entry(found)) as attempt:
         failpoints.point("advance.before_ledger")
         advance.advance(session, claim, found.old, found.to)
@@ -201,7 +201,7 @@ def _change(change: Change, found: SkippedRange, names: dict[int, tuple[str, str
 
 
 def _explain(found: SkippedRange, reporter: Reporter) -> None:
-    """What is easily mistaken: the LSN of the server's runbook is the finish LSN plus one."""
+    """Report what is easily mistaken: the LSN of the server's runbook is the finish LSN plus one."""
     to, inside, last = format_lsn(found.to), found.inside, found.last
     if found.to == found.old.furthest:
         reporter.notice(f"the subscription is at {to} already")
@@ -223,7 +223,7 @@ def _explain(found: SkippedRange, reporter: Reporter) -> None:
 
 
 def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
-    """The position is there already: by an earlier command that was killed before it could say so, perhaps."""
+    """Record what an earlier command did that was killed before it could."""
     to = format_lsn(found.to)
     for row in store.journal_rows(sub.subid):
         if (row.action, row.detail.get("outcome"), row.detail.get("to")) == ("origin-advance", "begun", to):
@@ -243,7 +243,7 @@ def _entry(found: SkippedRange) -> dict[str, Any]:
 
 
 def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
-    """What the ledger says, in the state store; again does nothing. Its event says so to the launcher, too."""
+    """Copy what the ledger says into the state store; again does nothing. The ledger's event informs the launcher."""
     with store.batch():
         store.put_origin(sub.subid, found.to, None)
         for error in store.errors(sub.subid):
@@ -253,7 +253,7 @@ def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:
 
 
 def document(found: SkippedRange) -> dict[str, Any]:
-    """Everything that a survey found."""
+    """Return everything that a survey found, as JSON."""
     inside = found.inside
     return {
         "subscription": found.name,

@@ -62,7 +62,7 @@ class Preview:
     error: ErrorRow | None = None
 
     def add(self, finding: Finding) -> None:
-        """One change more."""
+        """Count one more change."""
         table = self.totals.setdefault((finding.schemaname, finding.relname), dict.fromkeys(OUTCOMES, 0))
         table[finding.outcome] += 1
         if self.count(finding.outcome) <= LISTED:
@@ -104,7 +104,7 @@ class Preview:
 
 @contextlib.contextmanager
 def simulate_skip(session: psycopg.Connection, sub: Subscription, finish_lsn: int) -> Iterator[Simulation]:
-    """What a transaction that finishes there would do to the target."""
+    """Simulate a transaction that finishes at this LSN."""
     tracked = origins.allowed(session) and target.tracks_commits(session)
     relations = RelationCache(session, sub, replica=target.is_replica(session), tracked=tracked)
     relations.limit_rules(skip.pending_rules(session, sub.subid))
@@ -132,7 +132,7 @@ def _taken_changes(session: psycopg.Connection, sub: Subscription, finish_lsn: i
 def simulate(
     session: psycopg.Connection, sub: Subscription, relations: RelationCache, admits: Admits
 ) -> Iterator[Simulation]:
-    """What changes would do to the target, none of which is made.
+    """Simulate changes: what they would do to the target, without making them.
 
     :param session: for everything but the rows, which another session reads.
     :param relations: of that session.
@@ -147,7 +147,7 @@ def simulate(
 
 
 def transaction(header: Header) -> dict[str, Any]:
-    """Which transaction."""
+    """Return a transaction as JSON."""
     return {
         "xid": header.xid,
         "kind": header.kind.value,
@@ -161,7 +161,7 @@ def transaction(header: Header) -> dict[str, Any]:
 
 
 def document(found: Preview) -> dict[str, Any]:
-    """Everything that a preview found."""
+    """Return everything that a preview found, as JSON."""
     assert found.header is not None
     error = found.error
     return {
@@ -182,7 +182,7 @@ def document(found: Preview) -> dict[str, Any]:
 
 
 def row(one: Finding) -> dict[str, Any]:
-    """One change."""
+    """Return one change as JSON."""
     return {
         "number": one.number,
         "operation": one.message_type,

@@ -149,7 +149,7 @@ _BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule tha
 
 
 def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> ReplayRequest | None:
-    """The letter of one conflict: named by the record, or found by its values where a whole transaction was skipped.
+    """Find the kept change of a conflict: the record names it, or its values do where a whole transaction was skipped.
 
     :raises StateForbids: it was not skipped, or several letters have its values.
     """
@@ -208,7 +208,7 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
 
 
 def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OriginDiffers]:
-    """In the journal before it begins: a crash leaves a row that was begun."""
+    """Replay; the journal has a row before it begins, and a crash leaves that."""
     order = found.order
     detail = {"finish_lsn": format_lsn(order.finish_lsn), "changes": len(order.kept.ids), **order.told}
     with store.journal_attempt("conflicts replay", sub, detail) as attempt:
@@ -248,7 +248,7 @@ def _warn(reporter: Reporter, sub: Subscription, other: OriginDiffers) -> None:
 
 
 def document(found: Replay) -> dict[str, Any]:
-    """As JSON."""
+    """Return a replay as JSON."""
     shown: dict[str, Any] = {
         "subscription": found.name,
         "dry_run": found.dry_run,

@@ -68,7 +68,7 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: Rule) -> None:
 
 
 def _set(session: psycopg.Connection, store: StateStore, sub: Subscription, rule: Rule) -> tuple[Rule, ...]:
-    """In the journal before it holds."""
+    """Set the rule, which is in the journal before it holds."""
     before = skip.pending_rules(session, sub.subid)
     rules = (*(one for one in before if one.place != rule.place), rule)
     detail = {"conflict": rule.conflict, "table": rule.table, "limit": rule.limit, "previous": skip.shown(None, before)}

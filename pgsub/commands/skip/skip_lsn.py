@@ -73,7 +73,7 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> t
 
 
 def show(options: SkipOptions) -> Preview:
-    """What :func:`skip_lsn` would lose of one transaction; nothing is changed.
+    """Preview what :func:`skip_lsn` would lose of one transaction; nothing is changed.
 
     :raises StateForbids: as of :func:`skip_lsn`.
     """
@@ -104,7 +104,7 @@ def show(options: SkipOptions) -> Preview:
 
 
 def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bool) -> bool:
-    """Whether a transaction is one of those that a held table waits for.
+    """Return whether changes of a transaction are kept for a held table.
 
     :raises StateForbids: and it was named together with others.
     """
@@ -120,7 +120,7 @@ def _kept(session: psycopg.Connection, sub: Subscription, lsn: int, *, alone: bo
 
 
 def _recorded(store: StateStore, sub: Subscription) -> ErrorRow | None:
-    """The error that apply stopped with last."""
+    """Return the error that apply stopped with last."""
     return next((row for row in store.errors(sub.subid) if row.worker == APPLY and row.finish_lsn), None)
 
 
@@ -145,7 +145,7 @@ def _check_position(session: psycopg.Connection, sub: Subscription, wanted: Skip
 def _check_in_stream(
     session: psycopg.Connection, sub: Subscription, lsn: int, reporter: Reporter, *, alone: bool
 ) -> None:
-    """A wrong LSN would be cleared by the next transaction, and nobody would know why that one still stops apply.
+    """Check that the publisher will send the transaction: the next one would clear a wrong LSN without a trace.
 
     :param alone: it is the only one, which any other transaction clears.
     :raises StateForbids: with what was meant.
@@ -167,7 +167,7 @@ def _check_in_stream(
 def _set(
     session: psycopg.Connection, store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None
 ) -> None:
-    """In the journal before it holds: whoever is killed in between has said what may hold now."""
+    """Set what is skipped. The journal has it before it holds, so a command that is killed leaves a trace."""
     detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
     with store.journal_attempt("skip-lsn", sub, detail) as attempt:
         failpoints.point("skip.before_ledger")
@@ -192,5 +192,5 @@ def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: R
 
 
 def told(wanted: Skip | None) -> str:
-    """Its LSNs in one line."""
+    """Return its LSNs in one line."""
     return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)

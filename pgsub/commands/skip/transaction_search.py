@@ -124,7 +124,7 @@ class TransactionSearch:
         return StateForbids(message, detail=detail, hint=hint, sqlstate="22023")
 
     def _meant(self) -> tuple[Header | None, str]:
-        """The transaction that is probably meant, and what the LSN is."""
+        """Return the transaction that is probably meant, and what the LSN is."""
         wanted, before, after, begins = self._wanted, self._before, self._after, self._begins
         text = format_lsn(wanted)
         if before is not None and before.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):

@@ -18,7 +18,7 @@ from pgsub.protocol.lsn import format_lsn
 
 
 def blocks(row: ErrorRow) -> bool:
-    """Whether the error of apply blocks the subscription; servers that are not there block nothing."""
+    """Return whether the error of apply blocks the subscription; an unreachable server blocks nothing."""
     cls = getattr(errors, row.class_, None)
     if cls is PublisherUnavailable or (cls is TargetUnavailable and is_unreachable(row.sqlstate)):
         return False
@@ -28,7 +28,7 @@ def blocks(row: ErrorRow) -> bool:
 def blocked(
     name: str, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow], slot: SlotRow | None, state: str
 ) -> dict[str, Any] | None:
-    """What is to be said of a blocked subscription, None for any other.
+    """Describe a blocked subscription; None for any other.
 
     :param conflicts: that stop apply.
     :param slot: as it was last seen on the publisher.
@@ -56,7 +56,7 @@ def blocked(
 
 
 def slot_lost_in(slot: SlotRow | None) -> int | None:
-    """Seconds until the publisher removes WAL that the slot needs, at the present rate; None where it never does."""
+    """Return the seconds until the publisher removes WAL that the slot needs; None where it never does."""
     if slot is None or slot.safe_wal_size is None or slot.wal_bytes_per_second is None:
         return None
     if slot.safe_wal_size <= 0:
@@ -65,7 +65,7 @@ def slot_lost_in(slot: SlotRow | None) -> int | None:
 
 
 def next_command(sub: Subscription, problems: Sequence[ErrorRow], conflicts: Sequence[ConflictRow]) -> str | None:
-    """What to look at where something has failed; of one that is disabled there is more to do than to mend the row."""
+    """Return the command to start with after a failure; for a disabled subscription that is the runbook."""
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if sub.enabled and row is not None:
         return _next(sub.name, row, conflicts)

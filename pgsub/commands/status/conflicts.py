@@ -63,7 +63,7 @@ def conflicts(
     since: float | None = None,
     limit: int = 100,
 ) -> Conflicts:
-    """The conflicts of a subscription, also of one that was dropped, the newest first.
+    """Return the conflicts of a subscription, also of a dropped one, the newest first.
 
     :param table: schema.table.
     :param since: only those met within so many seconds.
@@ -89,7 +89,7 @@ def check_type(conflict_type: str) -> None:
 
 
 def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bool]:
-    """One conflict of a subscription, and whether its change was skipped and is kept, as far as is known here.
+    """Return one conflict of a subscription, and whether its change is kept, as far as the state store knows.
 
     :raises SubscriptionNotFound: as of :func:`conflicts`.
     :raises StateForbids: it has no such conflict, or no longer.
@@ -100,7 +100,7 @@ def conflict(folder: Path, name: str, conflict_id: int) -> tuple[ConflictRow, bo
 
 
 def _kept(store: StateStore, row: ConflictRow) -> bool:
-    """Of what origin-advance leaves out nothing is kept, nor of a row that is missing or is there already.
+    """Return whether the change is kept: not after origin-advance, nor where the row was missing or identical.
 
     What was pruned is kept no more.
     """
@@ -124,7 +124,7 @@ def _passed(detail: dict[str, Any], lsn: int) -> bool:
 
 
 def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:
-    """As :func:`conflict`, of a state store that is open."""
+    """Return a conflict, as :func:`conflict`, from a state store that is open."""
     row = store.conflict(conflict_id)
     if row is None or row.subid != _subid(store, name):
         raise StateForbids(
@@ -145,7 +145,7 @@ def _subid(store: StateStore, name: str) -> int:
 
 
 def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
-    """Both versions, column by column: what came first, then what only the target has.
+    """Compare both versions, column by column: what was sent first, then what only the target has.
 
     :param local: one of ``local_conflicts``.
     """
@@ -154,7 +154,7 @@ def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
 
 
 def document(row: ConflictRow) -> dict[str, Any]:
-    """A conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
+    """Return a conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
     found = asdict(row)
     for internal in ("subid", "event", "local_tuple", "origin", "letter"):
         del found[internal]

@@ -36,7 +36,7 @@ class Step:
 
 
 def runbook(one: SubscriptionStatus) -> list[Step]:
-    """The steps for the present state, in order; none where nothing is wrong."""
+    """Return the steps for the present state, in order; none where nothing is wrong."""
     if one.lost:
         return list(_broken(one, one.broken))
     steps = [step for row in one.errors for step in _error(one, row)]
@@ -107,12 +107,12 @@ def _goes_on(one: SubscriptionStatus) -> str:
 
 
 def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
-    """The table whose synchronization failed."""
+    """Return the table whose synchronization failed."""
     return next((table for table in one.relations if row.worker == sync_name(table["srrelid"])), None)
 
 
 def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
-    """A row of the target is in the way of the copy, which is all or nothing."""
+    """Yield the steps where a row of the target is in the way of a copy, which is all or nothing."""
     names = table["schemaname"], table["relname"]
     met = _KEY_VALUE.match(row.detail or "")
     columns = _columns(met[1]) if met else []
@@ -129,7 +129,7 @@ def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step
 
 
 def _hinted(hint: str) -> Iterator[Step]:
-    """The hint of an error: what is to be done, and below it lines to be pasted, on the target or here."""
+    """Yield the hint of an error as steps: its text, and the lines below it to paste, on the target or here."""
     text, *lines = hint.split("\n")
     while lines and not _pasted(lines[0]):
         text += f" {lines.pop(0)}"
@@ -187,7 +187,7 @@ def _hold(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
 
 
 def _statements(row: ConflictRow) -> Iterator[str]:
-    """DELETE of each row that stands in the way, by the key that it has."""
+    """Yield a DELETE by key for each row that is in the way."""
     named = []
     for local in row.local_conflicts or ():
         if local.get("row") in named:
@@ -207,5 +207,5 @@ def _delete(schema: str, name: str, key: dict[str, str]) -> str:
 
 
 def _columns(names: str) -> list[str]:
-    """Names of columns as SQL, separated by commas; what is no name is none of a row's."""
+    """Split names of columns in SQL, separated by commas; an expression is no column of a row."""
     return [quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in _NAME.findall(names)]

@@ -103,7 +103,7 @@ class Finding:
 
 
 def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
-    """The status of one subscription or of all, read from one state of the store.
+    """Return the status of one subscription or of all, read from one state of the store.
 
     :param folder: the state folder.
     :param name: None for all, by name.
@@ -115,7 +115,7 @@ def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
 
 
 def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tuple[str, ...], list[Row]]:
-    """A view or table of the state store.
+    """Return a view or table of the state store.
 
     :param name: its name.
     :param subscription: only the rows of this subscription.
@@ -127,7 +127,7 @@ def view(folder: Path, name: str, subscription: str | None = None) -> tuple[tupl
 
 
 def reset_stats(folder: Path, name: str | None = None) -> None:
-    """``pg_stat_reset_subscription_stats``, with a row in the journal.
+    """Reset the counters (``pg_stat_reset_subscription_stats``), with a row in the journal.
 
     :param name: None for all subscriptions.
     """
@@ -155,7 +155,7 @@ def check(
 
 
 def serving(store: StateStore, folder: Path, subid: int) -> bool:
-    """Whether a living launcher serves the subscription: who said so still holds its lock."""
+    """Return whether a living launcher serves the subscription: the one that is recorded still holds its lock."""
     server = store.server(subid)
     if server is None:
         return False
@@ -164,7 +164,7 @@ def serving(store: StateStore, folder: Path, subid: int) -> bool:
 
 
 def error_class(row: ErrorRow) -> type[PgsubError]:
-    """The exception class that a recorded error was."""
+    """Return the exception class of a recorded error."""
     found = getattr(errors, row.class_, None)
     return found if isinstance(found, type) and issubclass(found, PgsubError) else PgsubError
 
@@ -217,7 +217,7 @@ def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: boo
 
 
 def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
-    """Seconds since what is done was the publisher's newest; 0 if nothing newer has arrived."""
+    """Return the seconds that apply is behind; 0 if nothing newer has arrived."""
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or not worker.received_lsn:
         return None
@@ -234,7 +234,7 @@ def _since(moment: str | None, now: datetime) -> float:
 
 
 def _waits(workers: Sequence[WorkerRow], now: datetime) -> Row | None:
-    """Since when the apply worker has given no sign of life, and what it waits for, as far as that is known."""
+    """Return since when the apply worker has given no sign of life, and what it waits for if that is known."""
     worker = next((row for row in workers if row.worker_type == APPLY), None)
     if worker is None or worker.silent_since is None:
         return None
@@ -254,7 +254,7 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
-    """The lag that is over the threshold or, without one, the silence of the apply worker."""
+    """Describe a lag over the threshold or, without a threshold, the silence of the apply worker."""
     waits = one.waits or {"seconds": 0.0, "for": None}
     waiting = f"it waits for {waits['for']}" if waits["for"] else ""
     if max_lag is None:

@@ -138,7 +138,7 @@ def _two_phase(store: StateStore, subscription: Subscription) -> str | None:
 
 
 def _failure(options: WaitOptions, store: StateStore, subscription: Subscription) -> ErrorRow | None:
-    """The recorded error that makes waiting pointless, if there is one."""
+    """Return the recorded error that makes waiting pointless, if there is one."""
     if options.condition == "error" or (
         options.condition == "disabled" and (subscription.disable_on_error or not subscription.enabled)
     ):
@@ -153,7 +153,7 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
 
 
 def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
-    """Whether an error from before will not go away by itself: nobody retries, or retries have had their time."""
+    """Return whether an earlier error will stay: it is not retried, or retries have had their time."""
     subscription = store.subscription(options.name)
     # what was enabled a moment ago is not served yet, but will be
     served = serving(store, options.state_dir, subscription.subid) or launcher_lock(options.state_dir).holder()
@@ -161,7 +161,7 @@ def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
 
 
 def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:
-    """Who was told that apply has got there should not read in the next moment what stopped it before."""
+    """Wait until an error that apply got past is no longer shown."""
     if options.condition not in ("caught-up", "lsn"):
         return
     deadline = time.monotonic() + _CLEARED
@@ -172,7 +172,7 @@ def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscrip
 
 
 def _recorded(row: ErrorRow) -> Exception:
-    """The recorded error as the exception that it was."""
+    """Return a recorded error as the exception that it was."""
     error = error_class(row)(row.message, detail=row.detail, hint=row.hint, context=row.context, sqlstate=row.sqlstate)
     if isinstance(error, ApplyError):
         error.relation, error.column, error.xid, error.conflict = row.relation, row.column, row.xid, row.conflict

@@ -73,7 +73,7 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
 
 @contextlib.contextmanager
 def _undone_by_sigterm() -> Iterator[None]:
-    """Like SIGINT, SIGTERM leaves nothing behind while the subscription comes to be; then the process dies of it."""
+    """Let SIGTERM undo the creation as SIGINT does; then the process dies of it."""
     met: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -122,7 +122,7 @@ def _check(
     reporter: Reporter,
     known: set[int],
 ) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
-    """Everything that is looked at before anything is created."""
+    """Check everything before anything is created."""
     owner.check(session)
     if not options.dry_run:
         owner.give(session)
@@ -171,7 +171,7 @@ def _check_publisher(
 
 
 def _first_state(made: Definition, found: Preflight) -> str:
-    """A slot may be two-phase from its creation on where there is nothing to copy: the server's rule."""
+    """Return the first two_phase state: enabled at once where there is nothing to copy, as in the server."""
     asked = made.sub.two_phase
     at_once = made.create_slot and not made.copy_data and bool(found.tables)
     return two_phase.ENABLED if asked == two_phase.PENDING and at_once else asked

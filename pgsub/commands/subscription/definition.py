@@ -63,7 +63,7 @@ class Definition:
 
 
 def resolve(options: CreateOptions) -> Definition:
-    """Defaults and refusals of CREATE SUBSCRIPTION.
+    """Apply the defaults and refusals of CREATE SUBSCRIPTION.
 
     :raises UsageError: names, connection strings, and options that exclude each other, in the server's words.
     :raises StateForbids: what is not supported, and secrets that no passfile can hold.
@@ -117,7 +117,7 @@ def check_name(name: str) -> None:
 
 
 def check_publications(names: Sequence[str]) -> None:
-    """``check_duplicates_in_publist``.
+    """Refuse duplicates (``check_duplicates_in_publist``).
 
     :raises UsageError: one is named twice.
     """
@@ -152,7 +152,7 @@ def _slot_name(options: CreateOptions) -> str | None:
 
 
 def publisher_parameters(connection: str) -> dict[str, str]:
-    """Parameters of the publisher's connection, a password among them.
+    """Return the parameters of the publisher's connection, a password among them.
 
     :raises UsageError: libpq refuses the text.
     :raises StateForbids: a secret that no passfile can hold.
@@ -161,7 +161,7 @@ def publisher_parameters(connection: str) -> dict[str, str]:
 
 
 def target_parameters(target: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """As :func:`publisher_parameters`, for the target, whose gaps the environment fills.
+    """Return the parameters of the target's connection, whose gaps the environment fills.
 
     :param environment: PG* variables by keyword.
     """
@@ -171,7 +171,7 @@ def target_parameters(target: str | None, environment: Mapping[str, str]) -> dic
 
 
 def _storable(params: dict[str, str], side: str) -> dict[str, str]:
-    """A password moves into a passfile; for other secrets libpq has no file but the service's."""
+    """Refuse secrets other than a password: libpq reads them from no file but the service's."""
     for key in SECRETS:
         if key != "password" and key in params:
             raise StateForbids(
@@ -184,6 +184,6 @@ def _storable(params: dict[str, str], side: str) -> dict[str, str]:
 
 
 def public(params: Mapping[str, str], passfile: Path) -> str:
-    """The connection string that is stored: it names a passfile where there is a password."""
+    """Return the connection string that is stored: it names a passfile where there is a password."""
     without, password = ci.split_password(params)
     return ci.join({**without, "passfile": str(passfile)} if password is not None else without)

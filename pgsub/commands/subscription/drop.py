@@ -87,7 +87,7 @@ def drop(
 
 @contextlib.contextmanager
 def _alone(store: StateStore, folder: Path, sub: Subscription) -> Iterator[Lock]:
-    """The subscription's lock; a launcher that holds it lets go when it sees the subscription disabled.
+    """Take the subscription's lock; a launcher releases it when it sees the subscription disabled.
 
     Where the drop fails the launcher goes on.
     """

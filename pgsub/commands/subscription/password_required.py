@@ -43,7 +43,7 @@ def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None,
 
 
 def stored(sub: Subscription, folder: Path) -> bool:
-    """Whether the publisher's connection string came with a password, which is in a file of ours.
+    """Return whether the publisher's password is in a file of pgsub.
 
     :param folder: the state folder.
     """

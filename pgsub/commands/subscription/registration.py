@@ -1,7 +1,9 @@
-"""The moment in which a subscription comes to be: ledger, slot, state store, in this order, or nothing.
+"""The registration of a new subscription: ledger, slot, state store, in this order, or nothing.
 
-The slot's name is durable in the ledger before the slot exists; a creation that was killed half-way is undone by the
-next one of the same name and state store.
+NOTES: The slot's name is durable in the ledger before the slot exists, so no slot is ever orphaned. A creation that was
+killed is undone by the next one of the same name and state store. The ledger alone is not believed for that: its owner
+may have written the name of any slot, so a file of the state folder must name the same one. An error undoes in reverse
+order, the slot before the ledger row that names it. An existing slot of that name is not pgsub's and stays.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class InterruptedCreate:
 
 @contextlib.contextmanager
 def passfiles(made: Definition) -> Iterator[list[Path]]:
-    """Passwords in their files for the length of the block; who empties the list keeps them."""
+    """Write passwords to their files for the length of the block; emptying the list keeps them."""
     written: list[Path] = []
     try:
         for path, params in made.passwords.items():
@@ -64,7 +66,7 @@ def passfiles(made: Definition) -> Iterator[list[Path]]:
 
 
 def store_id(folder: Path) -> str:
-    """Names a state store in the ledger: whose half-made subscriptions may be undone."""
+    """Return the name of a state store in the ledger, which says whose half-made subscriptions may be undone."""
     return f"{socket.gethostname()}:{folder.resolve()}"
 
 
@@ -182,7 +184,7 @@ def _undo(session: psycopg.Connection, replication: publisher.Connection | None,
 
 
 def _note(folder: Path, subid: int) -> Path:
-    """The file that holds the name of the slot of a creation under way.
+    """Return the file that holds the name of the slot of a creation under way.
 
     What the ledger says of one is not enough to drop a slot: whoever owns it may have written any name there.
     """
@@ -192,7 +194,7 @@ def _note(folder: Path, subid: int) -> Path:
 def find_interrupted(
     session: psycopg.Connection, name: str, folder: Path, *, connect: bool, known: Collection[int] = ()
 ) -> list[InterruptedCreate]:
-    """What interrupted creations of this name by this state store left.
+    """Find what interrupted creations of this name by this state store left.
 
     :param known: subids of the state store: a rename that was interrupted may have left another name in the ledger.
     :param connect: whether the publisher will be asked to drop their slots.
