@@ -21,12 +21,12 @@ _ENCRYPTED = "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_cat
 class Refused(Exception):
     """The server reported an error.
 
-    :ivar said: the report.
+    :ivar report: its fields.
     """
 
-    def __init__(self, said: ServerError) -> None:
-        super().__init__(said.message)
-        self.said = said
+    def __init__(self, report: ServerError) -> None:
+        super().__init__(report.message)
+        self.report = report
 
 
 class Channel(Protocol):

@@ -205,4 +205,4 @@ class WalSender:
             try:
                 yield
             except Refused as refused:
-                raise classify(refused.said, what, user=user) from None
+                raise classify(refused.report, what, user=user) from None

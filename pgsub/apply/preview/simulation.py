@@ -88,14 +88,14 @@ class Finding:
 class Simulation:
     """Compares changes with the target, in their order.
 
-    :param looker: reads the target.
+    :param reader: reads the target.
     :param relations: maps remote relations to the target's tables.
     :param admits: the oid of the subscribed table whose change it is, or why apply would not take it.
     :param rules: what the rules for conflicts would do.
     """
 
-    def __init__(self, looker: ReadOnlySession, relations: RelationCache, admits: Admits, rules: RulesPreview) -> None:
-        self._looker = looker
+    def __init__(self, reader: ReadOnlySession, relations: RelationCache, admits: Admits, rules: RulesPreview) -> None:
+        self._reader = reader
         self._relations = relations
         self._admits = admits
         self._rules = rules
@@ -158,7 +158,7 @@ class Simulation:
         if oid == NEVER or isinstance(taken, str):
             return str(taken)
         relation = self._relations.known(relid) or self._relations.make(relid, taken)
-        made = Table(relation, TableLookup(self._looker, relation.target))
+        made = Table(relation, TableLookup(self._reader, relation.target))
         if known is not None and known.relation.target.oid == relation.target.oid:
             made.done = known.done
         self._tables[relid] = made

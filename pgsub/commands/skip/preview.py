@@ -140,8 +140,8 @@ def simulate(
     """
     with connect_target(sub) as connection:
         try:
-            with ReadOnlySession(connection) as looker:
-                yield Simulation(looker, relations, admits, RulesPreview(session, relations))
+            with ReadOnlySession(connection) as reader:
+                yield Simulation(reader, relations, admits, RulesPreview(session, relations))
         except psycopg.Error as error:
             raise target.translate(error, "compare the transaction with the target") from None
 

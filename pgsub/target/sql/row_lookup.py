@@ -1,4 +1,4 @@
-"""Rows of target tables as a preview looks at them: read, never written, and nothing of a table is run.
+"""Rows of target tables as a preview reads them: nothing is written, and no code of a table is run.
 
 Values come as the publisher's text and are read by the target's own input functions; what is compared afterwards is
 the target's text of both. Unique indexes, NOT NULL and CHECK are asked by SELECT: so no trigger fires, no default is
@@ -68,8 +68,8 @@ class ReadOnlySession:
             self._connection.execute("ROLLBACK")
         self._open, self._role = False, None
 
-    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
-        """Rows of a query, as a role.
+    def rows(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+        """Run a query as a role.
 
         :raises psycopg.Error: the transaction has ended then; the next question begins another one.
         """
@@ -87,7 +87,7 @@ class ReadOnlySession:
             raise
 
     def catalog(self, query: str, oid: int) -> list[tuple[Any, ...]]:
-        """Rows of a catalog about one table."""
+        """Run a query about one table on the catalogs."""
         self._end()
         return self._connection.execute(query.encode(), (oid,)).fetchall()
 
@@ -98,7 +98,7 @@ class InTransaction:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
-    def ask(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
+    def rows(self, role: str | None, query: str, values: Sequence[str | None]) -> list[tuple[Any, ...]]:
         """See :class:`ReadOnlySession`."""
         with roles.acting(self._connection, role):
             return psycopg.RawCursor(self._connection).execute(query.encode(), values).fetchall()
@@ -109,29 +109,29 @@ class InTransaction:
 
 
 class TableLookup:
-    """Looks at one target table.
+    """Reads of one target table.
 
-    :param looker: how it is asked.
+    :param session: runs its queries.
 
     :ivar indexes: its unique indexes.
     :ivar fingerprints: compares rows by them, and by keys.
     :ivar required: columns that are NOT NULL; True for those that nothing fills in where they are not sent.
     """
 
-    def __init__(self, looker: ReadOnlySession | InTransaction, target: TargetRelation) -> None:
-        self._looker = looker
+    def __init__(self, session: ReadOnlySession | InTransaction, target: TargetRelation) -> None:
+        self._session = session
         self._target = target
         self.columns = [c for c in target.columns if not c.generated]
-        self.indexes = [UniqueIndex(*row) for row in looker.catalog(INDEXES, target.oid)]
+        self.indexes = [UniqueIndex(*row) for row in session.catalog(INDEXES, target.oid)]
         self._checks = [
             (f'new row for relation "{target.name}" violates check constraint "{name}"', text)
-            for name, text in looker.catalog(_CHECKS, target.oid)
+            for name, text in session.catalog(_CHECKS, target.oid)
         ]
-        self._checks += _partitions(looker, target)
-        self.required: dict[str, bool] = dict(looker.catalog(_NOT_NULL, target.oid))
+        self._checks += _partitions(session, target)
+        self.required: dict[str, bool] = dict(session.catalog(_NOT_NULL, target.oid))
         self._from = only(target)
         self._queries: dict[tuple[str, ...], str] = {}
-        self.fingerprints = Fingerprints(target, self.indexes, self._ask, self._as_row)
+        self.fingerprints = Fingerprints(target, self.indexes, self._rows, self._as_row)
         texts = [sql.SQL("t.{}::pg_catalog.text").format(sql.Identifier(c.name)) for c in self.columns]
         self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
@@ -148,7 +148,7 @@ class TableLookup:
             casts = [sql.SQL("{}::pg_catalog.text").format(_value(c, i)) for i, c in enumerate(columns)]
             return sql.SQL("SELECT {}").format(sql.SQL(", ").join(casts))
 
-        [texts] = self._ask("read", columns, build, [row[c.name] for c in columns])
+        [texts] = self._rows("read", columns, build, [row[c.name] for c in columns])
         return dict(zip((c.name for c in columns), texts, strict=True))
 
     def find(self, key: Row) -> Found | None:
@@ -171,7 +171,7 @@ class TableLookup:
             return query.format(self._selected, self._from, sql.SQL(" AND ").join(parts))
 
         nulls = "".join("v" if c in valued else "n" for c in columns)
-        rows = self._ask(f"find {nulls}", columns, build, [key[c.name] for c in valued])
+        rows = self._rows(f"find {nulls}", columns, build, [key[c.name] for c in valued])
         return self._found(rows[0]) if rows else None
 
     def taken(self, row: Row) -> list[tuple[UniqueIndex, Found]]:
@@ -184,7 +184,7 @@ class TableLookup:
             queries = [self._taken(number, index, columns) for number, index in enumerate(self.indexes)]
             return sql.SQL(" UNION ALL ").join(queries)
 
-        found = self._ask("taken", columns, build, [row[c.name] for c in columns])
+        found = self._rows("taken", columns, build, [row[c.name] for c in columns])
         return [(self.indexes[one[0]], self._found(one[1:])) for one in found]
 
     def _taken(self, number: int, index: UniqueIndex, columns: Sequence[TargetColumn]) -> sql.Composed:
@@ -212,14 +212,14 @@ class TableLookup:
             checks = [sql.SQL("({}) IS NOT FALSE").format(sql.SQL(text)) for _, text in self._checks]
             return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(checks), self._as_row(columns))
 
-        [holds] = self._ask("violated", columns, build, [row[c.name] for c in columns])
+        [holds] = self._rows("violated", columns, build, [row[c.name] for c in columns])
         return next((said for (said, _), true in zip(self._checks, holds, strict=True) if not true), None)
 
     def empty(self) -> bool:
         """Whether the table has no row."""
-        return not self._ask("empty", (), lambda: sql.SQL("SELECT FROM {} t LIMIT 1").format(self._from), ())
+        return not self._rows("empty", (), lambda: sql.SQL("SELECT FROM {} t LIMIT 1").format(self._from), ())
 
-    def _ask(
+    def _rows(
         self,
         what: str,
         columns: Sequence[TargetColumn],
@@ -231,7 +231,7 @@ class TableLookup:
         query = self._queries.get(key)
         if query is None:
             query = self._queries[key] = build().as_string()
-        return self._looker.ask(self._target.acts_as, query, values)
+        return self._session.rows(self._target.acts_as, query, values)
 
     def _sent(self, row: Row) -> list[TargetColumn]:
         return [c for c in self._target.columns if c.name in row]
@@ -256,9 +256,9 @@ class TableLookup:
         return sql.SQL("(SELECT {}) AS {}").format(sql.SQL(", ").join(casts), sql.Identifier(self._target.name))
 
 
-def _partitions(looker: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
+def _partitions(session: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
     """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
-    found = [text for *_, text in looker.catalog(PARTITIONS, target.oid)]
+    found = [text for *_, text in session.catalog(PARTITIONS, target.oid)]
     if target.relkind == "p":
         said = f'no partition of relation "{target.name}" found for row'
         return [] if None in found else [(said, " OR ".join(f"({text})" for text in found) or "false")]
