@@ -19,7 +19,7 @@ class Job(Protocol):
         """Whether it has ended."""
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Results in the order of the items, or the exception of the task."""
+        """Return results in the order of the items, or raise the exception of the task."""
 
     def cancel(self) -> None:
         """End it soon."""

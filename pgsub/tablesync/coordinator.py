@@ -68,7 +68,7 @@ class TableSync:
         return self._errors
 
     def _in_state(self, session: psycopg.Connection, letters: str) -> list[RelationState]:
-        """Our tables that are in one of these states and have not failed, in the order given."""
+        """Return our tables that are in one of these states and have not failed, in the order given."""
         rows = {row.srrelid: row for row in subscriptions.relations(session, self._sub.subid)}
         if len(self._relids) == 1 and self._relids[0] not in rows:
             raise Fenced("the table was removed from the subscription")
@@ -216,7 +216,7 @@ class TableSync:
             self._catch_up(session, self._claims[self._relids[0]], copied[0])
 
     def _at_once(self, session: psycopg.Connection, copied: Sequence[RelationState]) -> set[int]:
-        """Where apply has not passed the slot's consistent point there is no need to stream the slot at all."""
+        """Hand over tables whose slot's consistent point apply has not passed: nothing needs to be streamed."""
         position = self._position(session, [row.srrelid for row in copied])
         if position is None:
             return set()
@@ -232,7 +232,7 @@ class TableSync:
             return set()
 
     def _position(self, session: psycopg.Connection, relids: Sequence[int]) -> int | None:
-        """Where the tables' own progress is, if that is one position."""
+        """Return where the tables' own progress is, if that is one position."""
         query = """
             SELECT min(remote_lsn)::text FROM pgsub.progress
              WHERE subid = %s AND worker = ANY (%s) HAVING min(remote_lsn) = max(remote_lsn)"""

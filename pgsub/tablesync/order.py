@@ -22,7 +22,7 @@ def unfinished(rel: RelationState) -> bool:
 
 
 def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collection[int]) -> list[tuple[int, ...]]:
-    """Tables for the next workers, each a table or some small ones.
+    """Choose tables for the next workers, each a table or some small ones.
 
     What is copied already goes first, for its slot holds WAL back; then the largest table, so that the last worker at
     work is not alone with it; small ones go together, spread evenly over the workers.
@@ -44,7 +44,7 @@ def next_workers(waiting: Sequence[RelationState], free: int, *, alone: Collecti
 
 
 def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[list[RelationState], list[RelationState]]:
-    """Tables that get a worker each, and those that are copied together, in the order of their turn."""
+    """Divide tables into those that get a worker each and those that are copied together, in order."""
     copied = [rel for rel in waiting if rel.srsubstate not in "id"]
     to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
     small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
@@ -52,7 +52,7 @@ def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[li
 
 
 def _size(rel: RelationState) -> int:
-    """Bytes; what nobody has estimated counts as large."""
+    """Return a table's bytes; without an estimate it counts as large."""
     return rel.copy_bytes if rel.copy_bytes is not None else _small() + 1
 
 

@@ -38,7 +38,7 @@ UPDATE pgsub.subscription_rel SET sync_slot = nullif(sync_slot, %s), spare_slot 
 
 
 def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims: Sequence[Claim] = ()) -> None:
-    """Tables need their sync slots no more: the ledger stops naming them, and what nobody else needs is dropped.
+    """Make the ledger name no sync slot of these tables, and drop slots that no other table names.
 
     Safe to repeat after any interruption.
 
@@ -52,14 +52,14 @@ def release(session: psycopg.Connection, sub: Subscription, *relids: int, claims
 
 
 def own_slots(session: psycopg.Connection, sub: Subscription, relids: Collection[int]) -> list[str]:
-    """Slots that these tables name and no other."""
+    """Return slots that these tables name and no other."""
     rows = session.execute(_SLOTS.encode(), (sub.subid, list(relids))).fetchall()
     named = [slot for (slot,) in rows if slots.is_sync_slot(sub.subid, slot)]
     return [slot for slot in named if _naming(session, sub, slot) <= set(relids)]
 
 
 def _naming(session: psycopg.Connection, sub: Subscription, slot: str, lock: str = "") -> set[int]:
-    """Tables that name a slot."""
+    """Return the tables that name a slot."""
     query = "SELECT srrelid::bigint FROM pgsub.subscription_rel WHERE subid = %s AND %s IN (sync_slot, spare_slot)"
     return {relid for (relid,) in session.execute(f"{query} {lock}".encode(), (sub.subid, slot))}
 
@@ -85,7 +85,7 @@ def release_slot(
 
 
 def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence[Claim]) -> None:
-    """Tables are handed over: the book-keeping of their copies and their slots go.
+    """Remove the book-keeping of copies, and the slots, of tables that are handed over.
 
     The slots go last: as long as a table names one its worker is started again, and nothing is left behind.
     """
@@ -97,7 +97,7 @@ def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence
 
 
 def drop_unnamed(session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int]) -> None:
-    """A slot came to be while its tables were fenced: drop it, unless an attempt that came later names it.
+    """Drop a slot that was made while its tables were fenced, unless a later attempt names it.
 
     :param relids: the tables that it was made for.
     """

@@ -89,7 +89,7 @@ class SyncPolicy:
         self._handover = self._standing()
 
     def admit(self, batch: Batch) -> int:
-        """Nothing beyond the claim."""
+        """Admit nothing beyond the claim."""
         if self._handover is None:
             return len(batch)
         for number, transaction in enumerate(batch.transactions()):
@@ -99,7 +99,7 @@ class SyncPolicy:
         return len(batch)
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Changes of this table; if another has got its name, they must not be lost: that will be refused."""
+        """Take changes of this table, or of its name: those of another table of that name will be refused, not lost."""
         ours = oid == self._claim.worker or local_name(relation) == self._relation
         return Decision(self._claim.worker) if ours else None
 
@@ -120,7 +120,7 @@ class SyncPolicy:
         return None
 
     def refused(self) -> bool:
-        """The claim is reached with a transaction waiting beyond it: hand over, or learn that it was taken back."""
+        """Hand over at the claim, beyond which a transaction waits, or learn that it was taken back."""
         self._attempt()
         if not self._done:
             time.sleep(0.02)
@@ -173,7 +173,7 @@ class SyncPolicy:
             self._forget_claim(outcome.handover_lsn)
 
     def _standing(self) -> int | None:
-        """The claim that the ledger has."""
+        """Read the claim that the ledger has."""
         rows = subscriptions.relations(self._streams.session.connection, self._claim.subid)
         return next((r.handover_lsn for r in rows if r.srrelid == self._claim.worker), None)
 

@@ -41,7 +41,7 @@ _CANDIDATES = 20
 def record(
     error: psycopg.Error, sub: Subscription, claim: Claim, snapshot: str, table: CopiedTable
 ) -> ConflictRecord | None:
-    """The conflict that ended a copy.
+    """Find the conflict that ended a copy.
 
     :param error: of the target.
     :param snapshot: of the slot, while its holder lives.
@@ -90,7 +90,7 @@ class _Search:
         return found
 
     def _publishers(self, snapshot: str, keys: Sequence[str], values: Sequence[str]) -> list[bytes]:
-        """Rows that may have this key, as COPY sends them: by those of its parts that are columns.
+        """Read rows that may have this key, as COPY sends them: by those of its parts that are columns.
 
         Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
         """
@@ -125,7 +125,7 @@ class _Search:
                 return []  # not a value of that column, or no such column there: another reading may be right
 
     def _tried(self, row: bytes) -> ConflictRecord | None:
-        """What stops the row when it comes alone."""
+        """Find what stops the row when it comes alone."""
         writer = row_by_row.Writer(self._session, self._sub, self._claim, tagged=False)
         try:
             self._session.execute("BEGIN")
@@ -143,7 +143,7 @@ class _Search:
 
 
 def _readings(key: str, names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The values in ``(a, b)=(1, 2)``; where some of them hold commas, the ways to divide them."""
+    """Read the values in ``(a, b)=(1, 2)``; where some of them hold commas, in all ways to divide them."""
     before = f"({', '.join(names)})=("
     if not (key.startswith(before) and key.endswith(")")):
         return

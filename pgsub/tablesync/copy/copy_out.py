@@ -61,7 +61,7 @@ class CopyOut:
         self._wanted = False  #: that message is CopyData
 
     def cut(self, buffer: bytearray, have: int) -> tuple[list[memoryview], int]:
-        """Contents of CopyData in a buffer.
+        """Find the contents of CopyData in a buffer.
 
         :param buffer: what was left by the call before, and what came since.
         :param have: bytes in the buffer.
@@ -149,7 +149,7 @@ def _check(fits: bool, what: str) -> None:
 
 
 def reported(body: bytes) -> psycopg.Error:
-    """An ErrorResponse as psycopg would raise it."""
+    """Return an ErrorResponse as psycopg would raise it."""
     said = ServerError.from_response(body)
     kind = psycopg.Error
     with contextlib.suppress(KeyError):

@@ -51,7 +51,7 @@ class CopyPlan:
 
 
 def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
-    """Why a table has to be copied in one transaction, None where chunks are safe if it is found empty.
+    """Return why a table must be copied in one transaction, None where chunks are safe if it is found empty.
 
     Half a table is visible while chunks commit, and what a trigger did cannot be undone.
     """
@@ -80,7 +80,7 @@ def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, 
 
 
 def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str], ...]:
-    """The rules for conflicts that a copied row can meet."""
+    """Return the rules for conflicts that a copied row can cause."""
     found = conflict_rules.of_table(sub.on_conflict, target.schema, target.name)
     return tuple(rule for rule in found if rule[0] in _OF_INSERTS)
 
@@ -113,13 +113,13 @@ def _rows(reltuples: float) -> int | None:
 
 
 def chunk_ranges(sub: Subscription, remote: RemoteTable) -> list[tuple[Leaf, int, int | None]]:
-    """Leaf, first block and the block after the last one of every chunk: small enough to keep all tasks at work."""
+    """Divide a table: leaf, first block and block after the last of each chunk, small enough for all tasks."""
     size = min(CHUNK_BYTES, max(CHUNK_BYTES // _SMALLEST, remote.bytes // (CHUNKS_PER_TASK * sub.copy_workers)))
     return [(leaf, start, stop) for leaf in remote.leaves for start, stop in ranges(leaf, size)]
 
 
 def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
-    """Block ranges of a leaf, of about so many bytes with TOAST each; the last one is open-ended.
+    """Divide a leaf into block ranges of about so many bytes with TOAST each; the last one is open-ended.
 
     :param size: bytes of a range; a block is not divided.
     """

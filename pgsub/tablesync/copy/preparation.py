@@ -111,7 +111,7 @@ class Table:
 def _other_types(
     session: psycopg.Connection, remote: RemoteTable, target: TargetRelation
 ) -> tuple[tuple[str, str], ...]:
-    """The publisher's types, as SQL of the target, of columns that are of other types there.
+    """Return the publisher's types, as SQL of the target, of columns that are of other types there.
 
     :raises SchemaFault: the target lacks a column, or has it as a generated one: logicalrep_rel_open in copy_table,
         which asks before the first row, and where there is none.

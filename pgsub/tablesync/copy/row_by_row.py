@@ -71,7 +71,7 @@ class CopiedTable:
 
 
 def described(remote: RemoteTable, local: TargetRelation) -> tuple[Relation, str]:
-    """Relation and selection of a :class:`CopiedTable`."""
+    """Return relation and selection of a :class:`CopiedTable`."""
     full = remote.replica_identity == "f"
     sent = tuple(Column(KEY_COLUMN if c.is_key or full else 0, c.name, c.type_oid, c.typmod) for c in remote.columns)
     relation = Relation(remote.oid, local.schema, local.name, remote.replica_identity, sent)
@@ -152,7 +152,7 @@ def _batches(rows: Iterable[bytes], relation: Relation) -> Iterator[tuple[list[C
 
 
 def _change(row: bytes, relation: Relation) -> Change:
-    """A row of COPY in text form as an INSERT message of a transaction that nobody knows.
+    """Make an INSERT message of a row of COPY in text form, in a transaction without a position.
 
     :raises ProtocolViolation: it is no such row.
     """

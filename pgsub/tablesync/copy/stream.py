@@ -86,7 +86,7 @@ class _Meter:
 
 
 def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, meter: _Meter) -> int:
-    """The same with libpq on both ends.
+    """Move the rows with libpq on both ends.
 
     Both connections are waited for with poll: libpq's blocking calls would hold the interpreter. A block is flushed
     before the next one is read, so libpq keeps no more than that in memory.
@@ -121,7 +121,7 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
 
 
 def _row(source: pq.abc.PGconn) -> tuple[int, memoryview]:
-    """The publisher's next row; a negative length at the end."""
+    """Read the publisher's next row; the length is negative at the end."""
     while True:
         count, data = source.get_copy_data(1)
         if count:
@@ -131,7 +131,7 @@ def _row(source: pq.abc.PGconn) -> tuple[int, memoryview]:
 
 
 def _answer(connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
-    """The next result."""
+    """Wait for the next result."""
     while connection.is_busy():
         wait(connection.socket, select.POLLIN)
         connection.consume_input()
@@ -145,7 +145,7 @@ def _flush(target: pq.abc.PGconn) -> None:
 
 
 def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
-    """The server's error; without an SQLSTATE it is libpq that speaks, of a connection that was lost."""
+    """Return the server's error; one without an SQLSTATE is libpq's, of a lost connection."""
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
         return psycopg.OperationalError("the connection was lost")
     error = psycopg.errors.error_from_result(result)
@@ -153,5 +153,5 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
 
 
 def _dup(connection: psycopg.Connection) -> socket.socket:
-    """The connection's socket, non-blocking as libpq made it; closing it leaves the connection open."""
+    """Duplicate the connection's socket, which libpq made non-blocking; closing it leaves the connection open."""
     return socket.socket(fileno=os.dup(connection.fileno()))

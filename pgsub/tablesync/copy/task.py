@@ -126,7 +126,7 @@ class _CopySessions:
             yield sessions
 
     def copy(self, piece: Piece) -> tuple[int, int]:
-        """One piece, committed together with its ledger row (and, atomic, with ``f``).
+        """Copy one piece, committed together with its ledger row (and, atomic, with ``f``).
 
         :return: rows and bytes; both 0 where there was nothing to do.
         :raises Fenced: another attempt of the table is under way.
@@ -186,7 +186,7 @@ class _CopySessions:
         return rows, size
 
     def _resolving(self, key: ChunkKey) -> row_by_row.Writer:
-        """One for the session: what it prepares stays there."""
+        """Return the session's writer: what it prepares stays there."""
         if self._writer is None:
             sub = self._spec.subscription
             self._writer = row_by_row.Writer(self._session, sub, key.claim, tagged=self._tagged)

@@ -11,7 +11,7 @@ from pgsub.target.ledger.jsonb import jsonb
 
 
 def log_entry(level: str, text: LogText) -> dict[str, Any]:
-    """A record of the launcher's log, as the body of an event."""
+    """Make the body of an event for the launcher's log."""
     return {"kind": "log", "level": level, "text": text}
 
 

@@ -66,7 +66,7 @@ def held(connection: psycopg.Connection, subid: int) -> dict[int, bool]:
 
 
 def overview(connection: psycopg.Connection, subid: int) -> list[HeldTable]:
-    """All held tables with how much is kept."""
+    """List all held tables with how much is kept."""
     rows = connection.execute(
         "SELECT t.srrelid::bigint,"
         " pg_catalog.to_char(t.held_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"'),"
@@ -145,7 +145,7 @@ def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int)
 
 
 def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
-    """Finish LSNs of the transactions that come next of each table that is being released."""
+    """Return finish LSNs of the transactions that come next of each table that is being released."""
     rows = connection.execute(
         "SELECT c.finish_lsn::text FROM pgsub.held_table t, LATERAL (SELECT finish_lsn FROM pgsub.held_change h"
         " WHERE h.subid = t.subid AND h.srrelid = t.srrelid ORDER BY h.id LIMIT 1) AS c"
@@ -156,7 +156,7 @@ def next_released(connection: psycopg.Connection, subid: int) -> set[int]:
 
 
 def read(connection: psycopg.Connection, subid: int, relids: Collection[int], size: int) -> list[HeldChanges]:
-    """The first kept changes of these tables, in their order.
+    """Read the first kept changes of these tables, in their order.
 
     :param size: bytes of their messages from which on no more are read.
     """
@@ -193,7 +193,7 @@ def remove(connection: psycopg.Connection, subid: int, stretches: Sequence[HeldC
 
 
 def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int], *, moved: bool) -> bool:
-    """Tables that are being released, of which nothing is kept any more, are as any other from now on.
+    """End the release of tables of which nothing is kept any more: they are like any other from now on.
 
     But where a prepared transaction is undecided that may have kept changes: those come to light with its end. What was
     prepared after all that could be seen was applied has kept none.

@@ -24,12 +24,12 @@ def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
 
 
 def encoding(connection: psycopg.Connection) -> str:
-    """The encoding of the target's database."""
+    """Return the encoding of the target's database."""
     return connection.info.parameter_status("server_encoding") or "UTF8"
 
 
 def text(body: Any, encoding: str) -> str:
-    """JSON that a database of this encoding takes."""
+    """Write JSON that a database of this encoding takes."""
     found = json.dumps(body, ensure_ascii=False)
     if found.isascii() or encoding in _ALL:
         return found
@@ -45,7 +45,7 @@ def _shown(found: re.Match[str], codec: str) -> str:
 
 
 def _codec(encoding: str) -> str:
-    """Python's name of an encoding; ASCII, which is part of each, for one that it does not know."""
+    """Return Python's name of an encoding; ASCII, which is part of each, for an unknown one."""
     name = re.sub(r"^WIN(?=\d)", "cp", re.sub(r"^KOI8(?=.)", "KOI8-", encoding))
     try:
         return codecs.lookup(name).name

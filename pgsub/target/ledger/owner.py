@@ -149,7 +149,7 @@ def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
 
 
 def grants(roles: str) -> str:
-    """What others than the ledger's owner need.
+    """Return the GRANTs that roles other than the ledger's owner need.
 
     :param roles: as SQL.
     """
@@ -200,7 +200,7 @@ def acting(connection: psycopg.Connection) -> Iterator[None]:
 
 
 def _bootstrap_superuser(connection: psycopg.Connection) -> str | None:
-    """Who is to own a ledger that a superuser makes: the role that the server never lets be anything else."""
+    """Return the bootstrap superuser, who owns a ledger that a superuser makes; None for another role."""
     query = """
         SELECT b.rolname::text FROM pg_catalog.pg_roles b, pg_catalog.pg_roles me
          WHERE b.oid = 10 AND b.rolsuper AND me.rolname = current_user AND me.rolsuper"""

@@ -43,7 +43,7 @@ class Found:
 
 
 def gid_prefix(subid: int) -> str:
-    """How the identifiers of a subscription's prepared transactions begin (``TwoPhaseTransactionGid``)."""
+    """Return how identifiers of a subscription's prepared transactions begin (``TwoPhaseTransactionGid``)."""
     return f"pgsub_{subid}_"
 
 
@@ -70,7 +70,7 @@ class PreparedTransactions:
         return found
 
     def find(self, gid: str) -> Found:
-        """What there is of it."""
+        """Look up prepared transaction, marker and ledger row."""
         row = self._connection.execute(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(gid)s"
             "   AND database = pg_catalog.current_database()),"
@@ -82,14 +82,14 @@ class PreparedTransactions:
         return Found(*row)
 
     def mark(self, connection: psycopg.Connection, gid: str) -> None:
-        """The marker row, inside the transaction that is about to be prepared.
+        """Write the marker row, inside the transaction that is about to be prepared.
 
         :param connection: the session that holds the data.
         """
         connection.execute("INSERT INTO pgsub.prepared_xact (subid, gid) VALUES (%s, %s)", (self._subid, gid))
 
     def list_(self, gid: str, prepare_lsn: int, xid: int) -> None:
-        """The ledger's row: from now on the prepared transaction must not vanish."""
+        """Write the ledger's row: from now on the prepared transaction must not vanish."""
         self._connection.execute(
             "INSERT INTO pgsub.prepared_pending (subid, gid, prepare_lsn, xid) VALUES (%s, %s, %s, %s)"
             " ON CONFLICT DO NOTHING",
@@ -97,7 +97,7 @@ class PreparedTransactions:
         )
 
     def unlist(self, gid: str) -> None:
-        """It has ended: with the ledger's progress behind its end, nothing of it is asked for again."""
+        """Remove what is known of a prepared transaction that has ended: it will not be sent again."""
         for table in ("prepared_pending", "prepared_xact"):
             self._connection.execute(
                 sql.SQL("DELETE FROM {} WHERE subid = %s AND gid = %s").format(sql.Identifier("pgsub", table)),

@@ -242,7 +242,7 @@ class Progress:
         self._ctid, self.reported_lsn = found[0], parse_lsn(found[1])
 
     def control(self) -> Control:
-        """The worker's flags, without a lock and without a write.
+        """Read the worker's flags, without a lock and without a write.
 
         :raises Fenced: the epoch was raised meanwhile.
         """
@@ -256,7 +256,7 @@ class Progress:
         return Control(*found)
 
     def unmirrored_events(self) -> tuple[int, int] | None:
-        """The first and the last of what the launcher still has to record, by id; None where there is nothing."""
+        """Return first and last id of the events that the launcher has not recorded; None where there are none."""
         query = "SELECT min(id), max(id) FROM pgsub.event WHERE subid = %s HAVING count(*) > 0"
         return row(self._connection, query, (self._claim.subid,))
 
@@ -274,7 +274,7 @@ def of_commit(failure: StatementFailed) -> bool:
 
 
 def table_states(connection: psycopg.Connection, subid: int) -> dict[int, RelationState]:
-    """Table states by oid, as of this statement: what apply's filter decides with; names are the recorded ones."""
+    """Read table states by oid, as of this statement, for apply's filter; names are the recorded ones."""
     rows = connection.execute(
         "SELECT srrelid::bigint, schemaname, relname, srsubstate::text, srsublsn::text, handover_lsn::text"
         " FROM pgsub.subscription_rel WHERE subid = %s",

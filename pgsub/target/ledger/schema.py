@@ -177,7 +177,7 @@ _MIGRATIONS = {1: _V1}
 
 
 def installed_version(connection: psycopg.Connection) -> int:
-    """The ledger's version in this database, 0 where there is none."""
+    """Return the ledger's version in this database, 0 where there is none."""
     if not scalar(connection, "SELECT pg_catalog.to_regclass('pgsub.ledger_version') IS NOT NULL"):
         return 0
     return int(scalar(connection, "SELECT max(version) FROM pgsub.ledger_version") or 0)

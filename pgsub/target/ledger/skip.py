@@ -58,7 +58,7 @@ class Skip:
         return Skip(left[0], self.rows, tuple(left[1:]), self.waits) if left else None
 
     def missed_at(self, finish_lsn: int) -> tuple[int, ...]:
-        """LSNs that a transaction clears that is not theirs (clear_subscription_skip_lsn): transactions come in order.
+        """Return LSNs that a later transaction clears (clear_subscription_skip_lsn): transactions come in order.
 
         :param finish_lsn: of a transaction with changes, or the end of a prepared one.
         """
@@ -68,25 +68,25 @@ class Skip:
 
 
 def of(lsns: Sequence[int], rows: str = WHOLE) -> Skip:
-    """One LSN as the server has it; or several."""
+    """Make a skip of one LSN, as the server has it, or of several."""
     first, *later = sorted(set(lsns))
     return Skip(first, rows, tuple(later), waits=bool(later))
 
 
 def cleared(lsn: int, finish_lsn: int, subname: str) -> tuple[str, LogText]:
-    """Level and text of the log record about an LSN that was missed, in the server's words."""
+    """Return level and text of the log record about an LSN that was missed, in the server's words."""
     detail = f"Remote transaction's finish WAL location (LSN) {format_lsn(finish_lsn)} did not match skip-LSN"
     return "WARNING", log_text(f'skip-LSN of subscription "{subname}" cleared', detail=f"{detail} {format_lsn(lsn)}.")
 
 
 def shown(skip: Skip | None, rules: Sequence[Rule]) -> tuple[str, ...]:
-    """What is to be skipped, for people: one a transaction, one a rule."""
+    """Show what is to be skipped: one text a transaction, one a rule."""
     lsns = () if skip is None else tuple(f"{format_lsn(lsn)} {skip.rows}" for lsn in skip.lsns)
     return (*lsns, *(f"{rule.conflict} {rule.table} {rule.limit}" for rule in rules))
 
 
 def decoded(lsn: str | None, rows: str | None, several: Sequence[str] | None) -> Skip | None:
-    """From :data:`COLUMNS`."""
+    """Read a skip from the values of :data:`COLUMNS`."""
     if lsn is None or rows is None:
         return None
     later = tuple(parse_lsn(one) for one in (several or ())[1:])
@@ -100,7 +100,7 @@ def _encoded(skip: Skip | None) -> tuple[str | None, str | None, list[str] | Non
 
 
 def pending(connection: psycopg.Connection, subid: int) -> Skip | None:
-    """What is set and not consumed.
+    """Return the skip that is set and not consumed.
 
     :raises StateForbids: the ledger does not know the subscription.
     """
@@ -115,7 +115,7 @@ def _control(connection: psycopg.Connection, subid: int, columns: str) -> tuple[
 
 
 def decoded_rules(found: Mapping[str, int] | None) -> tuple[Rule, ...]:
-    """From ``skip_rules``: the limit of each rule."""
+    """Read rules with their limits from ``skip_rules``."""
     return tuple(changed(conflict_rules.parse(text), limit=limit) for text, limit in (found or {}).items())
 
 
@@ -124,7 +124,7 @@ def _encoded_rules(connection: psycopg.Connection, rules: Sequence[Rule]) -> Jso
 
 
 def pending_rules(connection: psycopg.Connection, subid: int) -> tuple[Rule, ...]:
-    """Rules with a limit that are not used up.
+    """Return the rules with a limit that are not used up.
 
     :raises StateForbids: the ledger does not know the subscription.
     """

@@ -1,4 +1,4 @@
-"""Dead letters: changes that were not applied, kept in ``pgsub.skipped_change``, and which of them were replayed.
+"""Changes that were not applied, kept in ``pgsub.skipped_change``, and which of them were replayed.
 
 The server has nothing of the kind: what ALTER SUBSCRIPTION ... SKIP leaves out is lost.
 """
@@ -16,7 +16,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.query import scalar
 
-#: Letters that are read, or whose ids are sent, at once.
+#: Changes that are read, or whose ids are sent, at once.
 CHUNK = 1000
 
 _OPERATION = "body->>'operation'"
@@ -40,7 +40,7 @@ class SkippedChange:
 class SkippedTransaction:
     """What is kept of one transaction, or of a part of it.
 
-    :ivar ids: of the letters that were not replayed, in the order of their changes.
+    :ivar ids: of the changes that were not replayed, in their order.
     :ivar totals: how many of them by schema, table and operation.
     :ivar replayed: how many others were, and ``last_replayed_at`` when the last of them was.
     """
@@ -83,7 +83,7 @@ def of_transaction(
     table: str | None = None,
     ids: Sequence[int] | None = None,
 ) -> SkippedTransaction | None:
-    """What is kept of a transaction.
+    """Return what is kept of a transaction.
 
     :param table: only of this one, schema.name.
     :param ids: only these.
@@ -107,7 +107,7 @@ def of_transaction(
 
 
 def by_ref(connection: psycopg.Connection, subid: int, finish_lsn: int, ref: str) -> list[int]:
-    """Ids of the letters that a conflict of this reference was recorded with."""
+    """Return ids of the changes that a conflict of this reference was recorded with."""
     rows = connection.execute(
         "SELECT id FROM pgsub.skipped_change WHERE subid = %s AND finish_lsn = %s AND body->>'ref' = %s ORDER BY id",
         (subid, format_lsn(finish_lsn), ref),
@@ -123,7 +123,7 @@ def by_content(
     operation: str,
     row: dict[str, str | None],
 ) -> list[int]:
-    """Ids of the letters whose row has these values; where none has, of all of this operation on that table.
+    """Return ids of the changes whose row has these values; if none has, of all of this operation on the table.
 
     :param row: of an INSERT or UPDATE the new row, of a DELETE the old one; not all of its columns, perhaps.
     """
@@ -150,7 +150,7 @@ def mark_replayed(connection: psycopg.Connection, subid: int, ids: Sequence[int]
 
 
 def read(connection: psycopg.Connection, subid: int, ids: Sequence[int]) -> Iterator[SkippedChange]:
-    """Letters in the order of their ids, :data:`CHUNK` at a time; between two of them the session is free."""
+    """Read changes in the order of their ids, :data:`CHUNK` at a time; between two of them the session is free."""
     for start in range(0, len(ids), CHUNK):
         yield from [
             SkippedChange(number, xid, schema, name, json.loads(body))

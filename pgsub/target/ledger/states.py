@@ -32,7 +32,7 @@ _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
 @contextlib.contextmanager
 def changing(connection: psycopg.Connection, subid: int) -> Iterator[int]:
-    """A durable transaction that holds apply's row and has raised its version; gives apply's ``remote_lsn``.
+    """Open a durable transaction that holds apply's row and has raised its version; gives apply's ``remote_lsn``.
 
     :raises psycopg.errors.LockNotAvailable: apply held the row for more than a second; try again.
     """
@@ -65,7 +65,7 @@ def lock_tables(connection: psycopg.Connection, subid: int, relids: Collection[i
 
 
 def next_group(connection: psycopg.Connection, subid: int) -> int:
-    """A number that no group of tables of this subscription has had."""
+    """Return a number that no group of tables of this subscription has had."""
     query = "UPDATE pgsub.subscription SET sync_groups = sync_groups + 1 WHERE subid = %s RETURNING sync_groups::text"
     return int(_there(scalar(connection, query, (subid,))))
 
@@ -195,7 +195,7 @@ def claim_before_copy(connection: psycopg.Connection, claims: Sequence[Claim]) -
 
 
 def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
-    """The slot exists: apply need not wait at what the copy brings; claims that were taken back stay so."""
+    """Move claims to the new slot's position: what lies before comes with the copy. Claims taken back stay so."""
     with changing(connection, claims[0].subid):
         _move_claims(connection, claims, position, standing=True)
 
@@ -250,7 +250,7 @@ def clear_claims(connection: psycopg.Connection, subid: int, relids: Collection[
 
 
 def _handover(connection: psycopg.Connection, claim: Claim) -> int | None:
-    """The claim of a table in ``f``, whose row is locked."""
+    """Read the claim of a table in ``f``, and lock its row."""
     found = row(
         connection,
         "SELECT handover_lsn::text FROM pgsub.subscription_rel WHERE subid = %s AND srrelid = %s"

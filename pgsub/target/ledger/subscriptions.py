@@ -111,7 +111,7 @@ def slot_created(
     timeline: int,
     position: int,
 ) -> None:
-    """The slot exists: its consistent point (or a given slot's confirmed position) is where reporting starts."""
+    """Record that the slot exists: its consistent point, or confirmed position, is where reporting starts."""
     publisher = {"publisher_dbname": dbname, "publisher_dboid": dboid, "timeline": timeline}
     point = format_lsn(position)
     with durable(connection):
@@ -131,12 +131,12 @@ def _set(connection: psycopg.Connection, subid: int, **columns: object) -> bool:
 
 
 def registered(connection: psycopg.Connection, subid: int) -> None:
-    """The state store knows the subscription: neither its creation nor its drop is under way any more."""
+    """Record that the state store has the subscription: neither creation nor drop is under way any more."""
     _set(connection, subid, slot_intent=False)
 
 
 def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> None:
-    """The publisher moved to another timeline and was checked to be the same history."""
+    """Record the timeline that the publisher moved to, whose history was checked."""
     _set(connection, subid, timeline=timeline)
 
 
@@ -154,7 +154,7 @@ def identity(connection: psycopg.Connection, subid: int) -> Identity:
 
 
 def unknown(subid: int) -> StateForbids:
-    """The error for a ledger, or a database without one, that does not have the subscription."""
+    """Make the error for a ledger, or a database without one, that does not have the subscription."""
     return StateForbids(
         "the target's ledger does not know this subscription",
         detail=f"Schema pgsub of the target database has no row for subscription number {subid}.",
@@ -163,7 +163,7 @@ def unknown(subid: int) -> StateForbids:
 
 
 def relations(connection: psycopg.Connection, subid: int) -> list[RelationState]:
-    """All tables of a subscription, in the order of their oids, by the names that they bear now.
+    """Return all tables of a subscription, in the order of their oids, by the names that they bear now.
 
     One that was dropped has the name that it was subscribed by.
     """
@@ -255,7 +255,7 @@ def replace_publisher(
 
 
 def redefine(connection: psycopg.Connection, subid: int, name: str, slot_name: str | None) -> None:
-    """The ledger follows ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
+    """Follow ALTER SUBSCRIPTION … RENAME TO and SET (slot_name = …).
 
     :raises StateForbids: the ledger does not know the subscription.
     """

@@ -120,7 +120,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
 
 
 def behind(connection: psycopg.Connection, subid: int) -> int:
-    """The furthest position that the ledger has of the publisher: apply's own, or where a table changed hands.
+    """Return the furthest position of the publisher in the ledger: apply's own, or where a table changed hands.
 
     :raises Fenced: the subscription is gone.
     """
@@ -155,12 +155,12 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
 
 
 def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
-    """What the ledger has as prepared and not decided."""
+    """Return the transactions that the ledger has as prepared and not decided."""
     return [Pending(gid, xid, parse_lsn(lsn), at) for gid, xid, lsn, at in connection.execute(_PENDING, (subid,))]
 
 
 def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
-    """The subscription's prepared transactions on the target, oldest first."""
+    """Return the subscription's prepared transactions on the target, oldest first."""
     return [Prepared(*row) for row in connection.execute(_PREPARED, (prepared_xacts.gid_prefix(subid),))]
 
 
@@ -182,7 +182,7 @@ def check_finishable(found: Sequence[Prepared]) -> None:
 
 
 def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None:
-    """ROLLBACK PREPARED, for good: the publisher will not send them again. One that is gone meanwhile is passed over.
+    """Roll prepared transactions back for good: the publisher will not send them again. Missing ones are ignored.
 
     :param connection: in autocommit mode.
     """

@@ -167,7 +167,7 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
 
 
 def translate(error: psycopg.Error, doing: str) -> PgsubError:
-    """What an error on an established target session means.
+    """Make pgsub's error of an error on an established target session.
 
     :param error: as psycopg raised it.
     :param doing: completes "could not …".

@@ -32,7 +32,7 @@ _SETUP_WITH_PID = 190000
 
 
 def _functions(connection: psycopg.Connection) -> list[str]:
-    """What is called here, as this server's signatures."""
+    """Return the functions that are called here, as this server's signatures."""
     pid = ", integer" if connection.info.server_version >= _SETUP_WITH_PID else ""
     return [
         "pg_replication_origin_oid(text)",
@@ -52,7 +52,7 @@ def allowed(connection: psycopg.Connection) -> bool:
 
 
 def grant_hint(connection: psycopg.Connection, role: str) -> str:
-    """The statements that allow a role to use origins on this server.
+    """Return the statements that allow a role to use origins on this server.
 
     :param role: quoted name.
     """

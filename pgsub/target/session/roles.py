@@ -36,7 +36,7 @@ SELECT pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
 
 
 def with_role(target: TargetRelation, sub: Subscription) -> TargetRelation:
-    """The table with the role that its changes are made as.
+    """Return the table with the role that its changes are made as.
 
     :raises PermissionMissing: the user is a member of the owner that may not SET ROLE (SwitchToUntrustedUser), or a
         row security policy applies to the acting role (TargetPrivilegesCheck).
@@ -52,7 +52,7 @@ def with_role(target: TargetRelation, sub: Subscription) -> TargetRelation:
 
 
 def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMissing:
-    """The server's refusal, and both ways out."""
+    """Make the server's refusal, with both remedies."""
     user, owner = quoting.name(target.user), quoting.name(target.owner)
     return PermissionMissing(
         f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
@@ -100,7 +100,7 @@ def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subsc
 
 
 def row_security(target: TargetRelation, role: str) -> PermissionMissing:
-    """The server's refusal: policies would filter, or run code, row by row."""
+    """Make the server's refusal: policies would filter, or run code, row by row."""
     return PermissionMissing(
         f'user "{role}" cannot replicate into relation with row-level security enabled: "{target.name}"',
         detail=f'A policy of "{target.schema}.{target.name}" applies to the role that makes its changes.',
@@ -110,7 +110,7 @@ def row_security(target: TargetRelation, role: str) -> PermissionMissing:
 
 
 def set_role(role: str | None) -> sql.Composed:
-    """The statement that changes the role until the transaction ends; None for the session's own.
+    """Compose the statement that changes the role until the transaction ends; None for the session's own.
 
     Inside a subtransaction its end by ROLLBACK TO brings back the role from before.
     """

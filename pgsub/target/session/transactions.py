@@ -10,7 +10,7 @@ import psycopg
 
 @contextlib.contextmanager
 def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
-    """A transaction that is on disk when it ends well, whatever the subscription's synchronous_commit is."""
+    """Open a transaction that is on disk once it has committed, whatever the subscription's synchronous_commit is."""
     with connection.transaction():
         # guard: state changes are durable
         connection.execute("SET LOCAL synchronous_commit = on")
@@ -18,5 +18,5 @@ def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
 
 
 def lock_timeout(connection: psycopg.Connection) -> None:
-    """Nothing waits long for a ledger row while it holds another (hand-over, TRUNCATE of a re-sync)."""
+    """Bound the wait for a lock of the ledger: it is waited for while another is held."""
     connection.execute("SET LOCAL lock_timeout = '1s'")
