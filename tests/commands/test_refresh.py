@@ -247,8 +247,8 @@ def test_what_is_registered_without_a_launcher_is_in_the_state_store_at_once(sto
     ended = stored("refresh", "s", "--no-wait")
     assert ended.stderr.splitlines() == [
         'NOTICE:  subscription "s": tables: 1 added',
-        'NOTICE:  subscription "s" is not served by anything from now on',
-        "HINT:  To go on:",
+        'NOTICE:  subscription "s" is ready, but nothing is running it',
+        "HINT:  Start it with:",
         "pgsub run s",
     ]
     assert stored.states() == {"a": "r", "b": "r", "c": "i"}

@@ -24,8 +24,8 @@ def test_what_create_registers_is_the_same_in_ledger_slot_and_state_store(cli, t
     assert ended.returncode == 0 and ended.stdout == ""
     assert ended.stderr.splitlines() == [
         'NOTICE:  created replication slot "s" on publisher',
-        'NOTICE:  subscription "s" is not served by anything from now on',
-        "HINT:  To go on:",
+        'NOTICE:  subscription "s" is ready, but nothing is running it',
+        "HINT:  Start it with:",
         "pgsub run s",
     ]
     assert pubdb.rows(_SLOTS) == [("s",)]

@@ -40,8 +40,8 @@ def test_create_serves_its_tables_until_all_have_caught_up_and_then_says_that_no
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert ended.stderr.splitlines()[-4:] == [
         "synchronized 2 of 2 tables",
-        'NOTICE:  subscription "s" is not served by anything from now on',
-        "HINT:  To go on:",
+        'NOTICE:  subscription "s" is ready, but nothing is running it',
+        "HINT:  Start it with:",
         "pgsub run s",
     ]
     assert subdb.rows("SELECT count(*), count(DISTINCT t) FROM a") == [(100, 100)]

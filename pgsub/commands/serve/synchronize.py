@@ -101,8 +101,8 @@ class Service:
         """Leave the work to a launcher, and say so where there is none."""
         if not self._served():
             self._reporter.notice(
-                f'subscription "{self._sub.name}" is not served by anything from now on',
-                f"To go on:\npgsub run {word(self._sub.name)}",
+                f'subscription "{self._sub.name}" is ready, but nothing is running it',
+                f"Start it with:\npgsub run {word(self._sub.name)}",
             )
 
     def _served(self) -> bool:

@@ -168,7 +168,7 @@ def _set(
     session: psycopg.Connection, store: StateStore, sub: Subscription, wanted: Skip | None, previous: Skip | None
 ) -> None:
     """Set what is skipped. The journal has it before it holds, so a command that is killed leaves a trace."""
-    detail = {"lsn": told(wanted), "rows": wanted.rows if wanted else None, "previous": told(previous)}
+    detail = {"lsn": _lsns(wanted), "rows": wanted.rows if wanted else None, "previous": _lsns(previous)}
     with store.journal_attempt("skip-lsn", sub, detail) as attempt:
         failpoints.point("skip.before_ledger")
         with transactions.durable(session):
@@ -191,6 +191,6 @@ def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: R
         reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
 
 
-def told(wanted: Skip | None) -> str:
+def _lsns(wanted: Skip | None) -> str:
     """Return its LSNs in one line."""
     return "none" if wanted is None else " ".join(format_lsn(lsn) for lsn in wanted.lsns)
