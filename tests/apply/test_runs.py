@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from encoding import encode, text_tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from protocol.encoding import encode, text_tuple
 
 from pgsub.apply.stream import assembler
 from pgsub.apply.stream import spool as spool_module

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from change_set_model import (
+from models.change_set_model import (
     Delete,
     Fallback,
     Insert,

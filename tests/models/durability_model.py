@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from handover_model import commit_lsn, end_lsn
+from models.handover_model import commit_lsn, end_lsn
 
 N = 3
 CRASHES = 2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from change_set_model import Rules
-from change_set_trials import Difference, compare
+from models.change_set_model import Rules
+from models.change_set_trials import Difference, compare
 from thorough import only_thorough
 
 BATCHES = 20_000

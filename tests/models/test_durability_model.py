@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from durability_model import Durability, Failure, Rules
-from model_explorer import explore
+from models.durability_model import Durability, Failure, Rules
+from models.model_explorer import explore
 from thorough import only_thorough, thorough
 
 SOUND: dict[str, Rules] = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from handover_model import Failure, Handover, Rules
-from model_explorer import explore
+from models.handover_model import Failure, Handover, Rules
+from models.model_explorer import explore
 from thorough import only_thorough, thorough
 
 #: What the program does, with every freedom that it takes. Nothing of the program is part of a model, so the other

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from encoding import encode
 from hypothesis import strategies as st
+from protocol.encoding import encode
 
 from pgsub.protocol.messages import (
     Begin,

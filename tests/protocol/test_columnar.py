@@ -13,13 +13,13 @@ import numpy as np
 import psycopg
 import pytest
 from embedded import Server
-from encoding import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import CHANGES, deletes, examples, inserts, tuples, updates
+from protocol.encoding import encode
+from protocol.message_strategies import CHANGES, deletes, examples, inserts, tuples, updates
+from protocol.recorded_streams import Stream, history, live, replay, set_up
+from protocol.test_hostile_bytes import mutate
 from psycopg import pq
-from recorded_streams import Stream, history, live, replay, set_up
-from test_hostile_bytes import mutate
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import columnar

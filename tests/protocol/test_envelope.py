@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import ANY_LSN, TIMES, examples
+from protocol.message_strategies import ANY_LSN, TIMES, examples
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.envelope import Keepalive, XLogData, parse, standby_status

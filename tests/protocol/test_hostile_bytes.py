@@ -6,10 +6,10 @@ import random
 import struct
 
 import pytest
-from encoding import encode, text_tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import CHANGES, EVERY, PARALLEL_ABORTS, Step, examples, sessions
+from protocol.encoding import encode, text_tuple
+from protocol.message_strategies import CHANGES, EVERY, PARALLEL_ABORTS, Step, examples, sessions
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import decoder as decoder_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import pytest
-from encoding import encode, text_tuple
+from protocol.encoding import encode, text_tuple
 
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.decoder import Decoder

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from embedded import Server
-from encoding import encode
 from fix_proxy import Proxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import examples
-from recorded_streams import EVERY_KIND, Stream, history, live, replay, set_up
-from test_hostile_bytes import mutate
+from protocol.encoding import encode
+from protocol.message_strategies import examples
+from protocol.recorded_streams import EVERY_KIND, Stream, history, live, replay, set_up
+from protocol.test_hostile_bytes import mutate
 
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.batch import Batch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from encoding import encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_strategies import CHANGES, CONTROLS, EVERY, PARALLEL_ABORTS, XIDS, Step, examples, sessions
+from protocol.encoding import encode
+from protocol.message_strategies import CHANGES, CONTROLS, EVERY, PARALLEL_ABORTS, XIDS, Step, examples, sessions
 
 from pgsub.protocol.decoder import Decoder, decode_change, message_xid
 from pgsub.protocol.messages import Change, Control, Message, Origin, Relation, StreamStop

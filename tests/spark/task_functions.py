@@ -1,4 +1,4 @@
-"""Functions that the tests run in python workers; importable there as PYTHONPATH names this folder."""
+"""Functions that tests run in python workers, where PYTHONPATH names the folder of the tests."""
 
 from __future__ import annotations
 

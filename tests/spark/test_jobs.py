@@ -10,7 +10,7 @@ from pathlib import Path
 import patience
 import pyspark
 import pytest
-import task_functions as tasks
+from spark import task_functions as tasks
 
 from pgsub.common.errors import ApplyError, Directive, InternalError, TimeoutExpired
 from pgsub.spark.gateway import environ
@@ -20,7 +20,7 @@ from pgsub.spark.session import close_context, open_context
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory):
-    with environ({"PYTHONPATH": str(Path(tasks.__file__).parent)}):
+    with environ({"PYTHONPATH": str(Path(tasks.__file__).parents[1])}):
         opened = open_context(None, 4, tmp_path_factory.mktemp("state"), imported=("no_such_module", "wave"))
         yield opened
         close_context(opened)

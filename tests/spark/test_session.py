@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pyspark
 import pytest
-import task_functions as tasks
 from py4j.protocol import Py4JError
+from spark import task_functions as tasks
 
 from pgsub.common.errors import Directive, StateForbids
 from pgsub.spark import settings, training
@@ -38,7 +38,7 @@ def opened(state_dir):
         contexts.append(open_context(master, workers, state_dir, conf))
         return contexts[-1]
 
-    with environ({"PYTHONPATH": str(Path(tasks.__file__).parent)}):
+    with environ({"PYTHONPATH": str(Path(tasks.__file__).parents[1])}):
         yield open_one
         for context in contexts:
             close_context(context)
@@ -218,7 +218,7 @@ def _with_java(environment, cache):
 def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(tmp_path, state_dir):
     program = (
         "import os, pathlib, signal, sys; from pgsub.spark.session import open_context, close_context\n"
-        "from pgsub.spark.jobs import Submitter, WorkerDied; import task_functions as tasks\n"
+        "from pgsub.spark.jobs import Submitter, WorkerDied; from spark import task_functions as tasks\n"
         "state = pathlib.Path(sys.argv[1]); context = open_context(None, 2, state)\n"
         "submitter = Submitter(context); submitter.submit('worker', tasks.worker, [0]).result(60)\n"
         "job = submitter.submit('long', tasks.interval, [60.0])\n"
@@ -227,7 +227,7 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
         "except WorkerDied: close_context(context)\n"
         "import logging; assert not logging.getLogger().handlers\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(tasks.__file__).parent}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(tasks.__file__).parents[1]}"}
     command = [sys.executable, "-c", program, str(state_dir)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
