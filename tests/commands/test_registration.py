@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -100,6 +102,36 @@ def test_a_create_that_is_interrupted_undoes_everything(cli, tables, tmp_path, n
     assert tables[0].rows(_SLOTS) == [("s",)]
     assert cli.stop(creating, number) == (130 if number == signal.SIGINT else -signal.SIGTERM)
     nothing_created(cli, *tables)
+
+
+def test_a_create_whose_state_store_is_locked_by_another_leaves_no_slot(cli, tables, tmp_path):
+    pubdb, subdb = tables
+    reached = tmp_path / "goes on"
+    point = {"PGSUB_FAILPOINTS": f"create.after_slot=pause:{reached}"}
+    creating = cli.start("create", *cli.words("s")[1:], "--no-wait", env=point)
+    pubdb.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's' AND confirmed_flush_lsn IS NOT NULL")
+    with contextlib.closing(sqlite3.connect(cli.state / "state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        reached.touch()
+        assert creating.wait(patience.SECONDS) == 10
+    nothing_created(cli, pubdb, subdb)
+
+
+def test_a_create_that_loses_the_publisher_while_the_slot_comes_to_be_says_what_may_be_left(cli, tables, proxy):
+    pubdb, subdb = tables
+    line = proxy(pubdb.conninfo)
+    cli.connection = line.conninfo
+    with contextlib.closing(pubdb.connect()) as writer:
+        writer.execute("BEGIN; INSERT INTO b VALUES (1, 1)")  # the creation waits for it
+        creating = cli.start("create", *cli.words("s")[1:], "--no-wait")
+        pubdb.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's'")
+        line.cut()
+        assert creating.wait(patience.SECONDS) == 4
+        writer.execute("COMMIT")
+    assert 'replication slot "s" may have been left on the publisher' in creating.log.read_text()
+    assert cli.create("s", "--no-wait").returncode == 0
+    assert cli("drop", "s", "--yes").returncode == 0
+    nothing_created(cli, pubdb, subdb)
 
 
 @pytest.mark.parametrize("point", ["create.after_ledger", "create.after_slot"])

@@ -25,7 +25,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.subscription.definition import Definition
 from pgsub.common import conninfo as ci
 from pgsub.common import failpoints, quoting
-from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.common.errors import PgsubError, StateForbids, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
@@ -115,10 +115,17 @@ def register(
             _connect_slot(session, replication, sub, deadline, reporter, creates=creates)
         _store(store, sub, relations)
     except BaseException as error:
-        store.remove_subscription(sub.subid)
+        with contextlib.suppress(StateStoreError):  # what cannot be written now could not be before
+            store.remove_subscription(sub.subid)
         somebody_elses = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
         if _undo(session, replication if creates and not somebody_elses else None, sub):
             _note(folder, sub.subid).unlink(missing_ok=True)
+        elif creates:
+            reporter.warning(
+                f'replication slot "{sub.slot_name}" may have been left on the publisher',
+                "It keeps WAL there.",
+                "Create the subscription again: that removes what was left first.",
+            )
         raise
     _note(folder, sub.subid).unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
