@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -25,7 +26,7 @@ from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
-from pgsub.apply.sets.writer import Counters, SetWriter
+from pgsub.apply.sets.writer import SetWriter
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import PgsubError
@@ -60,6 +61,7 @@ class Executor:
     :param set_based: whether changes may be executed as sets.
     :param spill: where missing rows and messages go when there are many; the rest is returned by :meth:`finish`.
     :param holds: whether any table is held; its changes are kept then.
+    :ivar counters: how changes were executed, by the names in :class:`~pgsub.common.worker_heartbeat.Heartbeat`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Executor:
         self._naming = False
         self._dispatch = Dispatch(self._rows, relations, self._filter, self._held, self._spill_many)
         self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
-        self.counters = Counters()
+        self.counters: Counter[str] = Counter()
 
     @property
     def changes(self) -> int:
@@ -224,9 +226,11 @@ class Executor:
                 raise
             _log.debug("a block is replayed row by row: %s", failure)
             self._sets.begin()
-            self.counters.fallbacks += 1
+            self.counters["set_fallbacks"] += 1
             return None
-        self.counters.add(Counters(result.changes, result.folded, len(result.serial)))
+        self.counters.update(
+            changes_in_sets=result.changes, changes_folded=result.folded, serial_relations=len(result.serial)
+        )
         return result.left
 
     @contextlib.contextmanager

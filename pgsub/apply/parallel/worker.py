@@ -16,6 +16,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,6 @@ from pgsub.apply.execute.executor import Executor
 from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.session import TargetSession
-from pgsub.apply.sets.writer import Counters
 from pgsub.apply.stream.spool import SpooledTransaction, by_subtransaction
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
@@ -103,9 +103,9 @@ class ParallelWorker(SupervisedThread):
         return 0 if executor is None else executor.changes - self._changes
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> Counter[str]:
         """How the changes were executed."""
-        return Counters() if self._executor is None else self._executor.counters
+        return Counter() if self._executor is None else self._executor.counters
 
     @property
     def free(self) -> bool:
@@ -209,7 +209,7 @@ class ParallelWorker(SupervisedThread):
         session.relations.restore({})
         session.connection.execute("BEGIN")
         executor.begin(should_apply)
-        executor.counters = Counters()
+        executor.counters = Counter()
         self._changes = executor.changes
         self._open = True
 

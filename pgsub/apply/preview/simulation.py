@@ -166,7 +166,7 @@ class Simulation:
 
     def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
         row = table.look.read(_sent(table.relation, new, nulls=True))
-        finding = replace(finding, remote=row, key=_subset(row, table.key_columns))
+        finding = replace(finding, remote=row, key={name: row.get(name) for name in table.key_columns})
         return self._written(table, finding, new, row, None, None)
 
     def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
@@ -346,10 +346,6 @@ def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[
 def _text(values: Tuple, position: int) -> str | None:
     raw = values.values[position]
     return None if raw is None else raw.decode("utf-8", "replace")
-
-
-def _subset(row: Row, columns: Sequence[str]) -> Row:
-    return {name: row.get(name) for name in columns}
 
 
 def _differences(new: Mapping[str, str | None], present: Mapping[str, str | None]) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import pq
 
-from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place
-from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import roles
@@ -24,8 +22,6 @@ from pgsub.target.sql.statements import Statement
 
 #: Shapes of rows whose statements are remembered.
 SHAPES = 200
-
-_UNIQUE = "23505"
 
 
 class RowChanged(Exception):
@@ -112,11 +108,6 @@ class ConflictingRows:
             raise StatementFailed(place, psycopg.errors.error_from_result(result), statement)
 
 
-def indexed(failure: StatementFailed, found: Search) -> bool:
-    """Whether the server's conflicts are of the index that a statement failed by; all others are faults."""
-    return failure.error.sqlstate != _UNIQUE or failure.error.diag.constraint_name in found.indexes
-
-
 @contextlib.contextmanager
 def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
     """Errors of statements that are not the pipeline's, with the change that they are about."""
@@ -134,10 +125,3 @@ def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool
         return False
     names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}
     return all(hit.row.get(name) == found.remote.get(name) for name in names)
-
-
-def recorded(place: Place, kind: str, found: Search, where: tuple[str, str]) -> ConflictRecord:
-    """Record a conflict as :mod:`pgsub.apply.conflicts.report` records the one that stops apply."""
-    record = conflict.new_record(place, kind, *where)
-    conflict.add_rows_in_the_way(record, place, found.hits, found)
-    return record

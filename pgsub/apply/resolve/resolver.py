@@ -15,7 +15,6 @@ import psycopg
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import OriginDiffers, Place
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
-from pgsub.apply.resolve import conflicting_rows
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
@@ -229,7 +228,7 @@ class Resolver:
         for _ in range(TRIES):
             change.pending = None
             found = self._conflicting_rows.search(place, where) if looks and where is not None else None
-            if failure is not None and found is not None and not conflicting_rows.indexed(failure, found):
+            if failure is not None and found is not None and _is_fault(failure, found):
                 break
             action = self._existing(change, found, where or own)
             if action in (Action.KEEP, Action.SKIP):
@@ -263,7 +262,8 @@ class Resolver:
         action = self._decide(change, rule, found.hits)
         if action is Action.STOP:
             return action
-        record = conflicting_rows.recorded(place, kind, found, where)
+        record = conflict.new_record(place, kind, *where)
+        conflict.add_rows_in_the_way(record, place, found.hits, found)
         record.context = conflict.context(self._subid, place)
         change.pending = self._records.resolved(change, record, rule, action)
         if action is not Action.APPLY:
@@ -291,6 +291,11 @@ class Resolver:
 
 
 _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_conflicts", rules.IDENTICAL})
+
+
+def _is_fault(failure: StatementFailed, found: Search) -> bool:
+    """Whether the index that refused a row is none of those of the server's conflicts."""
+    return failure.error.sqlstate == _UNIQUE and failure.error.diag.constraint_name not in found.indexes
 
 
 def _look_next(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:

@@ -45,7 +45,7 @@ def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str
     """
     if not relation.columns:
         return "it has no columns"
-    if any(_width(rows) != len(relation.columns) for g in groups for rows in (g.old, g.new) if rows is not None):
+    if any(len(rows.kinds) != len(relation.columns) for g in groups for rows in (g.old, g.new) if rows is not None):
         return "a row has another number of columns than its relation"
     if all(group.kind == "I" for group in groups):
         return _inserted(relation, groups)
@@ -56,10 +56,6 @@ def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str
     if keys.reason is not None:
         return keys.reason
     return _Compaction(relation, messages, keys).result()
-
-
-def _width(rows: Rows) -> int:
-    return len(rows.kinds)
 
 
 def _inserted(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
@@ -109,9 +105,10 @@ class _Compaction:
         if isinstance(updates, str):
             return updates
         absent, deleted = self._found(new & (last == _DELETE)), self._found(~new & died)
-        reason = self._unfit_keys(absent is not None or deleted is not None or bool(updates))
-        if reason is not None:
-            return reason
+        if absent is not None or deleted is not None or updates:
+            reason = _unfit(self._relation, self._relation.lookup, self._messages.keys)
+            if reason is not None:
+                return reason
         return ChangeSet(
             self._relation,
             self._messages.buffer,
@@ -134,11 +131,6 @@ class _Compaction:
         if self._keys.ordered:
             return effects
         return effects[np.argsort(self._messages.positions[self._order[self._first[effects]]], kind="stable")]
-
-    def _unfit_keys(self, needed: bool) -> str | None:
-        if not needed:
-            return None
-        return _unfit(self._relation, self._relation.lookup, self._messages.keys)
 
     def _sources(self, column: int, at: Offsets) -> Offsets:
         """The message that has a row's newest value of a column; where none has one, one that has it unchanged.

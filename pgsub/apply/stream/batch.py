@@ -97,10 +97,10 @@ class TransactionRun:
         sizes = np.diff(edges)
         if (sizes[begins] != _BEGIN_SIZE).any() or (sizes[commits] != _COMMIT_SIZE).any():
             return None
-        words = _Words(segment.frames.buffer)
-        ended = edges[commits] + frames.ENVELOPE
-        begun, finish, end = words.at(edges[begins] + frames.ENVELOPE + 1), words.at(ended + 2), words.at(ended + 10)
-        flags = np.frombuffer(segment.frames.buffer, np.uint8)[ended + 1]
+        buffer, ended = segment.frames.buffer, edges[commits] + frames.ENVELOPE
+        begun = _words(buffer, edges[begins] + frames.ENVELOPE + 1)
+        finish, end = _words(buffer, ended + 2), _words(buffer, ended + 10)
+        flags = np.frombuffer(buffer, np.uint8)[ended + 1]
         if flags.any() or (begun != finish).any() or (np.diff(end) <= 0).any() or (finish > end).any() or begun[0] <= 0:
             return None
         return cls(segment, begins + segment.start, commits + segment.start, finish, end)
@@ -237,12 +237,6 @@ def _count(item: Item) -> int:
     return len(item) if isinstance(item, TransactionRun) else 1
 
 
-class _Words:
-    """Eight bytes at any offset as a number."""
-
-    def __init__(self, buffer: bytes) -> None:
-        self._words = np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))
-
-    def at(self, offsets: _Numbers) -> _Numbers:
-        """Most significant byte first; an LSN beyond 2^63 is negative, and no publisher has one."""
-        return self._words[offsets].astype(np.int64)
+def _words(buffer: bytes, offsets: _Numbers) -> _Numbers:
+    """Eight bytes at each offset as a number; an LSN beyond 2^63 is negative, and no publisher has one."""
+    return np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))[offsets].astype(np.int64)

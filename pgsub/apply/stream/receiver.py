@@ -102,7 +102,7 @@ class Receiver(SupervisedThread):
         self._error: Exception | None = None
         self._closing = False
         self._held = 0  #: bytes that were read and not delivered
-        self._flows = False  #: something came with the last look that more will follow
+        self.flows = False  #: the last bytes were so many that more will follow
         self._floods = False  #: and much of it
         self._held_since = 0.0  #: when the oldest came that is held back, 0.0 if nothing is
         self._due = self._ping = False
@@ -141,10 +141,6 @@ class Receiver(SupervisedThread):
     def idle(self) -> bool:
         """Whether nothing more is at hand."""
         return not self._queue and not self._held_since
-
-    def flows(self) -> bool:
-        """Whether more is about to come."""
-        return self._flows
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
         """Set what the next feedback says, and send it soon if that is new."""
@@ -200,7 +196,7 @@ class Receiver(SupervisedThread):
         while not self._closing:
             self.checkpoint()
             # bytes of a large message count as well: it may take longer to come than the timeout is long
-            if self._flows and not self._floods:
+            if self.flows and not self._floods:
                 time.sleep(FLOW_SECONDS)
             heard = not more and self._wait(self._longest_wait(last_status))
             full = self._queued >= QUEUE_BYTES
@@ -249,7 +245,7 @@ class Receiver(SupervisedThread):
     def _holds(self) -> bool:
         """Read the socket; return whether to hold the bytes back for more."""
         before, held = self._held, self._walsender.fill()
-        self._held, self._flows = held, held - before >= FLOW_BYTES
+        self._held, self.flows = held, held - before >= FLOW_BYTES
         self._floods = held - before >= MUCH_BYTES
         clock = time.monotonic()
         since = self._held_since or clock

@@ -124,9 +124,9 @@ class Committer:
             if parallel is not None and self._commit_applied(first, parallel):
                 return 1
         batch = batch.cut(self._limit)[0]
-        serial = self.counters.serial
+        serial = self.counters["serial_relations"]
         done = self._trying(lambda: self._commit(batch))
-        by_rows = done is None or not self._set_based or self.counters.serial > serial
+        by_rows = done is None or not self._set_based or self.counters["serial_relations"] > serial
         self._limit = ROW_TRANSACTIONS if by_rows else min(2 * self._limit, TRANSACTIONS)
         return self._serially(batch) if done is None else done
 
@@ -141,7 +141,7 @@ class Committer:
             except SetFallback as deviation:
                 _log.debug("a batch is replayed row by row: %s", deviation)
                 self._back_to(before)
-                self.counters.fallbacks += 1
+                self.counters["set_fallbacks"] += 1
                 return None
             except PgsubError as error:
                 if not self._back_to(before):
@@ -150,7 +150,7 @@ class Committer:
                     continue
                 if not _ours(error):
                     raise
-                self.counters.fallbacks += 1
+                self.counters["set_fallbacks"] += 1
                 return None
         return None
 
@@ -255,7 +255,7 @@ class Committer:
     def _done_in_parallel(self, transaction: RemoteTransaction, parallel: ParallelWorker, recorded: bool) -> None:
         self.ledger_commit.recorded |= recorded
         self.applied_in_parallel += parallel.changes
-        self.counters.add(parallel.counters)
+        self.counters.update(parallel.counters)
         self._session.relations.learn_from(transaction)
 
     # prepared transactions

@@ -217,7 +217,7 @@ class ApplyLoop:
         if len(self._batch) < LONE:
             return True
         waited = time.monotonic() - self._batch_since
-        if self._receiver.flows() and self._receiver.last_send_ts - self._batch.last.commit_ts >= BEHIND:
+        if self._receiver.flows and self._receiver.last_send_ts - self._batch.last.commit_ts >= BEHIND:
             return waited >= BEHIND_SECONDS
         return quiet or waited >= GATHER_SECONDS
 
@@ -326,7 +326,6 @@ class ApplyLoop:
         heartbeat.latest_end_lsn, heartbeat.latest_end_time = receiver.latest_end_lsn, self._position_ts
         heartbeat.position, heartbeat.changes = self.position, self._committer.changes
         heartbeat.parallel = len(self._leader.busy)
-        counters = self._committer.counters
-        heartbeat.changes_in_sets, heartbeat.changes_folded = counters.in_sets, counters.folded
-        heartbeat.serial_relations, heartbeat.set_fallbacks = counters.serial, counters.fallbacks
+        for name, count in self._committer.counters.items():
+            setattr(heartbeat, name, count)
         self._sender.send(heartbeat, now=now)

@@ -117,7 +117,9 @@ class ApplyPolicy:
             for relation in transaction.described():
                 described.setdefault(relation.relid, set()).add(local_name(relation))
             oids = self._tables(transaction, described)
-            self._waiting_for = [s.srrelid for s in self._claims if s.srrelid in oids and _beyond(transaction, s)]
+            lsn = transaction.decision_lsn
+            beyond = (s for s in self._claims if s.handover_lsn is not None and not covered(lsn, s.handover_lsn))
+            self._waiting_for = [s.srrelid for s in beyond if s.srrelid in oids]
             # guard: apply waits at a table that a sync worker claimed
             if self._waiting_for:
                 return number
@@ -236,8 +238,3 @@ class ApplyPolicy:
         self._claims = [s for s in rows if s.srsubstate in "df" and s.handover_lsn is not None]
         done = [s.srsublsn for s in rows if s.srsubstate == "s" and s.srsublsn is not None]
         self._first_done = min(done, default=None)
-
-
-def _beyond(transaction: RemoteTransaction, state: RelationState) -> bool:
-    """Whether a transaction lies behind where a claimed table changes hands."""
-    return state.handover_lsn is not None and not covered(transaction.decision_lsn, state.handover_lsn)
