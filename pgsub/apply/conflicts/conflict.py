@@ -232,6 +232,11 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
     return error
 
 
+def other_options(subname: str) -> str:
+    """The end of a hint."""
+    return f"For other options, see:\npgsub status {subname} --runbook"
+
+
 def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
     """Begin a record, with the change's rows.
 

@@ -38,10 +38,8 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
         if isinstance(error.unique_failure, UniqueFailure):
             leave_transaction(connection)
             complete_report(connection, error)
-            error.hint = (
-                "Change or remove the row on the target: apply goes on by itself. Other ways are told by:\n"
-                f"pgsub status {sub.name} --runbook"
-            )
+            other = conflict.other_options(sub.name)
+            error.hint = f"Change or remove the row on the target: apply goes on by itself. {other}"
         raise
     except PermissionMissing as error:
         denied, error.denied = error.denied, None

@@ -210,7 +210,8 @@ class Resolver:
                 f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, for the publisher left"
                 f" out unchanged large values of {', '.join(kept)}."
             )
-            error.hint = f"Insert the row on the target: apply goes on by itself. {self._records.other_ways()}"
+            other = conflict.other_options(self._relations.subname)
+            error.hint = f"Insert the row on the target: apply goes on by itself. {other}"
             raise error
         inserting = SingleChange(place._replace(message_type="INSERT", old=None), change.message)
         self._settle(inserting)

@@ -77,15 +77,12 @@ class Records:
         self._rows = rows
         self._relations = relations
 
-    def other_ways(self) -> str:
-        """The end of a hint."""
-        return f"Other ways are told by:\npgsub status {self._relations.subname} --runbook"
-
     def note(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> None:
         """Record the decision about a conflict, or stop at it."""
         if action is Action.STOP:
             error = conflict.stop_error(self._relations.subid, record, change.place)
-            error.hint = f"Change the target, or the rule: apply goes on by itself. {self.other_ways()}"
+            other = conflict.other_options(self._relations.subname)
+            error.hint = f"Change the target, or the rule: apply goes on by itself. {other}"
             raise error
         self.add(change, self.resolved(change, record, rule, action))
 
