@@ -69,7 +69,7 @@ class Dispatch:
             case Truncate():
                 self._truncate(transaction, message)
             case LogicalMessage():
-                self._rows.records.append((self._rows.depth, LoggedMessage.of(message, transaction.xid)))
+                self._rows.record(LoggedMessage.of(message, transaction.xid))
         self._dealt()
 
     def _truncate(self, transaction: RemoteTransaction, message: Truncate) -> None:

@@ -33,7 +33,6 @@ from pgsub.common.errors import PgsubError
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.messages import Relation
-from pgsub.target.sql import statements
 from pgsub.target.sql.pipeline import StatementFailed
 
 _log = logging.getLogger(__name__)
@@ -313,8 +312,7 @@ class Executor:
     def savepoint(self) -> None:
         """Set a savepoint for :meth:`rollback_to`."""
         self._execute()
-        self._rows.command(statements.SAVEPOINT)
-        self._rows.depth += 1
+        self._rows.savepoint()
 
     def rollback_to(self, depth: int) -> None:
         """Take back everything since the savepoint before which there were ``depth`` others, and release it.
@@ -324,17 +322,11 @@ class Executor:
         with self._locating():
             self._execute()
             self._sets.finish()
-            while self._rows.depth > depth:  # all have one name: the newest hides the others
-                self._rows.command(statements.ROLLBACK_TO)
-                self._rows.command(statements.RELEASE)
-                self._rows.depth -= 1
-            self._rows.sync()
-        self._rows.records = [one for one in self._rows.records if one[0] <= depth]
+            self._rows.rollback_to(depth)
 
     def taken(self) -> list[Record]:
         """Take the missing rows and messages so far, to be recorded."""
-        records, self._rows.records = self._rows.records, []
-        return [record for _, record in records]
+        return self._rows.taken()
 
     @contextlib.contextmanager
     def _locating(self) -> Iterator[None]:

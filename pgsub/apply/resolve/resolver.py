@@ -190,7 +190,7 @@ class Resolver:
         missing = conflict.missing_row(change.place)
         if rule is None:
             change.conflicted = True
-            self._rows.records.append((self._rows.depth, missing))
+            self._rows.record(missing)
             return
         [missing] = conflict.with_partitions(self._connection, [missing])
         record = missing.record(self._subid)

@@ -116,4 +116,4 @@ class Records:
         change.conflicted = True
         if resolved.rule is not None:
             self._relations.rules.use(resolved.rule)
-        self._rows.records.append((self._rows.depth, resolved))
+        self._rows.record(resolved)

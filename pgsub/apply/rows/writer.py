@@ -72,7 +72,7 @@ class RowWriter:
         self.copies = True
         self.changes = 0
         self.records: list[tuple[int, Record]] = []
-        self.depth = 0
+        self._depth = 0  #: of savepoints
         self.resolving = self.missed = False
         self._unresolved: SetFallback | None = None  #: what a rule is to be asked about
         self._role: str | None = None  #: that the session acts as, None: its own
@@ -81,7 +81,7 @@ class RowWriter:
     def begin(self) -> None:
         """Begin a target transaction: no insert of an earlier one is waiting."""
         self._inserts = _Inserts()
-        self.records, self.depth, self._role = [], 0, None
+        self.records, self._depth, self._role = [], 0, None
         self._unresolved = None
 
     def insert(self, transaction: RemoteTransaction, relation: RelationMap, payload: bytes) -> None:
@@ -166,14 +166,12 @@ class RowWriter:
         self.changes += 1
 
     def _if_missing(self, place: Place) -> RowCount:
-        depth = self.depth
+        depth = self._depth
 
         def on_count(count: int) -> None:
-            if count:
-                return
-            if self.resolving:
+            if not count and self.resolving:
                 self.missed = True
-            elif not self._leaves(place, "missing"):
+            elif not count and not self._leaves(place, "missing"):
                 self.records.append((depth, conflict.missing_row(place)))
 
         return on_count
@@ -253,6 +251,29 @@ class RowWriter:
         if unresolved is not None:
             raise unresolved
 
+    def record(self, record: Record) -> None:
+        """Add a record; it is dropped with the savepoint that it stands behind."""
+        self.records.append((self._depth, record))
+
+    def taken(self) -> list[Record]:
+        """Take the records so far."""
+        records, self.records = self.records, []
+        return [record for _, record in records]
+
+    def savepoint(self) -> None:
+        """Set a savepoint for :meth:`rollback_to`."""
+        self.command(statements.SAVEPOINT)
+        self._depth += 1
+
+    def rollback_to(self, depth: int) -> None:
+        """Roll back to the savepoint before which there were ``depth`` others, and release it."""
+        while self._depth > depth:  # all have one name: the newest hides the others
+            self.command(statements.ROLLBACK_TO)
+            self.command(statements.RELEASE)
+            self._depth -= 1
+        self.sync()
+        self.records = [one for one in self.records if one[0] <= depth]
+
     def leave(self) -> None:
         """Leave the pipeline, whatever failed in it: the session is about to roll back."""
         self._inserts = _Inserts()
@@ -303,7 +324,7 @@ class RowWriter:
         """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
         if not place.mapped.target.origins_of or self.resolving:
             return
-        depth = self.depth
+        depth = self._depth
 
         def on_row(row: list[str | None]) -> None:
             if not self._leaves(place, "origin_differs"):
