@@ -85,9 +85,9 @@ class _RowConflict(NamedTuple):
     key: str
     remote: dict[str, str | None] | None
     identity: dict[str, str | None]  #: the columns that find the row
-    detail: str
     leaf: tuple[str, str] | None = None  #: of a partitioned table the partition, once it was looked up
     local: ConflictingRow | None = None  #: the row as another origin left it
+    names: Sequence[str] = ()  #: columns in the order of the partition, once it was looked up
 
     def body(self, subid: int) -> dict[str, object]:
         """Return the record as JSON for the ledger, once the transaction's end is known."""
@@ -95,13 +95,25 @@ class _RowConflict(NamedTuple):
 
     def record(self, subid: int) -> ConflictRecord:
         """Return the record, once the transaction's end is known."""
-        what = "missing" if self.local is None else "origin_differs"
-        record = new_record(self.place, f"{self.place.message_type.lower()}_{what}", *(self.leaf or ()))
-        record.key, record.detail = self.key, self.detail
+        kind = f"{self.place.message_type.lower()}_{'missing' if self.local is None else 'origin_differs'}"
+        record = new_record(self.place, kind, *(self.leaf or ()))
+        record.key, record.detail, record.context = self.key, self._detail(), context(subid, self.place)
         record.remote_tuple, record.replica_identity = self.remote, self.identity
         record.local_conflicts = [] if self.local is None else [self.local.as_record()]
-        record.context = context(subid, self.place)
         return record
+
+    def _detail(self) -> str:
+        relation, message_type = self.place.mapped, self.place.message_type
+        version, names = relation.target.server_version, self.names or [c.name for c in relation.target.columns]
+        remote = None if self.remote is None else conflict_text.ordered(relation, self.remote, names)
+        identity = f"replica identity {self.key}"
+        if conflict_text.full(relation):
+            row = conflict_text.ordered(relation, self.identity, names)
+            identity = f"replica identity full {conflict_text.row(row)}"
+        if self.local is None:
+            return conflict_text.missing(version, message_type, remote, identity)
+        local = replace(self.local, row={name: (self.local.row or {}).get(name) for name in names})
+        return conflict_text.origin_differs(version, message_type, local, remote, identity)
 
 
 class MissingRow(_RowConflict):
@@ -118,39 +130,29 @@ class OriginDiffers(_RowConflict):
 
 def missing_row(place: Place) -> MissingRow:
     """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
-    return MissingRow(*_row_conflict(place, None))
+    return MissingRow(*_row_conflict(place))
 
 
 def origin_differs(place: Place, found: Sequence[str | None]) -> OriginDiffers:
-    """A row that is about to be changed was last written by somebody else (apply_handle_*_internal).
+    """A row that is about to be changed was last written by another origin (apply_handle_*_internal).
 
     :param found: as :func:`~pgsub.target.sql.statements.origin_differs` gives it.
     """
     schema, name, xid, at, origin, values, micros = found
     names = [c.name for c in place.mapped.target.columns]
-    local: dict[str, str | None] = dict(zip(names, json.loads(values or "[]"), strict=True))
-    hit = ConflictingRow("", None, local, int(xid or 0), at, origin, at=int(micros or 0))
-    made = _row_conflict(place, hit)
-    return OriginDiffers(*made[:5], (schema or "", name or ""), replace(hit, row=conflict_text.kept_row(local)))
+    row = conflict_text.kept_row(dict(zip(names, json.loads(values or "[]"), strict=True)))
+    hit = ConflictingRow("", None, row, int(xid or 0), at, origin, at=int(micros or 0))
+    return OriginDiffers(*_row_conflict(place), (schema or "", name or ""), hit)
 
 
-def _row_conflict(place: Place, local: ConflictingRow | None) -> _RowConflict:
-    relation, searched = place.mapped, place.searched
-    remote = conflict_text.remote_row(relation, place.new) if place.new is not None else None
-    return _RowConflict(
+def _row_conflict(place: Place) -> tuple[Place, str, dict[str, str | None] | None, dict[str, str | None]]:
+    relation = place.mapped
+    return (
         place._replace(new=None, old=None),
-        conflict_text.identity_key(relation, searched),
+        conflict_text.identity_key(relation, place.searched),
         conflict_text.sent_row(relation, place.new) if place.new is not None else None,
-        searched_by(relation, searched),
-        _detail(place, remote, conflict_text.identity(relation, searched), local),
+        searched_by(relation, place.searched),
     )
-
-
-def _detail(place: Place, remote: conflict_text.Row | None, identity: str, local: ConflictingRow | None) -> str:
-    version = place.mapped.target.server_version
-    if local is None:
-        return conflict_text.missing(version, place.message_type, remote, identity)
-    return conflict_text.origin_differs(version, place.message_type, local, remote, identity)
 
 
 def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
@@ -183,24 +185,12 @@ def with_partitions(connection: psycopg.Connection, records: Sequence[_R]) -> li
         leaf = named[number].leaf
         if leaf is not None:
             order = orders[leaf] = orders.get(leaf) or partitions.columns(connection, leaf)
-            named[number] = _reordered(named[number], order)
+            named[number] = named[number]._replace(names=order)
     return named
 
 
 def _partitioned(place: Place) -> bool:
     return place.relation is not None and place.relation.target.relkind == "p"
-
-
-def _reordered(one: _RowConflict, names: Sequence[str]) -> _RowConflict:
-    """With rows in the order of the partition's columns."""
-    relation, local = one.place.mapped, one.local
-    remote = None if one.remote is None else conflict_text.ordered(relation, one.remote, names)
-    identity = f"replica identity {one.key}"
-    if conflict_text.full(relation):
-        identity = f"replica identity full {conflict_text.row(conflict_text.ordered(relation, one.identity, names))}"
-    if local is not None:
-        local = replace(local, row={name: (local.row or {}).get(name) for name in names})
-    return one._replace(detail=_detail(one.place, remote, identity, local))
 
 
 class ResolvedConflict(NamedTuple):
