@@ -42,13 +42,12 @@ def unique(version: int, hits: Sequence[ConflictingRow], remote: Row, identity: 
     :param remote: the row as it would be.
     :param identity: how the row to be updated was searched.
     """
-    searched = [f"remote row {row(remote)}", *([identity] if identity else [])]
+    searched = [*_remote(remote), *([identity] if identity else [])]
+    found = [(_exists(hit), [*([f"key {hit.key}"] if hit.key else []), *_local(version, hit)]) for hit in hits]
     if version >= _REWORDED:
-        lines = [f"{_met(hit)}{_listed(': ', [*_key(hit, 'key'), *_local(hit, 'local row')])}." for hit in hits]
-        return "\n".join([f"Could not apply remote change: {', '.join(searched)}.", *lines])
-    return "\n".join(
-        f"{_met(hit)}.\n{_sentence([*_key(hit, 'Key'), *_local(hit, 'existing local row'), *searched])}" for hit in hits
-    )
+        lines = [_detail(version, text, parts) for text, parts in found]
+        return "\n".join([_detail(version, "Could not apply remote change", searched), *lines])
+    return "\n".join(_detail(version, text, [*parts, *searched]) for text, parts in found)
 
 
 def missing(version: int, message_type: str, remote: Row | None, identity: str) -> str:
@@ -57,10 +56,7 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
     :param message_type: UPDATE or DELETE.
     """
     verb = "updated" if message_type == "UPDATE" else "deleted"
-    parts = [*([f"remote row {row(remote)}"] if remote is not None else []), identity]
-    if version >= _REWORDED:
-        return f"Could not find the row to be {verb}: {', '.join(parts)}."
-    return f"Could not find the row to be {verb}.\n{_sentence(parts)}"
+    return _detail(version, f"Could not find the row to be {verb}", [*_remote(remote), identity])
 
 
 def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
@@ -71,13 +67,10 @@ def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote:
     by = {None: "locally", "": "by a non-existent origin"}.get(hit.origin, f'by a different origin "{hit.origin}"')
     verb = "Updating" if message_type == "UPDATE" else "Deleting"
     text = f"{verb} the row that was modified {by} in transaction {hit.xid} at {hit.commit_ts}"
-    parts = [*([f"remote row {row(remote)}"] if remote is not None else []), identity]
-    if version >= _REWORDED:
-        return f"{text}: {', '.join([*_local(hit, 'local row'), *parts])}."
-    return f"{text}.\n{_sentence([*_local(hit, 'existing local row'), *parts])}"
+    return _detail(version, text, [*_local(version, hit), *_remote(remote), identity])
 
 
-def _met(hit: ConflictingRow) -> str:
+def _exists(hit: ConflictingRow) -> str:
     text = f'Key already exists in unique index "{hit.index}"'
     if hit.xid is None:
         return text  # the row is gone again, or was the transaction's own
@@ -87,21 +80,21 @@ def _met(hit: ConflictingRow) -> str:
     return f"{text}, modified {by} in transaction {hit.xid} at {hit.commit_ts}"
 
 
-def _key(hit: ConflictingRow, word: str) -> list[str]:
-    return [f"{word} {hit.key}"] if hit.key else []
-
-
-def _local(hit: ConflictingRow, words: str) -> list[str]:
+def _local(version: int, hit: ConflictingRow) -> list[str]:
+    words = "local row" if version >= _REWORDED else "existing local row"
     return [f"{words} {row(hit.row)}"] if hit.row is not None else []
 
 
-def _listed(before: str, parts: Sequence[str]) -> str:
-    return before + ", ".join(parts) if parts else ""
+def _remote(remote: Row | None) -> list[str]:
+    return [f"remote row {row(remote)}"] if remote is not None else []
 
 
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+def _detail(version: int, text: str, parts: Sequence[str]) -> str:
+    """What happened, with the rows behind it, or in a sentence of their own."""
+    if version >= _REWORDED:
+        return f"{text}: {', '.join(parts)}." if parts else f"{text}."
+    rows = "; ".join(parts)
+    return f"{text}.\n{rows[:1].upper()}{rows[1:]}."
 
 
 def row(values: Row) -> str:
