@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import psycopg
 from psycopg import sql
@@ -91,18 +92,15 @@ class LedgerCommit:
 
     def keep(self, records: Sequence[Record]) -> None:
         """Keep changes that a rule skipped, in the transaction that was to make them."""
-        letters: SkippedChanges | None = None
-        for one in records:
-            if not isinstance(one, ResolvedConflict) or one.letter is None:
-                continue
-            if letters is None or letters.transaction is not one.transaction or letters.full:
-                if letters is not None:
-                    letters.write()
-                of_sync = not self._progress.applies
-                letters = SkippedChanges(self._connection, self._subid, one.transaction, of_sync=of_sync)
-            letters.keep(*one.letter)
-        if letters is not None:
-            letters.write()
+        found = [one for one in records if isinstance(one, ResolvedConflict) and one.skipped is not None]
+        for _, group in groupby(found, lambda one: id(one.transaction)):
+            of_one = list(group)
+            of_sync = not self._progress.applies
+            changes = SkippedChanges(self._connection, self._subid, of_one[0].transaction, of_sync=of_sync)
+            for one in of_one:
+                if one.skipped is not None:
+                    changes.keep(*one.skipped)
+            changes.write()
 
     def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
         """Record conflicts that did not stop apply, and messages, in the commit of their transaction.

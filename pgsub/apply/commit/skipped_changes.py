@@ -18,7 +18,7 @@ from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.ledger import jsonb
 
 #: Changes, and bytes of them, that are written together.
-LETTERS, LETTERS_BYTES = 1000, 4 << 20
+WRITE_ROWS, WRITE_BYTES = 1000, 4 << 20
 #: Bytes of a change from which on its large values are not kept: a jsonb has 256 MB, and they may stand there in
 #: hexadecimal. What stands for such a value names its length.
 KEEPABLE = 100 << 20
@@ -49,13 +49,8 @@ class SkippedChanges:
         self.cut = 0
         self._longest: int | None = None  #: of values that are kept of the present change; None: all are
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to :meth:`write`."""
-        return len(self._waiting) >= LETTERS or self._bytes >= LETTERS_BYTES
-
     def keep(self, relation: Relation, message: Message, reason: dict[str, Any]) -> None:
-        """One change of one relation.
+        """Keep one change of one relation.
 
         :param relation: as the publisher described it then.
         :param reason: why it is not applied; ``ref`` links the record of its conflict to it.
@@ -82,6 +77,8 @@ class SkippedChanges:
         self._waiting.append((*local_name(relation), text))
         self._bytes += len(text)
         self.count += 1
+        if len(self._waiting) >= WRITE_ROWS or self._bytes >= WRITE_BYTES:
+            self.write()
 
     def _row(self, relation: Relation, values: Tuple) -> dict[str, Any]:
         return {
@@ -106,14 +103,14 @@ class SkippedChanges:
         return text
 
     def write(self) -> None:
-        """Into the open transaction."""
+        """Write what waits into the open transaction."""
         if not self._waiting:
             return
         place = (self._subid, format_lsn(self.transaction.finish_lsn), self.transaction.xid)
         query = "COPY pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body) FROM STDIN"
         with self._connection.cursor() as cursor, cursor.copy(query) as copy:
-            for letter in self._waiting:
-                copy.write_row((*place, *letter))
+            for row in self._waiting:
+                copy.write_row((*place, *row))
         self._waiting, self._bytes = [], 0
 
 

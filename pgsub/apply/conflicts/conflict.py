@@ -196,13 +196,13 @@ def _partitioned(place: Place) -> bool:
 class ResolvedConflict(NamedTuple):
     """A conflict that was resolved: by a rule, or by ``skip-lsn`` of conflicting rows.
 
-    :ivar letter: a change that a rule skips, to be kept: as the publisher described its relation, and why.
+    :ivar skipped: a change that a rule skips, to be kept: its relation as the publisher described it, and why.
     :ivar rule: that decided.
     """
 
     transaction: RemoteTransaction
     record: ConflictRecord
-    letter: tuple[Relation, Message, dict[str, Any]] | None = None
+    skipped: tuple[Relation, Message, dict[str, Any]] | None = None
     rule: Rule | None = None
 
     def body(self, subid: int) -> dict[str, object]:

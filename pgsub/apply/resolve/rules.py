@@ -93,7 +93,7 @@ class Records:
 
         :param rule: that decided, None if none did.
         """
-        letter = None
+        skipped = None
         if rule is not None:
             record.action = action.value
             record.detail += f"\n{_DETAIL[action]} by the rule {rule.conflict}={rule.resolution}."
@@ -108,8 +108,8 @@ class Records:
                 "sqlstate": None,
                 "conflict": record.conflict_type,
             }
-            letter = change.relation.remote, change.message, reason
-        return ResolvedConflict(change.place.transaction, record, letter, rule)
+            skipped = change.relation.remote, change.message, reason
+        return ResolvedConflict(change.place.transaction, record, skipped, rule)
 
     def add(self, change: SingleChange, resolved: ResolvedConflict) -> None:
         """Have it recorded; a rule with a limit has one change less to decide."""

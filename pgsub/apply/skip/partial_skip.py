@@ -78,8 +78,6 @@ class PartialSkip:
         self._ledger_commit.record(self._executor.taken())
         self._ledger_commit.record(self._conflicts)
         self._conflicts = []
-        if self._left.full:
-            self._left.write()
 
     def _apply(self, payloads: Sequence[bytes]) -> int:
         """Apply all of them, or none and fewer the next time; skip a single one that fails.

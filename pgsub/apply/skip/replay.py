@@ -124,10 +124,10 @@ def _apply(session: TargetSession, subid: int, order: ReplayRequest, reader: Ski
     executor.begin(should_apply)
     try:
         with executor.row_by_row():
-            for number, (letter, relations, change) in enumerate(reader.changes(_read(executor, session, subid, ids))):
+            for number, (row, relations, change) in enumerate(reader.changes(_read(executor, session, subid, ids))):
                 for relation in relations:
                     session.relations.learn(relation)
-                tables.of_sync = bool(letter.body.get("sync"))
+                tables.of_sync = bool(row.body.get("sync"))
                 executor.change(reader.transaction, encode(change))
                 if number % skipped_changes.CHUNK == 0:
                     others += _checked(executor.taken(), subid)

@@ -91,8 +91,6 @@ class SkipHandler:
                     taken[relid] = self._taken(relations.remote(relid), transaction, should_apply)
                 if taken[relid]:
                     left.keep(relations.remote(relid), message, {"skipped": WHOLE})
-            if left.full:
-                left.write()
         relations.learn_from(transaction)
 
     def _taken(self, remote: Relation, transaction: RemoteTransaction, should_apply: Filter) -> bool:

@@ -43,39 +43,39 @@ class SkippedReader:
             self._types[schema, name] = dict(rows)
         self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
 
-    def changes(self, letters: Iterable[SkippedChange]) -> Iterator[tuple[SkippedChange, list[Relation], RowMessage]]:
+    def changes(self, rows: Iterable[SkippedChange]) -> Iterator[tuple[SkippedChange, list[Relation], RowMessage]]:
         """Each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
 
         They were one on the publisher where foreign keys are between those tables; where they were several, it comes
         to the same.
         """
         emptied: list[tuple[SkippedChange, Relation]] = []
-        for letter in letters:
-            self.transaction.commit_ts = letter.body["commit_ts"]
-            self.transaction.kind = Kind(letter.body["kind"])
-            relation = self._relation(letter)
-            if emptied and not _together(emptied[-1][0], letter):
+        for row in rows:
+            self.transaction.commit_ts = row.body["commit_ts"]
+            self.transaction.kind = Kind(row.body["kind"])
+            relation = self._relation(row)
+            if emptied and not _together(emptied[-1][0], row):
                 yield _truncate(emptied)
                 emptied = []
-            if letter.body["operation"] == "TRUNCATE":
-                emptied.append((letter, relation))
+            if row.body["operation"] == "TRUNCATE":
+                emptied.append((row, relation))
             else:
-                yield letter, [relation], _row_change(letter, relation)
+                yield row, [relation], _row_change(row, relation)
         if emptied:
             yield _truncate(emptied)
 
-    def _relation(self, letter: SkippedChange) -> Relation:
+    def _relation(self, row: SkippedChange) -> Relation:
         """The publisher's table as the row describes it; with other columns it is another relation."""
-        body = letter.body
+        body = row.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
         key = (
-            *(letter.schemaname, letter.relname, tuple(names)),
+            *(row.schemaname, row.relname, tuple(names)),
             *(tuple(body["identity"]), body["replica_identity"], body.get("sync")),
         )
         known = self._relations.get(key)
         if known is None:
-            table = (letter.schemaname, letter.relname)
+            table = (row.schemaname, row.relname)
             types, identity = self._types[table], set(body["identity"])
             # the target's modifiers are not those that the values had
             columns = tuple(Column(int(n in identity), n, types.get(n, _TEXT), -1) for n in names)
@@ -96,8 +96,8 @@ def _truncate(emptied: list[tuple[SkippedChange, Relation]]) -> tuple[SkippedCha
     return first, relations, Truncate(relids, cascade=False, restart_identity=bool(first.body.get("restart_identity")))
 
 
-def _row_change(letter: SkippedChange, relation: Relation) -> RowMessage:
-    body, old = letter.body, None
+def _row_change(row: SkippedChange, relation: Relation) -> RowMessage:
+    body, old = row.body, None
     if "old" in body:
         old = _tuple(relation, body["old"])
     match body["operation"]:
@@ -107,7 +107,7 @@ def _row_change(letter: SkippedChange, relation: Relation) -> RowMessage:
             return Update(relation.relid, body.get("old_kind", ""), old, _tuple(relation, body["new"]))
         case "DELETE" if old is not None:
             return Delete(relation.relid, body["old_kind"], old)
-    raise StateForbids(f"row {letter.id} of pgsub.skipped_change on the target cannot be read")
+    raise StateForbids(f"row {row.id} of pgsub.skipped_change on the target cannot be read")
 
 
 def _tuple(relation: Relation, row: dict[str, Any]) -> Tuple:
