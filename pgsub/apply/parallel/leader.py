@@ -60,7 +60,7 @@ class ParallelLeader(StreamWatch):
             self._before_block()
 
     def _assign(self, xid: int, spooled: SpooledTransaction) -> ParallelWorker | None:
-        for dead in [one for one in self._workers if not one.is_alive() and one not in self._busy.values()]:
+        for dead in [one for one in self._workers if not one.is_alive() and one not in self.busy]:
             dead.close()
             self._workers.remove(dead)
         worker = next((one for one in self._workers if one.free), None)
@@ -111,10 +111,9 @@ class ParallelLeader(StreamWatch):
 
         :return: whether there was any.
         """
-        busy = self.busy
-        self._spooling.update(self._busy)
-        self._busy.clear()
-        for worker in busy:
+        busy, self._busy = self._busy, {}
+        self._spooling.update(busy)
+        for worker in busy.values():
             worker.release()
         return bool(busy)
 

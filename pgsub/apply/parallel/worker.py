@@ -258,16 +258,12 @@ class ParallelWorker(SupervisedThread):
             if not self._open or self._executor is None or self._savepoints is None:
                 raise ReplayFromFile("it was given up before")
             own = self._transaction
-            own.finish_lsn, own.end_lsn, own.commit_ts = (
-                transaction.finish_lsn,
-                transaction.end_lsn,
-                transaction.commit_ts,
-            )
+            own.finish_lsn, own.end_lsn = transaction.finish_lsn, transaction.end_lsn
+            own.commit_ts = transaction.commit_ts
             self._apply_to(self._spooled.end)
             self._savepoints.take_back()
             self._records = self._executor.finish()
-            missing = [one.place.relation for one in self._records if isinstance(one, MissingRow)]
-            if not all(relation is None or relation.by_identity for relation in missing):
+            if any(isinstance(one, MissingRow) and not one.place.mapped.by_identity for one in self._records):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise ReplayFromFile("a row that was looked for by all of its columns is missing")
             # it only waits for the ledger's row now, as without a parallel worker

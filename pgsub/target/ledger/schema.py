@@ -58,7 +58,7 @@ CREATE TABLE pgsub.subscription (
 
 -- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data.
 -- skip_lsn is cleared in the commit of the transaction that it skips. skip_lsns: several of them, the next one first;
--- NULL where there is only one, which any transaction clears. skip_rules: conflict, table, rows still to be skipped
+-- NULL where there is only one, which any transaction clears. skip_rules: the limit of each rule that has one
 CREATE TABLE pgsub.control (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
