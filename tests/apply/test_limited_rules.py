@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from apply.test_skip import finish_lsn
 from fix_failpoints import At
 from fix_pair import MakePair, Pair
 
@@ -113,3 +114,15 @@ def test_what_a_prepared_transaction_leaves_out_uses_the_rule_once(pair: MakePai
     p.apply("COMMIT PREPARED 'f'")
     assert left(p) == {"insert_exists": 1} and len(letters(p)) == 1
     assert p.subdb.rows("SELECT id, v FROM t ORDER BY id") == [(1, "mine"), (2, "x")]
+
+
+def test_the_limit_holds_for_the_whole_commit_where_a_part_of_it_is_skipped(pair: MakePair) -> None:
+    p = pair(TABLE)
+    p.subdb.execute("INSERT INTO t VALUES (1, 'mine'), (2, 'mine')")
+    rule(p, "insert_exists", 1)
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'theirs')")
+    lsn = finish_lsn(p, "INSERT INTO t VALUES (2, 'theirs'), (3, 'x')")
+    skip.set_pending(p.session, p.subid, skip.of([lsn, lsn + 10_000_000], skip.CONFLICTING))
+    p.apply()
+    assert left(p) == {} and [body["skipped"] for body in letters(p)] == ["rule", "row"]
+    assert p.subdb.rows("SELECT id, v FROM t ORDER BY id") == [(1, "mine"), (2, "mine"), (3, "x")]
