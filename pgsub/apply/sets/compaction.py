@@ -25,6 +25,7 @@ from pgsub.apply.sets.columns import RowMessages, rows_at, taken
 from pgsub.apply.sets.keys import Keys
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import PAD, Changes, Flags, Offsets, Rows
+from pgsub.protocol.reader import BINARY, TEXT, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.statements import unassigned
 
@@ -32,7 +33,6 @@ from pgsub.target.sql.statements import unassigned
 MASKS = 16
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
-_UNCHANGED, _TEXT, _BINARY = b"utb"
 
 
 def compact(relation: RelationMap, groups: Sequence[Changes]) -> ChangeSet | str:
@@ -138,11 +138,11 @@ class _Compaction:
         :param at: each row's last message.
         """
         kinds = self._new.kinds[column]
-        if not (kinds == _UNCHANGED).any():
+        if not (kinds == UNCHANGED).any():
             return self._order[at]
         sent = np.zeros(len(self._order), np.bool_)
         has_row = self._operations != _DELETE
-        sent[has_row] = kinds[self._order[has_row]] != _UNCHANGED
+        sent[has_row] = kinds[self._order[has_row]] != UNCHANGED
         newest = np.maximum.accumulate(np.where(sent, np.arange(len(sent)), -1))[at]
         return self._order[np.where(newest >= self._row[at], newest, at)]
 
@@ -161,7 +161,7 @@ class _Compaction:
         reason = _unfit(relation, settable, taken(rows, settable))
         if reason is not None:
             return reason
-        masks, group = _masks(rows.kinds[settable] == _UNCHANGED)
+        masks, group = _masks(rows.kinds[settable] == UNCHANGED)
         if len(masks) > MASKS:
             return f"its updates leave more than {MASKS} different sets of columns alone"
         made = []
@@ -177,7 +177,7 @@ class _Compaction:
         :param at: each row's last message.
         """
         new = self._new
-        if not (new.kinds == _UNCHANGED).any():
+        if not (new.kinds == UNCHANGED).any():
             return rows_at(new, self._order[at])
         sources = [self._sources(column, at) for column in range(len(new.kinds))]
         parts = [
@@ -196,7 +196,7 @@ class _Compaction:
             return _MIXED
         source = self._order[at]
         # a message's row begins with N and the number of columns, and ends with the message
-        has_value = (self._new.kinds[0][source] == _TEXT) | (self._new.kinds[0][source] == _BINARY)
+        has_value = (self._new.kinds[0][source] == TEXT) | (self._new.kinds[0][source] == BINARY)
         starts = self._new.offsets[0][source] - np.where(has_value, 5, 1) - 3
         ends = self._messages.ends[source]
         whole = ((self._new.offsets[:, source] == rows.offsets) & (self._new.kinds[:, source] == rows.kinds)).all()
@@ -217,7 +217,7 @@ class _Compaction:
         ):
             parts = [head]
             for kind, offset, length in zip(kinds, offsets, lengths, strict=True):
-                begin = offset - (5 if kind in (_TEXT, _BINARY) else 1)
+                begin = offset - (5 if kind in (TEXT, BINARY) else 1)
                 parts.append(buffer[begin : offset + length])
             payloads.append(b"".join(parts))
         ((group,), _) = columnar.decode(payloads, in_stream=False)
@@ -240,7 +240,7 @@ def _unfit(relation: RelationMap, columns: Sequence[int], rows: Rows) -> str | N
     """
     for kinds, position in zip(rows.kinds, columns, strict=True):
         column = relation.columns[position]
-        text, binary = bool((kinds == _TEXT).any()), bool((kinds == _BINARY).any())
+        text, binary = bool((kinds == TEXT).any()), bool((kinds == BINARY).any())
         if text and binary:
             return _MIXED
         if not column.fits:

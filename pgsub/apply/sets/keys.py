@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pgsub.protocol.columnar import Bytes, Flags, Lengths, Offsets, Rows, Words
+from pgsub.protocol.reader import BINARY, TEXT
 
-_TEXT, _BINARY = b"tb"
 _WORD = 8  #: bytes
 _BITS = 64
 
@@ -127,7 +127,7 @@ class Keys:
 
 def _reason(kinds: Bytes) -> str | None:
     for column in kinds:
-        if not ((column == _TEXT) | (column == _BINARY)).all():
+        if not ((column == TEXT) | (column == BINARY)).all():
             return "a key has a column without a value"
         if (column != column[0]).any():
             return "a key comes in text and in binary form"

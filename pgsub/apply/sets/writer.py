@@ -16,6 +16,7 @@ from pgsub.apply.sets.change_set import ChangeSet, Updates
 from pgsub.apply.sets.compaction import compact
 from pgsub.protocol import columnar, columnar_copy
 from pgsub.protocol.columnar import Changes, Messages, Rows
+from pgsub.protocol.reader import BINARY
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import set_statements
 from pgsub.target.sql.pipeline import StatementFailed
@@ -29,8 +30,6 @@ PAYS_FROM = 50
 AVOID_SECONDS = 30.0
 #: Statements that are remembered for a relation: there is one for each set of columns that updates set.
 _STATEMENTS = 100
-
-_BINARY = ord("b")
 
 
 @dataclass(slots=True)
@@ -252,7 +251,7 @@ def _parameters(positions: Sequence[int], rows: Rows, places: Sequence[int]) -> 
     :param positions: of the remote columns, ``places`` their array rows in ``rows``.
     """
     return tuple(
-        Parameter(position, bool((rows.kinds[place] == _BINARY).any()))
+        Parameter(position, bool((rows.kinds[place] == BINARY).any()))
         for position, place in zip(positions, places, strict=True)
     )
 
