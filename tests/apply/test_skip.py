@@ -137,17 +137,20 @@ def test_only_the_rows_that_conflict_are_left_out_and_what_depends_on_them(make,
     assert skip.pending(p.session, p.subid) is None
 
 
-def test_what_depends_on_a_skipped_row_is_found_by_a_key_that_the_target_takes_for_the_same(pair: MakePair) -> None:
-    p = pair("CREATE TABLE n (k numeric PRIMARY KEY, v text)")
+@pytest.mark.parametrize("key", ["numeric", "money"])  # which has no hash
+def test_what_depends_on_a_skipped_row_is_found_by_a_key_that_the_target_takes_for_the_same(
+    pair: MakePair, key: str
+) -> None:
+    p = pair(f"CREATE TABLE n (k {key} PRIMARY KEY, v text)")
     p.subdb.execute("INSERT INTO n VALUES (1, 'mine')")
     error = fails(
         p,
-        "BEGIN; INSERT INTO n VALUES (1.00, 'theirs'); UPDATE n SET k = 1.0 WHERE k = 1; "
-        "UPDATE n SET v = 'newer' WHERE k = 1; INSERT INTO n VALUES (2, 'two'); COMMIT",
+        "BEGIN; INSERT INTO n VALUES (1.00, 'theirs'); UPDATE n SET k = 1.0; "
+        "UPDATE n SET v = 'newer'; INSERT INTO n VALUES (2, 'two'); COMMIT",
     )
     skips(p, error.finish_lsn, CONFLICTING)
     p.apply()
-    assert p.subdb.rows("SELECT k::int, v FROM n ORDER BY k") == [(1, "mine"), (2, "two")]
+    assert p.subdb.rows("SELECT k::numeric::int, v FROM n ORDER BY k") == [(1, "mine"), (2, "two")]
     assert [body["operation"] for _, body in letters(p)] == ["INSERT", "UPDATE", "UPDATE"]
 
 

@@ -10,6 +10,7 @@ clean. Two keys are one where the target takes them for equal (1.0 and 1.00): on
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Sequence
 from itertools import groupby, islice
@@ -33,6 +34,8 @@ from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.pipeline import DEALLOCATED
 from pgsub.target.sql.row_lookup import InTransaction, TableLookup
 
+#: The value fits into no row of the target, or its type has no hash, which aborts a transaction.
+_NO_KEY = (psycopg.DataError, psycopg.ProgrammingError, psycopg.errors.InFailedSqlTransaction)
 _ROWS = frozenset(b"IUD")
 _Key = tuple[int, tuple[bytes | str | None, ...]]
 
@@ -186,11 +189,10 @@ class PartialSkip:
         prints = self._lookup(relation).fingerprints
         if prints.are_texts(values):
             return prints.of(values, list(values))
-        try:
-            with self._executor.undoing():
+        for _ in range(2):  # a type without a hash is known as such from the second time on
+            with contextlib.suppress(*_NO_KEY), self._executor.undoing():
                 return prints.of(values, list(values))
-        except psycopg.DataError:  # it fits into no row of the target, so it is the key of none
-            return tuple(values.values())
+        return tuple(values.values())
 
 
 def _text(value: bytes | None) -> str | None:
