@@ -83,7 +83,7 @@ sabotage: $(STAMP)
 	$(PY) tests/sabotage.py $(ARGS)
 
 # All tests, with what they ran of pgsub in every process; .coverage/html has it line by line.
-coverage: export PYTHONPATH := $(CURDIR)/tests
+coverage: export PYTHONPATH := $(CURDIR)
 coverage: $(STAMP)
 	rm -rf .coverage
 	-servers=$$($(PY) tests/servers.py) && \
