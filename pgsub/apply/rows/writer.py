@@ -200,6 +200,7 @@ class RowWriter:
         :param values: parameters as text.
         """
         self.flush()
+        # guard: the ledger is written by the session's own role
         self._become(None)
         self._pipeline.send(statement, values, [0] * len(values), None, on_count)
 
