@@ -22,7 +22,7 @@ from pyspark import SparkContext
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark.archive import OUT_OF_MEMORY
+from pgsub.spark.jvm_flags import OUT_OF_MEMORY
 from pgsub.spark.session import alive
 
 Item = TypeVar("Item")

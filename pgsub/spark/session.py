@@ -25,8 +25,8 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import archive, daemon, gateway, settings
-from pgsub.spark.archive import Archive
+from pgsub.spark import class_archive, daemon, gateway, jvm_flags, settings
+from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
 #: Spark's own setting for how long executors of a cluster may take to register, and its default.
@@ -94,10 +94,10 @@ def _start(
     settings.check_local_slots(master, chosen.get("spark.task.cpus", "1"), workers)
     cache = cache_folder(state_dir / "cache")
     java = find_java(cache)
-    found = archive.find_archive(java, gateway.spark_home(), cache)
+    found = class_archive.find_archive(java, gateway.spark_home(), cache)
     if flags is None:
-        flags = archive.flags(found, archive.user_options(chosen))
-    jvm = gateway.start_jvm(java, submitted, master, state_dir, flags, archive.launcher_flags(found))
+        flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
+    jvm = gateway.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
     _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
     return _connect(jvm, workers, state_dir, chosen)
 
@@ -211,7 +211,7 @@ def close_context(context: SparkContext, patience: float = 20, train: bool = Tru
         started.pid_file.unlink(missing_ok=True)
         gateway.remove_sockets(gateway.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
-            archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
+            class_archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
 
 
 def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from pgsub.common.errors import PgsubError
-from pgsub.spark import archive, gateway, session
-from pgsub.spark.archive import Archive
+from pgsub.spark import class_archive, gateway, jvm_flags, session
+from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import Java, cache_folder, find_java
 from pgsub.spark.jobs import Submitter
 
@@ -43,9 +43,9 @@ def main(folder: str | None = None) -> int:
             return 0
         for left_over in cache.glob("training-*"):
             shutil.rmtree(left_over, ignore_errors=True)
-        archive.remove_unused(cache)
+        class_archive.remove_unused(cache)
         java = find_java(cache)
-        wanted = archive.find_archive(java, gateway.spark_home(), cache)
+        wanted = class_archive.find_archive(java, gateway.spark_home(), cache)
         return 0 if wanted.file.exists() else _make(java, wanted, cache)
 
 
@@ -53,8 +53,8 @@ def _make(java: Java, wanted: Archive, cache: Path) -> int:
     folder = Path(tempfile.mkdtemp(prefix="training-", dir=cache))
     draft = folder / "classes.jsa"
     try:
-        archive.dump_base(java, wanted)
-        context = session.open_trained(1, folder, archive.training_flags(wanted, draft))
+        class_archive.dump_base(java, wanted)
+        context = session.open_trained(1, folder, jvm_flags.training_flags(wanted, draft))
         Submitter(context).submit("training", _nothing, [0, 1], 2).result(_PATIENCE)
         session.close_context(context, patience=_PATIENCE, train=False)
         os.replace(draft, wanted.file)

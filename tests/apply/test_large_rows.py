@@ -9,7 +9,7 @@ from apply.test_skip import fails, letters, logged, skips
 from fix_pair import MakePair, Pair
 from thorough import only_thorough, thorough
 
-from pgsub.apply.commit import skipped_changes
+from pgsub.apply.commit import skipped_writer
 from pgsub.apply.conflicts import conflict_text
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.common.errors import StateForbids
@@ -54,7 +54,7 @@ def test_the_record_of_a_missing_row_keeps_the_beginning_of_its_values(pair: Mak
 def test_what_is_skipped_of_a_row_too_large_to_be_kept_is_its_size(
     pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(skipped_changes, "KEEPABLE", 1000)
+    monkeypatch.setattr(skipped_writer, "KEEPABLE", 1000)
     p = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", sub="INSERT INTO t VALUES (1, 'mine')")
     error = fails(p, "INSERT INTO t VALUES (1, repeat('x', 5000))")
     skips(p, error.finish_lsn)

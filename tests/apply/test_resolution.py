@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsub.apply.resolve.policy import Action, decide, tied
+from pgsub.apply.resolve.winner import Action, decide, tied
 from pgsub.common.conflict_rules import LAST_UPDATE_WINS
 from pgsub.target.sql.conflict_search import ConflictingRow
 

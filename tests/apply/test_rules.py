@@ -346,19 +346,19 @@ def test_a_rule_that_needs_times_says_so_where_the_target_does_not_know_them(mak
 
 
 def test_a_tie_is_decided_by_what_the_databases_are_called(make, monkeypatch):
-    from pgsub.apply.resolve import policy
+    from pgsub.apply.resolve import winner
 
     asked: list[tuple[tuple[str, str], tuple[str, str]]] = []
 
-    def same_time(how: str, at: int, local: Any, subid: int, tie: Callable[[], policy.Action]) -> Any:
+    def same_time(how: str, at: int, local: Any, subid: int, tie: Callable[[], winner.Action]) -> Any:
         return tie()
 
-    def tied(remote: tuple[str, str], local: tuple[str, str]) -> policy.Action:
+    def tied(remote: tuple[str, str], local: tuple[str, str]) -> winner.Action:
         asked.append((remote, local))
-        return policy.Action.KEEP
+        return winner.Action.KEEP
 
-    monkeypatch.setattr(policy, "decide", same_time)
-    monkeypatch.setattr(policy, "tied", tied)
+    monkeypatch.setattr(winner, "decide", same_time)
+    monkeypatch.setattr(winner, "tied", tied)
     p = make("insert_exists=last_update_wins")
     p.subdb.execute("INSERT INTO t VALUES (1, 10, 'mine')")
     p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")

@@ -14,7 +14,7 @@ READ = {
     "catalog/times.py": "times that are shown",
     "cli/output/reporting.py": "times in the log",
     "commands/status/status.py": "the lag that is shown, never below 0",
-    "spark/archive.py": "the age of files of a cache",
+    "spark/class_archive.py": "the age of files of a cache",
 }
 
 

@@ -1,4 +1,4 @@
-"""Promises about finding Java, its shim and its archive."""
+"""Promises about finding Java, its shim and its class_archive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from thorough import only_thorough
 
 from pgsub.common.errors import StateForbids
-from pgsub.spark import archive, java
-from pgsub.spark.archive import Archive
+from pgsub.spark import class_archive, java, jvm_flags
+from pgsub.spark.class_archive import Archive
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,33 +96,33 @@ def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):
     made = Archive(tmp_path / "spark-1.jsa", None)
     made.file.touch()
     ours = ["-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", f"-XX:SharedArchiveFile={made.file}"]
-    assert archive.flags(made, "")[-3:] == ours
-    assert "-XX:+UseSerialGC" not in archive.flags(made, "-Xmx1g -XX:+UseZGC")
-    assert "-XX:+ExitOnOutOfMemoryError" not in archive.flags(made, "-XX:OnOutOfMemoryError=/bin/true")
-    assert not any("SharedArchive" in flag for flag in archive.flags(made, "-Xshare:off"))
+    assert jvm_flags.flags(made, "")[-3:] == ours
+    assert "-XX:+UseSerialGC" not in jvm_flags.flags(made, "-Xmx1g -XX:+UseZGC")
+    assert "-XX:+ExitOnOutOfMemoryError" not in jvm_flags.flags(made, "-XX:OnOutOfMemoryError=/bin/true")
+    assert not any("SharedArchive" in flag for flag in jvm_flags.flags(made, "-Xshare:off"))
 
 
 def test_a_failed_attempt_is_not_repeated_within_a_day(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(archive.subprocess, "Popen", lambda *arguments, **options: started.append(arguments))
+    monkeypatch.setattr(class_archive.subprocess, "Popen", lambda *arguments, **options: started.append(arguments))
     wanted = Archive(tmp_path / "spark-1.jsa", None)
-    archive.train_in_background(wanted, {})
+    class_archive.train_in_background(wanted, {})
     wanted.refused.touch()
-    archive.train_in_background(wanted, {})
+    class_archive.train_in_background(wanted, {})
     assert len(started) == 1
     os.utime(wanted.refused, (0, 0))
-    archive.train_in_background(wanted, {})
+    class_archive.train_in_background(wanted, {})
     wanted.file.touch()
-    archive.train_in_background(wanted, {})
+    class_archive.train_in_background(wanted, {})
     assert len(started) == 2
 
 
 def test_another_set_of_jars_is_another_archive(tmp_path):
     runtime = java.Java(tmp_path / "java", None, None, 21, "21")
     (tmp_path / "jars").mkdir()
-    first = archive.find_archive(runtime, tmp_path, tmp_path)
+    first = class_archive.find_archive(runtime, tmp_path, tmp_path)
     (tmp_path / "jars" / "one.jar").write_text("x")
-    assert archive.find_archive(runtime, tmp_path, tmp_path) != first
+    assert class_archive.find_archive(runtime, tmp_path, tmp_path) != first
 
 
 def test_the_set_up_trains_where_sessions_look_for_the_archive(tmp_path):

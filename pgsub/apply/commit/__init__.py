@@ -2,5 +2,5 @@
 
 Mirrors apply_handle_commit_internal, apply_handle_prepare and their like (``worker.c``). Nothing here executes row
 changes. Entry points: :mod:`~pgsub.apply.commit.ledger_commit`, :mod:`~pgsub.apply.commit.two_phase`,
-:mod:`~pgsub.apply.commit.skipped_changes`.
+:mod:`~pgsub.apply.commit.skipped_writer`.
 """

@@ -19,7 +19,7 @@ from itertools import groupby
 import psycopg
 from psycopg import sql
 
-from pgsub.apply.commit.skipped_changes import SkippedChanges
+from pgsub.apply.commit.skipped_writer import SkippedChanges
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place, Record, ResolvedConflict
 from pgsub.apply.rows.session import TargetSession

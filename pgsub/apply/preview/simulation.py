@@ -14,8 +14,8 @@ import psycopg
 
 from pgsub.apply.conflicts import schema_fault
 from pgsub.apply.preview.simulated_rows import Done, Table, Version
-from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules_preview import RulesPreview
+from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update

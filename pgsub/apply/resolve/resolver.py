@@ -16,8 +16,8 @@ from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import OriginDiffers, Place
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
-from pgsub.apply.resolve.policy import Action
 from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
+from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.stream.transactions import RemoteTransaction

@@ -11,8 +11,8 @@ import psycopg
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Place, ResolvedConflict
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
-from pgsub.apply.resolve import policy
-from pgsub.apply.resolve.policy import Action
+from pgsub.apply.resolve import winner
+from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.common.conflict_rules import Rule
@@ -64,7 +64,7 @@ class Decisions:
         :param local: the rows in the way.
         """
         subid = self._relations.subid
-        return policy.decide(rule.resolution, commit_ts, local, subid, lambda: policy.tie(self._connection, subid))
+        return winner.decide(rule.resolution, commit_ts, local, subid, lambda: winner.tie(self._connection, subid))
 
 
 class Records:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.resolve import policy
-from pgsub.apply.resolve.policy import Action
+from pgsub.apply.resolve import winner
 from pgsub.apply.resolve.rules import Decisions
+from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.common.conflict_rules import IDENTICAL, Rule
 from pgsub.target.catalog.mapping import RelationMap
@@ -63,7 +63,7 @@ class RulesPreview:
         if xid is None or rule is None:
             return None
         found = self._written(xid)
-        if found.at is None or policy.own(found, self._relations.subid):
+        if found.at is None or winner.own(found, self._relations.subid):
             return None
         return self._decision(rule, [found])
 

@@ -18,7 +18,7 @@ from itertools import groupby, islice
 import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
+from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.conflicts.conflict import MissingRow, ResolvedConflict
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor

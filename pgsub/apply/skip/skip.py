@@ -3,13 +3,13 @@
 Mirrors maybe_start_skipping_changes, stop_skipping_changes and clear_subscription_skip_lsn (worker.c): a transaction
 matches by its finish LSN, and the first one with changes consumes it whether it matches or not. A sync worker obeys it
 and leaves it to apply to clear it. What is left out is kept in the same commit
-(:mod:`pgsub.apply.commit.skipped_changes`).
+(:mod:`pgsub.apply.commit.skipped_writer`).
 """
 
 from __future__ import annotations
 
 from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
-from pgsub.apply.commit.skipped_changes import SkippedChanges, changed
+from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.relation_map import NEVER, local_name

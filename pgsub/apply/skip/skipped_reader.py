@@ -1,4 +1,4 @@
-"""Reads skipped changes back from what :mod:`pgsub.apply.commit.skipped_changes` wrote.
+"""Reads skipped changes back from what :mod:`pgsub.apply.commit.skipped_writer` wrote.
 
 A row of ``pgsub.skipped_change`` names columns, neither their positions in the publisher's table nor types: the
 target's types stand for them.
@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.commit.skipped_changes import CUT
+from pgsub.apply.commit.skipped_writer import CUT
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common.errors import StateForbids
 from pgsub.protocol.encoder import RowMessage

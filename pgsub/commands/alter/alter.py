@@ -32,8 +32,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import check_unchanged, ledger_session, maintenance, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.commands.subscription import definition
-from pgsub.commands.subscription.registration import remove_passfiles
+from pgsub.commands.subscription import definition, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
@@ -238,7 +237,7 @@ def _redefined(
             _follow(session, replace(sub, **fields), sub)
         raise
     finally:
-        remove_passfiles(store.path.parent, sub.subid, present.connection, present.target)
+        passfiles.remove(store.path.parent, sub.subid, present.connection, present.target)
 
 
 def _follow(session: psycopg.Connection, before: Subscription, after: Subscription) -> None:

@@ -30,8 +30,8 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from pgsub.target.ledger import advance, subscription_tables, subscriptions, two_phase
-from pgsub.target.ledger.advance import Position
+from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
+from pgsub.target.ledger.origin_advance import Position, advance, position
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import origins
 
@@ -114,7 +114,7 @@ def _advance(
     """Move the positions, which are in the journal before: a crash leaves a row that was begun."""
     with store.journal_attempt("origin-advance", sub, _entry(found)) as attempt:
         failpoints.point("advance.before_ledger")
-        advance.advance(session, claim, found.old, found.to)
+        advance(session, claim, found.old, found.to)
     failpoints.point("advance.after_ledger")
     origins.advance(session, sub.subid, found.to)
     failpoints.point("advance.after_origin")
@@ -128,7 +128,7 @@ def survey(session: psycopg.Connection, sub: Subscription, to: int) -> SkippedRa
 
     :raises StateForbids: see :func:`origin_advance`.
     """
-    found = SkippedRange(sub.name, advance.position(session, sub.subid), to)
+    found = SkippedRange(sub.name, position(session, sub.subid), to)
     if to < found.old.furthest:
         raise StateForbids(
             f"the replication origin cannot be moved backwards to {format_lsn(to)}",

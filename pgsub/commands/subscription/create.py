@@ -17,7 +17,7 @@ from pgsub.commands.preflight.findings import Preflight
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.serve.synchronize import Service
 from pgsub.commands.sessions import connect_publisher, connect_target, target_facts
-from pgsub.commands.subscription import definition, password_required, registration
+from pgsub.commands.subscription import definition, passfiles, password_required, registration
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
 from pgsub.common.errors import SubscriptionExists
@@ -51,7 +51,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
             reporter.notice(f'subscription "{options.name}" already exists, skipping')
             return None
         with Service(store, options.state_dir, made.sub, reporter) as service:
-            with registration.passfiles(made) as written:
+            with passfiles.written(made) as written:
                 found = _register(options, made, store, reporter)
                 if options.dry_run:
                     _announce_two_phase(found, reporter)

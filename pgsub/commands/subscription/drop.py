@@ -12,8 +12,8 @@ from pgsub.catalog.locks import Lock, lock_held, subscription_lock
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_target, maintenance
+from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.drop_slots import drop_slots
-from pgsub.commands.subscription.registration import remove_passfiles
 from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
@@ -81,7 +81,7 @@ def drop(
                 )
             store.remove_subscription(sub.subid)
             store.journal("drop", sub.subid, sub.name, {"keep_slot": keep_slot, "keep_target": keep_target})
-            remove_passfiles(folder, sub.subid)
+            passfiles.remove(folder, sub.subid)
             lock.release(unlink=True)
 
 

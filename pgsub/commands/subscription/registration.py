@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from pgsub.catalog.state_folder import open_private
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight.findings import Table
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.subscription import passfiles
 from pgsub.commands.subscription.definition import Definition
-from pgsub.common import conninfo as ci
 from pgsub.common import failpoints, quoting
 from pgsub.common.errors import PgsubError, StateForbids, StateStoreError
 from pgsub.common.subscription import Subscription
@@ -49,20 +49,6 @@ class InterruptedCreate:
     subid: int
     slot_name: str | None
     slot_intent: bool
-
-
-@contextlib.contextmanager
-def passfiles(made: Definition) -> Iterator[list[Path]]:
-    """Write passwords to their files for the length of the block; emptying the list keeps them."""
-    written: list[Path] = []
-    try:
-        for path, params in made.passwords.items():
-            written.append(path)
-            ci.store_password(params, path)
-        yield written
-    finally:
-        for path in written:
-            path.unlink(missing_ok=True)
 
 
 def store_id(folder: Path) -> str:
@@ -264,17 +250,6 @@ def _undo_leftover(
             slots.drop_slot(replication, leftover.slot_name)
         subscriptions.forget(session, leftover.subid)
         note.unlink(missing_ok=True)
-        remove_passfiles(folder, leftover.subid)
+        passfiles.remove(folder, leftover.subid)
     finally:
         lock.release(unlink=True)
-
-
-def remove_passfiles(folder: Path, subid: int, *named_in: str) -> None:
-    """Remove the passwords of a subscription.
-
-    :param folder: the state folder.
-    :param named_in: connection strings whose files stay.
-    """
-    for file in (folder / "passfiles").glob(f"{subid}.*"):
-        if not any(file.name in text for text in named_in):
-            file.unlink(missing_ok=True)

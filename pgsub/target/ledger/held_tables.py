@@ -1,4 +1,4 @@
-"""HeldTable tables in the ledger: their changes are kept instead of made, until they are released.
+"""Held tables in the ledger: their changes are kept instead of made, until they are released.
 
 The server has nothing like it. What apply decides by is changed as the state of a table is (:mod:`states`): under the
 lock of its row. Kept changes are written by the transaction that would have made them, so with a prepared one they may

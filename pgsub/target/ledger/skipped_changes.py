@@ -26,7 +26,7 @@ _OPERATION = "body->>'operation'"
 class SkippedChange:
     """One change.
 
-    :ivar body: as :class:`pgsub.apply.commit.skipped_changes.SkippedChanges` wrote it.
+    :ivar body: as :class:`pgsub.apply.commit.skipped_writer.SkippedChanges` wrote it.
     """
 
     id: int

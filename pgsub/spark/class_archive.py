@@ -1,4 +1,4 @@
-"""The class-data-sharing archive that halves the start of Spark's JVM, and the JVM's other flags.
+"""The class-data-sharing archive that halves the start of Spark's JVM.
 
 An archive belongs to one Java version and one set of jars; its name is their hash. It is made by a process of its
 own in the background when the first session has ended (:mod:`pgsub.spark.training`), as dumping classes while a user
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import time
@@ -19,14 +18,8 @@ from pathlib import Path
 
 from pgsub.spark.java import Java
 
-#: Short-lived work: the second compiler and a parallel collector cost more than they bring.
-_LEAN = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-_COLLECTOR = "-XX:+UseSerialGC"
-#: Any thread may be the one that finds no memory; without it py4j and Spark wait for an answer for ever, or jobs do.
-_EXIT = "-XX:+ExitOnOutOfMemoryError"
-#: How a JVM ends by that.
-OUT_OF_MEMORY = 3
-
+#: The archive depends on the collector, so all JVMs have the same one unless the user chose another.
+COLLECTOR = "-XX:+UseSerialGC"
 _UNUSED_DAYS = 60
 
 
@@ -68,52 +61,6 @@ def find_archive(java: Java, spark_home: Path, cache: Path) -> Archive:
     return Archive(cache / f"spark-{digest.hexdigest()[:16]}.jsa", base)
 
 
-def user_options(settings: Mapping[str, str]) -> str:
-    """Return all JVM options that the user set for the driver, in one text.
-
-    :param settings: of :func:`pgsub.spark.settings.user_settings`.
-    """
-    variables = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
-    names = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
-    return " ".join([os.environ.get(name, "") for name in variables] + [settings.get(name, "") for name in names])
-
-
-def flags(archive: Archive, options: str) -> list[str]:
-    """Return flags of the driver's JVM.
-
-    :param options: the user's own; two collectors or two archives in one command line would be an error.
-    """
-    chosen = list(_LEAN)
-    if not re.search(r"Use\w*GC\b", options):
-        chosen.append(_COLLECTOR)
-    if "OnOutOfMemoryError" not in options:
-        chosen.append(_EXIT)
-    if re.search(r"SharedArchive|-Xshare|-XX:AOT", options):
-        return chosen
-    file = archive.file if archive.file.exists() else archive.base
-    if file is not None and file.exists():
-        _mark_used(archive)
-        chosen.append(f"-XX:SharedArchiveFile={file}")
-    return chosen
-
-
-def launcher_flags(archive: Archive) -> list[str]:
-    """Return the flags of the small JVM that composes the command line; its output would be taken for one."""
-    chosen = [*_LEAN, _COLLECTOR, "-Xlog:disable"]
-    if archive.base is not None and archive.base.exists():
-        chosen.append(f"-XX:SharedArchiveFile={archive.base}")
-    return chosen
-
-
-def training_flags(archive: Archive, draft: Path) -> list[str]:
-    """Return flags of a JVM that writes its loaded classes when it ends.
-
-    :param draft: file that it writes.
-    """
-    base = [f"-XX:SharedArchiveFile={archive.base}"] if archive.base is not None else []
-    return [*_LEAN, _COLLECTOR, *base, f"-XX:ArchiveClassesAtExit={draft}"]
-
-
 def dump_base(java: Java, archive: Archive) -> None:
     """Make the archive of the JDK's own classes, without which a JVM cannot write one on top.
 
@@ -122,7 +69,7 @@ def dump_base(java: Java, archive: Archive) -> None:
     if archive.base is None or archive.base.exists():
         return
     draft = archive.base.with_suffix(f".{os.getpid()}")
-    command = [str(java.executable), "-Xshare:dump", _COLLECTOR, f"-XX:SharedArchiveFile={draft}"]
+    command = [str(java.executable), "-Xshare:dump", COLLECTOR, f"-XX:SharedArchiveFile={draft}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode != 0 or not draft.exists():
         raise OSError(f"-Xshare:dump ended with {done.returncode}")
@@ -160,7 +107,8 @@ def remove_unused(cache: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _mark_used(archive: Archive) -> None:
+def mark_used(archive: Archive) -> None:
+    """Keep an archive from :func:`remove_unused`."""
     for file in (archive.file, archive.base):
         try:
             if file is not None:

@@ -1,0 +1,63 @@
+"""Flags of Spark's JVM and of the small JVM that composes its command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pgsub.spark.class_archive import COLLECTOR, Archive, mark_used
+
+#: Short-lived work: the second compiler and a parallel collector cost more than they bring.
+_LEAN = ("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+#: Any thread may be the one that finds no memory; without it py4j and Spark wait for an answer for ever, or jobs do.
+_EXIT = "-XX:+ExitOnOutOfMemoryError"
+#: How a JVM ends by that.
+OUT_OF_MEMORY = 3
+
+
+def user_options(settings: Mapping[str, str]) -> str:
+    """Return all JVM options that the user set for the driver, in one text.
+
+    :param settings: of :func:`pgsub.spark.settings.user_settings`.
+    """
+    variables = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+    names = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
+    return " ".join([os.environ.get(name, "") for name in variables] + [settings.get(name, "") for name in names])
+
+
+def flags(archive: Archive, options: str) -> list[str]:
+    """Return flags of the driver's JVM.
+
+    :param options: the user's own; two collectors or two archives in one command line would be an error.
+    """
+    chosen = list(_LEAN)
+    if not re.search(r"Use\w*GC\b", options):
+        chosen.append(COLLECTOR)
+    if "OnOutOfMemoryError" not in options:
+        chosen.append(_EXIT)
+    if re.search(r"SharedArchive|-Xshare|-XX:AOT", options):
+        return chosen
+    file = archive.file if archive.file.exists() else archive.base
+    if file is not None and file.exists():
+        mark_used(archive)
+        chosen.append(f"-XX:SharedArchiveFile={file}")
+    return chosen
+
+
+def launcher_flags(archive: Archive) -> list[str]:
+    """Return the flags of the small JVM that composes the command line; its output would be taken for one."""
+    chosen = [*_LEAN, COLLECTOR, "-Xlog:disable"]
+    if archive.base is not None and archive.base.exists():
+        chosen.append(f"-XX:SharedArchiveFile={archive.base}")
+    return chosen
+
+
+def training_flags(archive: Archive, draft: Path) -> list[str]:
+    """Return flags of a JVM that writes its loaded classes when it ends.
+
+    :param draft: file that it writes.
+    """
+    base = [f"-XX:SharedArchiveFile={archive.base}"] if archive.base is not None else []
+    return [*_LEAN, COLLECTOR, *base, f"-XX:ArchiveClassesAtExit={draft}"]
