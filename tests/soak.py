@@ -90,7 +90,8 @@ class Soak:
             self.wrong += audit.end(ground)
 
     def _compare(self) -> None:
-        """At a quiet point."""
+        """At a quiet point; what is prepared may hold locks that reading would wait for."""
+        self.ground.finish()
         with self.ground.rest():
             found = audit.differences(self.ground, tuple(name for name in COMMON if name != "beat"))
         assert not found, f"not equal: {found}"
