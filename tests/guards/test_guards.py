@@ -166,6 +166,7 @@ def test_what_the_publisher_was_told_is_in_the_ledger_first(pubdb: Database, sub
         )
         reported = subdb.value("SELECT reported_lsn FROM pgsub.progress WHERE worker = 0")
         assert parse_lsn(confirmed) <= parse_lsn(reported)
+    subdb.wait("SELECT count(*) FROM log", value=20)
     result = sub.stop(task)
     confirmed = pubdb.value(
         "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", sub.sub.slot_name
