@@ -88,7 +88,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "what a rule skips is kept": ("test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way",),
     "a skipped change is replayed once": ("test_the_change_of_a_conflict_is_applied_once",),
     "a replay that misses a row changes nothing": ("test_a_whole_transaction_is_applied_in_its_order_or_not_at_all",),
-    "newer changes wait behind held ones": ("test_a_running_worker_holds_and_releases_without_a_restart",),
+    "newer changes wait behind held ones": ("test_what_a_prepared_transaction_keeps_is_decided_with_it",),
     "held changes go with the commit that applies them": (
         "test_a_release_that_is_cut_off_anywhere_loses_nothing_and_does_nothing_twice",
     ),
