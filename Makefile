@@ -78,7 +78,7 @@ soak: $(STAMP)
 	$(PY) tests/hostile.py --minutes $(FUZZ_MINUTES)
 	$(PY) tests/soak.py $(ARGS)
 
-# Forty guards, two at a time; ARGS="--only WORDS" picks some.
+# Forty guards, half an hour at most; ARGS="--only WORDS" picks some.
 sabotage: $(STAMP)
 	$(PY) tests/sabotage.py $(ARGS)
 
@@ -89,6 +89,7 @@ coverage: $(STAMP)
 	-servers=$$($(PY) tests/servers.py) && \
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m coverage run -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 	$(PY) -m coverage combine -q
+	rm -f .coverage/data.*  # of processes that were killed while they saved
 	$(PY) -m coverage html -q -d .coverage/html
 	$(PY) -m coverage report --skip-covered
 
