@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import resource
+import select
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from hostile import frame, header
 
 from pgsub.common.errors import PgsubError, ProtocolViolation
-from pgsub.publisher.channel import Refused
+from pgsub.publisher.channel import Refused, poll
 from pgsub.publisher.channel_socket import SocketChannel
 from pgsub.publisher.connect import Connection
 
@@ -55,7 +56,7 @@ def everything(channel: SocketChannel) -> list[bytes]:
     messages: list[bytes] = []
     while (frames := channel.receive(1000, 1 << 20)) is not None:
         messages += frames
-        channel._poll(1, 0.01)
+        poll(channel._pgconn.socket, select.POLLIN, 0.01)
     return messages
 
 
