@@ -128,7 +128,7 @@ def test_a_crash_leaves_the_old_position_or_the_new_one(
         [(body,)] = it.subdb.rows("SELECT body FROM pgsub.event WHERE body ->> 'kind' = 'log'")
         assert json.loads(json.dumps(body))["text"] == f"replication origin advanced from {before} to {lsn(finish + 1)}"
     [begun] = it.journal("origin-advance")  # before anything moves, so that a crash cannot lose the old position
-    assert (begun["from"], begun["to"], begun["outcome"]) == (before, lsn(finish + 1), "begun")
+    assert (begun["remote_lsn"], begun["to"], begun["outcome"]) == (before, lsn(finish + 1), "begun")
     done = it.ok("origin-advance", "s", lsn(finish + 1), "--yes")
     assert ("already" in done.stderr) is (point != "advance.before_ledger")
     assert it.cli.sql("SELECT finish_lsn FROM pgsub_error") == []
