@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from pgsub.cli.operate.run import PAGE
 from pgsub.commands.serve.run import stopping_by_signal
 
 
@@ -47,3 +48,11 @@ def test_a_launcher_under_nohup_goes_on_ignoring_hangups(monkeypatch):
             assert not stop.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_manual_names_every_signal_that_a_launcher_handles():
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    with stopping_by_signal(Quiet()):
+        handled = [number for number in before if signal.getsignal(number) is not before[number]]
+    assert handled
+    assert [one for one in handled if signal.Signals(one).name not in PAGE.description] == []

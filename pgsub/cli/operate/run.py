@@ -22,7 +22,11 @@ enabled, disabled or dropped.
 A publisher that is silent for wal_receiver_timeout is considered lost, and a worker that failed restarts after
 wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are the target server's.
 
-The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once.
+The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once. SIGHUP stops a run
+on a terminal in the same way; elsewhere it is only logged. A log file that was moved is created anew at the next
+record.
+
+With a bound, run ends with 3 if the state folder has no subscription.
 """,
     examples=(
         ("Serve everything in the state folder.", "pgsub run"),

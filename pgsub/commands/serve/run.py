@@ -107,28 +107,27 @@ def raise_first(ended: list[Ended]) -> None:
 def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
     """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process at once.
 
-    Ending at once is safe: what is not committed on the target is rolled back there and sent again. SIGHUP says that
-    the terminal is gone, which ends the process as SIGTERM does; without a terminal it is only logged, as the log file
-    is opened anew at every record where it was moved away.
+    Ending at once is safe: what is not committed on the target is rolled back there and sent again. On a terminal,
+    SIGHUP means that the terminal was closed, and stops the run as well. Elsewhere it is only logged: a log file that
+    was moved is created anew at the next record in any case.
     """
     event = threading.Event()
+
+    def notice(text: str) -> None:
+        # a handler may interrupt a write of the same stream: leave it to another thread
+        SupervisedThread("notice", "notice", partial(reporter.notice, text)).start()
 
     def handler(number: int, frame: FrameType | None) -> None:
         if event.is_set():
             os._exit(128 + number)
         event.set()
-        # a handler may interrupt a write of the same stream: leave it to another thread
-        SupervisedThread("notice", "notice", partial(reporter.notice, "stopping; a second signal ends at once")).start()
+        notice("stopping; a second signal ends at once")
 
     def hangup(number: int, frame: FrameType | None) -> None:
         if terminal:  # shells and the terminal may both send it
             event.set()
         else:
-            SupervisedThread(
-                "notice",
-                "notice",
-                partial(reporter.notice, "received SIGHUP: the log is written to the file of its name"),
-            ).start()
+            notice("received SIGHUP; a log file that was moved is created anew")
 
     terminal = sys.stderr is not None and sys.stderr.isatty()
     handlers = {signal.SIGINT: handler, signal.SIGTERM: handler}
