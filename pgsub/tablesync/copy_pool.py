@@ -12,7 +12,7 @@ from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import task
 from pgsub.tablesync.copy.task import CopyResult, CopySpec, Piece
-from pgsub.target.ledger import chunks
+from pgsub.target.ledger import chunks, workers
 
 _POLL = 0.02
 #: Tries of one piece while the snapshot lives.
@@ -84,6 +84,7 @@ class CopyPool:
         for job in [job for job in self._running if job.done()]:
             self._running.remove(job)
             self._ended(job)
+        self._leave_taken_over()
         undone = chunks.undone(self._session, [piece.key for piece in self._pieces])
         if len(undone) < len(self._pieces):
             self._tries.pop(None, None)  # something was done meanwhile
@@ -91,6 +92,14 @@ class CopyPool:
         if self._pieces and not self._running and self._wanted <= 0:
             self._failed(None, TargetUnavailable("a piece of the copy is locked by a session whose task has ended"))
             self._context.stopping.wait(1)  # the next take-over ends that session
+
+    def _leave_taken_over(self) -> None:
+        """Leave tables that another attempt has taken over to it: it ends every session that copies them here."""
+        claims = list({piece.key.claim.worker: piece.key.claim for piece in self._pieces}.values())
+        for worker in workers.taken_over(self._session, claims):
+            self.errors[worker] = Fenced("another worker took over")
+            if self._alone:
+                raise self.errors[worker]
 
     def _ended(self, job: Job) -> None:
         try:

@@ -122,6 +122,24 @@ def test_an_error_from_before_is_given_the_time_of_a_retry(store, folder, served
     _until(folder, "synced", timeout=30)
 
 
+def test_an_attempt_that_may_have_begun_before_the_wait_does_not_end_it(store, folder, served, soon):
+    _fails(store)
+
+    def fails_once_more():
+        _fails(store)
+        soon(lambda: (store.put_relations(5, READY), store.clear_error(5, "apply")))
+
+    soon(fails_once_more)
+    _until(folder, "synced", timeout=30)
+
+
+def test_two_further_attempts_with_the_error_from_before_end_the_wait(store, folder, served, soon):
+    _fails(store)
+    soon(lambda: (_fails(store), _fails(store)))
+    with pytest.raises(ApplyError, match="it failed"):
+        _until(folder, "synced", timeout=1000)
+
+
 def test_an_error_from_before_that_nobody_retries_ends_the_wait_at_once(store, folder):
     _fails(store)
     with pytest.raises(ApplyError):

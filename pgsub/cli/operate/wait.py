@@ -51,8 +51,9 @@ synced: every table that the subscription has now is ready. caught-up: synced, a
 present position. lsn=X/X: apply has reached this position. disabled: the subscription is disabled and its workers have
 ended. error: an error has been recorded.
 
-If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. After
-the timeout it ends with 8 and names what is missing.
+If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
+error that was there before is given two further attempts. After the timeout the command ends with 8 and names what is
+missing.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),

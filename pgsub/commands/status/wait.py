@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsub.catalog.locks import launcher_lock
-from pgsub.catalog.rows import ErrorRow
+from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
-from pgsub.catalog.times import utc_now
 from pgsub.commands.status.status import error_class, serving
 from pgsub.common.errors import ApplyError, Directive, TimeoutExpired
 from pgsub.common.subscription import Subscription
@@ -23,7 +22,10 @@ from pgsub.protocol.lsn import format_lsn
 
 _POLL = 0.1
 #: an error from before the wait is given this time to be overcome by the retry that follows every 5 s
-_GRACE = 8.0
+_GRACE = 20.0
+#: Times that an error from before the wait is reported again until it counts as of now: the first of these attempts
+#: may have begun before the command that was to mend it.
+_REPEATS = 2
 #: how long an error that apply got past may still be shown, before nobody is going to take it away
 _CLEARED = 2.0
 _NAMED = 10
@@ -51,8 +53,9 @@ def wait(options: WaitOptions) -> None:
     :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
     :raises TimeoutExpired: naming what is missing.
     """
-    started, begin = utc_now(), time.monotonic()
+    begin = time.monotonic()
     with StateStore.open(options.state_dir, create=False) as store:
+        before = {_identity(row): row.attempts for row in store.errors(store.subscription(options.name).subid)}
         condition = _condition(options, store)
         while True:
             with store.snapshot():  # a subscription that is dropped meanwhile has no table that is awaited
@@ -64,7 +67,7 @@ def wait(options: WaitOptions) -> None:
                 return
             elapsed = time.monotonic() - begin
             expired = options.timeout is not None and elapsed >= options.timeout
-            if problem and (expired or problem.at is None or problem.at >= started or _final(store, options, elapsed)):
+            if problem and (expired or _of_now(problem, before) or _final(store, options, elapsed)):
                 raise _recorded(problem)
             if expired:
                 raise _timeout(options, store, subscription, missing)
@@ -150,6 +153,17 @@ def _failure(options: WaitOptions, store: StateStore, subscription: Subscription
         if concerned and error_class(row).directive is not Directive.RETRY:
             return row
     return None
+
+
+def _identity(row: ErrorRow) -> tuple[str, Time | None]:
+    """Return what all attempts that end with one error have in common."""
+    return row.worker, row.first_at
+
+
+def _of_now(row: ErrorRow, before: dict[tuple[str, Time | None], int]) -> bool:
+    """Return whether an attempt that began during the wait ended with the error."""
+    known = before.get(_identity(row))
+    return known is None or row.attempts >= known + _REPEATS
 
 
 def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:

@@ -100,13 +100,22 @@ def fence(connection: psycopg.Connection, *claims: Claim) -> None:
     """
     if not claims:
         return
-    rows = connection.execute(
-        "SELECT FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
-        " AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker FOR SHARE OF c",
-        ([c.worker for c in claims], [c.epoch for c in claims], [c.token for c in claims], claims[0].subid),
-    ).fetchall()
-    if len(rows) != len(claims):
+    if len(_held(connection, claims, "FOR SHARE OF c")) != len(claims):
         raise Fenced("another worker took over")
+
+
+def taken_over(connection: psycopg.Connection, claims: Sequence[Claim]) -> set[int]:
+    """Return the workers of a subscription whose epoch was raised since their claims were made."""
+    return set(numbers(claims)) - _held(connection, claims)
+
+
+def _held(connection: psycopg.Connection, claims: Sequence[Claim], lock: str = "") -> set[int]:
+    rows = connection.execute(
+        "SELECT worker::bigint FROM pgsub.control c JOIN unnest(%s::oid[], %s::bigint[], %s::uuid[])"
+        f" AS k (worker, epoch, token) USING (worker, epoch, token) WHERE c.subid = %s ORDER BY worker {lock}".encode(),
+        (numbers(claims), [c.epoch for c in claims], [c.token for c in claims], claims[0].subid),
+    )
+    return {worker for (worker,) in rows}
 
 
 def numbers(claims: Sequence[Claim]) -> list[int]:
