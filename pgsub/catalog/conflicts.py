@@ -148,7 +148,7 @@ class ConflictCatalog(ViewsCatalog):
         with self._database.transaction():
             sql = (
                 "UPDATE pgsub_conflict SET action = ?, replayed_at = ? WHERE subid = ? AND finish_lsn = ?"
-                " AND action = 'skipped' AND NOT identical AND (letter IS NOT NULL OR worker IS NOT NULL)"
+                " AND action = 'skipped' AND NOT identical AND (skipped_ref IS NOT NULL OR worker IS NOT NULL)"
                 " AND (? IS NULL OR id = ?) AND (? IS NULL OR schemaname || '.' || relname = ?)"
             )
             place = (subid, format_lsn(finish_lsn))
@@ -203,4 +203,4 @@ class ConflictCatalog(ViewsCatalog):
 
 def _stops(row: ConflictRow) -> bool:
     """Return whether a conflict that was skipped would otherwise have stopped a worker."""
-    return row.action == SKIPPED and (row.letter is not None or row.identical)
+    return row.action == SKIPPED and (row.skipped_ref is not None or row.identical)

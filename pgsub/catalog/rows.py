@@ -183,7 +183,7 @@ class ConflictRow:
     local_conflicts: Rows | None = None  #: one an index: index, key, row, xid, commit_ts, origin, identical
     worker: str | None = None  #: that it stopped, as in ErrorRow
     event: int | None = None  #: its id in the ledger, where it came from there
-    letter: str | None = None  #: what names the row of pgsub.skipped_change on the target, where it was kept by itself
+    skipped_ref: str | None = None  #: ref of the row of pgsub.skipped_change, where it was kept by itself
     replayed_at: Time | None = None
     id: int = 0
 

@@ -250,7 +250,7 @@ CREATE TABLE pgsub_conflict (
     local_conflicts TEXT,
     worker TEXT,
     event INTEGER,
-    letter TEXT,
+    skipped_ref TEXT,
     replayed_at TEXT
 );
 CREATE INDEX pgsub_conflict_event ON pgsub_conflict (subid, event) WHERE event IS NOT NULL;

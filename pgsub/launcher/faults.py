@@ -69,7 +69,7 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         local_tuple=first.get("row"),
         origin=first.get("origin"),
         remote_xid=body["remote_xid"] or None,  # a copy has no transaction
-        finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("letter") else None,
+        finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("skipped_ref") else None,
         remote_commit_ts=wire_time(body["remote_commit_ts"]) if body["remote_commit_ts"] else None,
         message=body["message"],
         detail=body["detail"],
@@ -78,5 +78,5 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         replica_identity=body.get("replica_identity"),
         local_conflicts=local or None,
         event=event,
-        letter=body.get("letter"),
+        skipped_ref=body.get("skipped_ref"),
     )

@@ -32,7 +32,7 @@ def letters(p: Pair) -> list[dict[str, Any]]:
 def conflicts(p: Pair) -> list[tuple[str, str, bool]]:
     """Type, key and whether the log is spared."""
     found = [body for body in p.events() if body["kind"] == "conflict"]
-    assert all(body["letter"] for body in found if body["quiet"])
+    assert all(body["skipped_ref"] for body in found if body["quiet"])
     return [(body["conflict_type"], body["key"], body["quiet"]) for body in found]
 
 

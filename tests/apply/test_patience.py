@@ -189,7 +189,7 @@ def test_a_commit_waits_for_the_subscription_from_the_moment_that_the_setting_sa
     subscribed: Pair, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of an unpublished table nothing is sent, and its commit waits for a flush position all the same
-    monkeypatch.setattr(synchronous_standby, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(synchronous_standby, "CHECK_SECONDS", 0.5)
     p = subscribed
     task = p.start()
     p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")

@@ -399,7 +399,7 @@ def test_what_a_rule_skipped_can_be_replayed_once_nothing_is_in_its_way(make):
     p.apply("INSERT INTO t VALUES (1, 11, 'theirs')")
     [record] = p.events()
     lsn = p.subdb.value("SELECT finish_lsn - '0/0'::pg_lsn FROM pgsub.skipped_change")
-    ids = skipped_changes.by_ref(p.session, p.subid, int(lsn), record["letter"])
+    ids = skipped_changes.by_ref(p.session, p.subid, int(lsn), record["skipped_ref"])
     kept = skipped_changes.of_transaction(p.session, p.subid, int(lsn), ids=ids)
     assert kept is not None and kept.ids == ids
     order = ReplayRequest(int(lsn), kept, {})

@@ -541,7 +541,7 @@ def test_an_update_that_sets_nothing_still_looks_for_its_row(bench: Bench) -> No
 def test_ddl_on_the_target_is_noticed_when_a_transaction_begins(
     subdb: Database, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relations, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(relations, "CHECK_SECONDS", 0)
     subdb.execute("""CREATE TABLE t (id int PRIMARY KEY, v int, w int NOT NULL UNIQUE); CREATE TABLE o (id int);
         CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF r DEFAULT;
         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'""")

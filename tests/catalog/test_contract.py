@@ -33,7 +33,7 @@ COLUMNS = {
     "started_at bytes_per_second",
     "pgsub_conflict": "id subid subname at conflict_type schemaname relname index_name key remote_tuple local_tuple "
     "origin remote_xid finish_lsn remote_commit_ts action attempts message detail identical "
-    "last_at context replica_identity local_conflicts worker event letter replayed_at",
+    "last_at context replica_identity local_conflicts worker event skipped_ref replayed_at",
     "pgsub_journal": "id at subid subname action actor detail",
     "pgsub_prepared_pending": "subid gid xid prepare_lsn prepared_at",
 }

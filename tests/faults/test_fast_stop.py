@@ -332,7 +332,7 @@ def _locked(scene: Scene) -> Task:
 def _locked_and_full(scene: Scene) -> Task:
     """So much waits for apply that no request of the publisher can be read."""
     scene.monkeypatch.setattr(receiver, "QUEUE_BYTES", 200_000)
-    scene.monkeypatch.setattr(publisher_shutdown, "_LOOK_SECONDS", 0.2)
+    scene.monkeypatch.setattr(publisher_shutdown, "_CHECK_SECONDS", 0.2)
     task = _locked(scene)
     for number in range(3, 40):
         scene.p.pubdb.execute(f"INSERT INTO t VALUES ({number}, repeat(md5('{number}'), 30000))")

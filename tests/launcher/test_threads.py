@@ -115,12 +115,12 @@ def test_a_creation_of_a_slot_that_nobody_watches_any_more_is_given_up(pubdb: Da
 def test_a_look_at_the_names_of_standbys_that_ends_is_followed_by_another(
     pubdb: Database, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synchronous_standby, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(synchronous_standby, "CHECK_SECONDS", 0.0)
     at("thread.standby_names=die")
-    looks = synchronous_standby.StandbyNames(pubdb.conninfo, "x", True)
-    looks.waits()
+    names = synchronous_standby.StandbyNames(pubdb.conninfo, "x", True)
+    names.waits()
     deadline = time.monotonic() + 60
-    while looks.waits():
+    while names.waits():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -128,19 +128,19 @@ def test_a_look_at_the_names_of_standbys_that_ends_is_followed_by_another(
 def test_a_look_at_a_publisher_that_shuts_down_that_ends_is_followed_by_another(
     pubdb: Database, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher_shutdown, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(publisher_shutdown, "_CHECK_SECONDS", 0.0)
     at("thread.publisher_state=die")
     with connect(pubdb.conninfo, application_name="x", replication=True) as replication:
-        looks = publisher_shutdown.PublisherShutdown(replication)
-        looks._refuses(1.0)
-        first = looks._looking
+        watch = publisher_shutdown.PublisherShutdown(replication)
+        watch._refuses(1.0)
+        first = watch._check_thread
         assert first is not None
         first.join()
         assert isinstance(first.fatal_error, ThreadDied)
-        looks._refuses(2.0)
-        assert looks._looking is not None and looks._looking is not first
-        looks._looking.join()
-        assert looks._looking.fatal_error is None
+        watch._refuses(2.0)
+        assert watch._check_thread is not None and watch._check_thread is not first
+        watch._check_thread.join()
+        assert watch._check_thread.fatal_error is None
 
 
 def test_what_a_executor_cannot_do_in_time_holds_nobody_up_and_is_done_again_when_he_can(at: At) -> None:

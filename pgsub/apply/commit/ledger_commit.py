@@ -150,8 +150,8 @@ class LedgerCommit:
             then = f"{more} more will be." if more else "Its rule is used up."
             verb = "was" if count == 1 else "were"
             text = f'{counted(count, "change")} of relation "{table}" {verb} skipped: conflict={kind}'
-            told = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
-            events.add(self._connection, self._subid, events.log_entry("LOG", told))
+            entry = log_text(text, detail=f"What was skipped is in pgsub.skipped_change. {then}")
+            events.add(self._connection, self._subid, events.log_entry("LOG", entry))
 
     def end(self, last: RemoteTransaction, command: sql.SQL | sql.Composed) -> None:
         """Run a statement of two-phase commit, which ends a transaction.

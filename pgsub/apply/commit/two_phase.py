@@ -131,7 +131,7 @@ class TwoPhase:
         where = f"WHERE subid = {self._subid} AND gid = '{gid}';"
         error = ApplyError(
             f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
-            detail="Somebody ended it by hand: pgsub does that only when the publisher says so.",
+            detail="It was ended by hand: pgsub does that only when the publisher says so.",
             hint="Mend the rows of that transaction on the target, then let apply pass it:\n"
             f"DELETE FROM pgsub.prepared_xact {where} DELETE FROM pgsub.prepared_pending {where}",
             sqlstate="42704",

@@ -40,8 +40,8 @@ class ConflictRecord:
     local_conflicts: list[dict[str, Any]] = field(default_factory=list)
     identical: bool = False  #: what is there is what was to be written
     action: str = ""  #: what a rule did: applied, kept or skipped; '' what the server does
-    letter: str | None = None  #: names what is kept of the change, where it was skipped
-    quiet: bool = False  #: the log is told of many of them at once
+    skipped_ref: str | None = None  #: names what is kept of the change, where it was skipped
+    quiet: bool = False  #: the log is found of many of them at once
 
     def body(self) -> dict[str, object]:
         """As JSON for the ledger."""
@@ -79,8 +79,8 @@ def first_detail(diag: psycopg.errors.Diagnostic) -> str:
 
 def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:
     """The key that a unique violation names."""
-    told = _KEY.match(diag.message_detail or "")
-    return told[1] if told else None
+    found = _KEY.match(diag.message_detail or "")
+    return found[1] if found else None
 
 
 def copy_context(name: str) -> str:

@@ -148,7 +148,7 @@ def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str,
 
 
 def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """The values that the publisher sent, for records: there a value that was not sent must not look like NULL."""
+    """The values that the publisher sent, for records. A value that was not sent must not be mistaken for NULL."""
     return {
         column.name: kept(value(values, i, column))
         for i, column in enumerate(relation.columns)

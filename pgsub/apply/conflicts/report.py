@@ -1,7 +1,7 @@
 """Completes the report of a unique violation that stopped apply: with the rows that stand in the way.
 
-Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement tells one
-index; the rest takes a look at the target, which is bounded, changes nothing, and may fail without harm.
+Mirrors CheckAndReportConflict (execReplication.c) and ReportApplyConflict (conflict.c). A failed statement names one
+index. A search of the target finds the rest: it is bounded, changes nothing, and may fail without harm.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
     if not isinstance(failure, UniqueFailure):
         return
     try:
-        with connection.transaction(force_rollback=True):  # nothing that was set for the look lasts
+        with connection.transaction(force_rollback=True):  # nothing that was set for the search lasts
             found = _search(connection, error.record, failure)
         _complete(error, failure, found)
     except Exception as trouble:  # whatever it is, the conflict must be heard of

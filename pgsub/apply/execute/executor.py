@@ -286,7 +286,7 @@ class Executor:
             self._execute()
             self._rows.flush()
             self._held.write()
-            self._filter.look_for_replaced()
+            self._filter.check_names()
             self._sets.finish()
             # guard: names are verified before the commit
             self._filter.refuse_replaced()

@@ -77,7 +77,7 @@ class ParallelWorker(SupervisedThread):
         self._open_session = open_session
         self._set_based = set_based
         self._lock = threading.Lock()
-        self._growth: _Growth | None = None  #: commanded last and not begun: it may be told of more
+        self._growth: _Growth | None = None  #: the last command, not begun: its end may still move
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._executor: Executor | None = None
@@ -185,7 +185,7 @@ class ParallelWorker(SupervisedThread):
             try:
                 command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)
             except queue.Empty:
-                command = self._look_around
+                command = self._give_way
             if command is None:
                 break
             try:
@@ -274,7 +274,7 @@ class ParallelWorker(SupervisedThread):
         finally:
             self._ready.set()
 
-    def _look_around(self) -> None:
+    def _give_way(self) -> None:
         """Give way if this open transaction, with nothing more to apply, keeps another session waiting.
 
         Subtransactions that the publisher rolled back are taken back first, with their locks.

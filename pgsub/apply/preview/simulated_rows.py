@@ -51,7 +51,7 @@ class Table:
     """A target table, and the effects of the transaction on it so far."""
 
     relation: RelationMap
-    look: TableLookup
+    lookup: TableLookup
     done: Done = field(default_factory=Done)
 
     @property
@@ -61,11 +61,11 @@ class Table:
 
     def key(self, row: Row) -> Fingerprint:
         """Fingerprint of a row's key: equal where the target takes two keys for equal."""
-        return self.look.fingerprints.of(row, self.key_columns)
+        return self.lookup.fingerprints.of(row, self.key_columns)
 
     def gone(self, key: Fingerprint, found: Version) -> None:
         """Remove the row that was found."""
         assert found.row is not None
         if found.place is not None:
             self.done.superseded.add(found.place)
-        self.done.put(key, Version(None), self.look.fingerprints.unique(found.row))
+        self.done.put(key, Version(None), self.lookup.fingerprints.unique(found.row))

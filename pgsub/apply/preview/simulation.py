@@ -165,14 +165,14 @@ class Simulation:
         return made
 
     def _insert(self, table: Table, finding: Finding, new: Tuple) -> Finding:
-        row = table.look.read(_sent(table.relation, new, nulls=True))
+        row = table.lookup.read(_sent(table.relation, new, nulls=True))
         finding = replace(finding, remote=row, key={name: row.get(name) for name in table.key_columns})
         return self._written(table, finding, new, row, None, None)
 
     def _update(self, table: Table, finding: Finding, new: Tuple, old: Tuple | None) -> Finding:
         check_updatable(table.relation)
         key = self._key(table, old or new)
-        sent = table.look.read(_sent(table.relation, new))
+        sent = table.lookup.read(_sent(table.relation, new))
         finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
             table.done.tainted.add(table.key({**key, **sent}))
@@ -194,7 +194,7 @@ class Simulation:
     ) -> Finding:
         """A new row, or a new version of one, meets the table's constraints."""
         excess = [c.name for i, c in enumerate(table.relation.columns) if schema_fault.exceeds(new, i, c)]
-        reason = f'value too long for column "{excess[0]}"' if excess else table.look.violated(row)
+        reason = f'value too long for column "{excess[0]}"' if excess else table.lookup.violated(row)
         if reason is not None:
             return self._taint(table, row, key, finding, reason)
         existing = self._existing(table, row, key, found)
@@ -266,7 +266,7 @@ class Simulation:
         if key is not None and found is not None:
             table.gone(table.key(key), found)
         table.done.tainted.discard(table.key(row))
-        table.done.put(table.key(row), Version(row), table.look.fingerprints.unique(row))
+        table.done.put(table.key(row), Version(row), table.lookup.fingerprints.unique(row))
 
     def _delete(self, table: Table, finding: Finding, old: Tuple) -> Finding:
         check_updatable(table.relation)
@@ -286,7 +286,7 @@ class Simulation:
 
     def _truncate(self, table: Table, finding: Finding) -> Finding:
         rows = any(version.row is not None for version in table.done.versions.values())
-        nothing = not rows and (table.done.emptied or table.look.empty())
+        nothing = not rows and (table.done.emptied or table.lookup.empty())
         table.done = Done(emptied=True)
         return replace(finding, outcome=IDENTICAL if nothing else WOULD_APPLY)
 
@@ -298,13 +298,13 @@ class Simulation:
                 equality(relation.columns[i])  # of a row that this transaction brought, too: apply would find it so
             if schema_fault.exceeds(values, i, relation.columns[i]):
                 raise SchemaFault(f'value too long for column "{relation.columns[i].name}"', sqlstate="22001")
-        return {**table.look.read(sent), **{c.name: None for c in relation.local_only}}
+        return {**table.lookup.read(sent), **{c.name: None for c in relation.local_only}}
 
     def _find(self, table: Table, key: Row) -> Version | None:
         known = table.done.versions.get(table.key(key))
         if known is not None:
             return known if known.row is not None else None
-        found = None if table.done.emptied else table.look.find(key)
+        found = None if table.done.emptied else table.lookup.find(key)
         if found is None or found.place in table.done.superseded:
             return None
         return Version(found.values, found.place, found.xid)
@@ -312,14 +312,14 @@ class Simulation:
     def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
         """Rows that have a unique key of this one, which is itself none of them."""
         own = found.place if found is not None else None
-        there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.look.taken(row)
+        there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.lookup.taken(row)
         existing = [
             Existing(index.name, one.values, _differences(row, one.values), one.place, one.xid)
             for index, one in there
             if one.place != own and one.place not in table.done.superseded
         ]
         own_key = None if key is None else table.key(key)
-        for name, values in table.look.fingerprints.unique(row):
+        for name, values in table.lookup.fingerprints.unique(row):
             other = table.done.taken.get((name, values))
             version = None if other is None or other == own_key else table.done.versions[other]
             if version is not None and version.row is not None:

@@ -49,7 +49,7 @@ class ConflictingRows:
 
         :param where: schema and name of it.
         :return: None where it is gone, or none of the relation's.
-        :raises StatementFailed: a value cannot be read, or the role may not look.
+        :raises StatementFailed: a value cannot be read, or the role may not read the table.
         """
         relation, old = place.mapped, place.old
         known = self._searches.get(where)

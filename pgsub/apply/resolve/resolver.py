@@ -224,11 +224,11 @@ class Resolver:
         place, relation = change.place, change.relation
         own = relation.target.schema, relation.target.name
         where = None if relation.target.relkind == "p" else own
-        looks = place.message_type != "DELETE" and not _EXISTING.isdisjoint(kind for kind, _ in relation.rules)
+        searches = place.message_type != "DELETE" and not _EXISTING.isdisjoint(kind for kind, _ in relation.rules)
         failure: StatementFailed | None = None
         for _ in range(TRIES):
             change.pending = None
-            found = self._conflicting_rows.search(place, where) if looks and where is not None else None
+            found = self._conflicting_rows.search(place, where) if searches and where is not None else None
             if failure is not None and found is not None and _is_fault(failure, found):
                 break
             action = self._existing(change, found, where or own)
@@ -242,7 +242,7 @@ class Resolver:
                 continue
             except StatementFailed as error:
                 failure = error
-                where = _look_next(error, where, asks=looks and action is not Action.STOP)
+                where = _next_search(error, where, asks=searches and action is not Action.STOP)
         again = TargetUnavailable(f'rows of "{place.name}" are changed by others again and again', sqlstate="40001")
         raise failure or again
 
@@ -299,7 +299,7 @@ def _is_fault(failure: StatementFailed, found: Search) -> bool:
     return failure.error.sqlstate == _UNIQUE and failure.error.diag.constraint_name not in found.indexes
 
 
-def _look_next(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:
+def _next_search(failure: StatementFailed, where: tuple[str, str] | None, *, asks: bool) -> tuple[str, str] | None:
     """Find the table to search for rows in the way, after a change failed.
 
     :param where: the table that was looked at, None of a partitioned one at first.

@@ -99,10 +99,10 @@ class Records:
             record.detail += f"\n{_DETAIL[action]} by the rule {rule.conflict}={rule.resolution}."
             record.quiet = rule.limit is not None
         if action is Action.SKIP:
-            record.letter = secrets.token_hex(8)
+            record.skipped_ref = secrets.token_hex(8)
             reason: dict[str, Any] = {
                 "skipped": "rule",
-                "ref": record.letter,
+                "ref": record.skipped_ref,
                 "error": record.message,
                 "detail": record.detail,
                 "sqlstate": None,

@@ -76,6 +76,6 @@ def tied(remote: tuple[str, str], local: tuple[str, str]) -> Action:
     :param remote: system identifier and name of the publisher's database, ``local`` of the target's.
     """
     if remote == local:
-        return Action.STOP  # copies of one cluster: neither side could tell which of them it is
+        return Action.STOP  # copies of one cluster: neither side knows which of them it is
     first, second = ((int(system), name) for system, name in (remote, local))
     return Action.APPLY if first > second else Action.KEEP

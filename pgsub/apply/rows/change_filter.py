@@ -64,7 +64,7 @@ class ChangeFilter:
             else:
                 known.pop(relid, None)
 
-    def look_for_replaced(self) -> None:
+    def check_names(self) -> None:
         """Look whether every name still means the same table: statements find tables by name.
 
         They have locked the tables, so the oids are final. Tables whose changes were left out count too: a subscribed

@@ -27,7 +27,7 @@ from pgsub.target.sql.statements import Statement
 
 Name = tuple[str, str]
 #: Seconds that DDL on the target may go unnoticed.
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 _DESCRIBING = frozenset(b"RY")
 NEVER = 0  #: InvalidOid: what a relation of that schema resolves to
 
@@ -55,7 +55,7 @@ class RelationCache:
         self._oids: dict[Name, int] = {}
         self._types: dict[int, TypeName] = {}
         self._prints: dict[int, ddl_watch.DefinitionVersion] = {}  #: of the tables mapped, from before they were read
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self.rules = RuleSet(sub.on_conflict)
         self.statements: dict[tuple[int, bytes, bytes], Statement] = {}
 
@@ -144,19 +144,19 @@ class RelationCache:
             self._oids.update(find_oids(self._connection, wanted))
         return {self._oids[name] for name in names if name in self._oids}
 
-    def look_again(self) -> None:
+    def forget_names(self) -> None:
         """Forget which table has which name: the subscription or the target was changed."""
         self._oids.clear()
 
     def notice_ddl(self) -> None:
-        """Forget the maps of tables that were altered on the target; looked up at most once in LOOK_SECONDS.
+        """Forget the maps of tables that were altered on the target; looked up at most once in CHECK_SECONDS.
 
         An INSERT that a new trigger sees must not be part of a set, for one. Clients get no invalidation messages.
         """
         now = time.monotonic()
-        if not self._maps or now < self._looked_at + LOOK_SECONDS:
+        if not self._maps or now < self._checked_at + CHECK_SECONDS:
             return
-        self._looked_at = now
+        self._checked_at = now
         oids = {one.target.oid for one in self._maps.values()}
         found = ddl_watch.definition_versions(self._connection, oids)
         for relid, one in list(self._maps.items()):
@@ -201,7 +201,7 @@ class RelationCache:
         if asking and not self._tracked:
             raise ApplyError(
                 f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
-                detail="The target does not tell any more who wrote a row last.",
+                detail="The target does not record any more who wrote a row last.",
                 hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
                 f"pgsub alter {self._sub.name} --on-conflict {asking[0].partition('=')[0]}=default",
                 sqlstate="55000",

@@ -161,7 +161,7 @@ class RowWriter:
         self._change(self._statements.delete(place), place)
 
     def _change(self, statement: Statement, place: Place) -> None:
-        self._look_who_wrote(place)
+        self._check_origin(place)
         self._send(statement, place, self._if_missing(place))
         self.changes += 1
 
@@ -321,7 +321,7 @@ class RowWriter:
         self._pipeline.send(statement, (), (), place)
         self._role = role
 
-    def _look_who_wrote(self, place: Place) -> None:
+    def _check_origin(self, place: Place) -> None:
         """Look whether another origin wrote the row last, before it is changed (GetTupleTransactionInfo)."""
         if not place.mapped.target.origins_of or self.resolving:
             return

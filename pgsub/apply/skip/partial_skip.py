@@ -111,7 +111,7 @@ class PartialSkip:
             reason = {"error": error.message, "detail": error.detail, "ref": ref}
             self._leave(payload, reason | {"sqlstate": error.sqlstate, "conflict": error.conflict})
         if error.record is not None:
-            error.record.action, error.record.letter = "skipped", ref
+            error.record.action, error.record.skipped_ref = "skipped", ref
             self._conflicts.append(ResolvedConflict(self._transaction, error.record))
 
     def _on_tainted(self, payload: bytes) -> None:

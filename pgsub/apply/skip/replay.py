@@ -41,13 +41,13 @@ from pgsub.target.session.connect import SessionName
 class ReplayRequest:
     """The skipped changes to replay.
 
-    :ivar told: further fields of the event for the launcher, see
+    :ivar event: further fields of the event for the launcher, see
         :meth:`pgsub.catalog.conflicts.ConflictCatalog.conflicts_replayed`.
     """
 
     finish_lsn: int
     kept: SkippedTransaction
-    told: dict[str, Any]
+    event: dict[str, Any]
 
 
 class ReplayFilter:
@@ -75,7 +75,7 @@ class ReplayFilter:
         return oid
 
 
-def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
+def replay(sub: Subscription, request: ReplayRequest) -> list[OriginDiffers]:
     """Apply the changes in their order, in one transaction of a session of its own, and mark them.
 
     The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
@@ -90,9 +90,9 @@ def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
     session = target_session(replace(sub, on_conflict=()), name, claim, "on", must=True)
     with contextlib.closing(session.connection) as connection:
         try:
-            reader = SkippedReader(connection, order.finish_lsn, order.kept)
-            found = _apply(session, sub.subid, order, reader)
-            _finish(session, sub, order, reader.transaction)
+            reader = SkippedReader(connection, request.finish_lsn, request.kept)
+            found = _apply(session, sub.subid, request, reader)
+            _finish(session, sub, request, reader.transaction)
         except ApplyError as error:
             leave_transaction(connection)
             complete_report(connection, error)
@@ -102,9 +102,9 @@ def replay(sub: Subscription, order: ReplayRequest) -> list[OriginDiffers]:
     return found
 
 
-def _apply(session: TargetSession, subid: int, order: ReplayRequest, reader: SkippedReader) -> list[OriginDiffers]:
+def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[OriginDiffers]:
     """In a transaction that is left open."""
-    connection, ids = session.connection, order.kept.ids
+    connection, ids = session.connection, request.kept.ids
     connection.execute("BEGIN")
     if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
         raise StateForbids(
@@ -112,7 +112,7 @@ def _apply(session: TargetSession, subid: int, order: ReplayRequest, reader: Ski
         )
     failpoints.point("replay.taken")
     executor = Executor(connection, session.relations, set_based=False)
-    tables = ReplayFilter(connection, subid, order.finish_lsn)
+    tables = ReplayFilter(connection, subid, request.finish_lsn)
 
     def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
         taken = tables.admits(remote, oid or NEVER)
@@ -162,12 +162,12 @@ def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
     return [one for one in records if isinstance(one, OriginDiffers)]
 
 
-def _finish(session: TargetSession, sub: Subscription, order: ReplayRequest, transaction: RemoteTransaction) -> None:
+def _finish(session: TargetSession, sub: Subscription, request: ReplayRequest, transaction: RemoteTransaction) -> None:
     """Commit, with the event for the launcher."""
-    connection, lsn = session.connection, format_lsn(order.finish_lsn)
-    count = len(order.kept.ids)
+    connection, lsn = session.connection, format_lsn(request.finish_lsn)
+    count = len(request.kept.ids)
     text = f'subscription "{sub.name}" replayed {count} skipped changes of the transaction finished at {lsn}'
-    replayed = {"kind": "replayed", "finish_lsn": lsn, **order.told}
+    replayed = {"kind": "replayed", "finish_lsn": lsn, **request.event}
     events.add(connection, sub.subid, events.log_entry("LOG", log_text(text)), replayed)
     if transaction.commit_ts:  # what a copy left out has none
         session.progress.tag(transaction.finish_lsn, transaction.commit_ts)

@@ -1,7 +1,6 @@
 """Many small transactions of a backlog together, without an object for each.
 
-As :class:`~pgsub.apply.stream.transactions.RemoteTransaction` is for one; each can be had singly where somebody must
-look at it.
+A run is to many what :class:`~pgsub.apply.stream.transactions.RemoteTransaction` is to one. Each can be had by itself.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ STANDSTILL_SECONDS = 5.0
 #: us for half of its wal_sender_timeout.
 _ASKS_SECONDS, _AGAIN_SECONDS = 2.0, 1.0
 #: Between two attempts to connect, made only where its requests cannot be read.
-_LOOK_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 
 
 class PublisherShutdown:
@@ -30,8 +30,8 @@ class PublisherShutdown:
         self._progress: object = None
         self._since = 0.0  #: when something moved last
         self._asks_since = self._asked = 0.0
-        self._next_look = 0.0
-        self._looking: SupervisedThread | None = None
+        self._next_check = 0.0
+        self._check_thread: SupervisedThread | None = None
         self._refused = False
 
     def asked(self, clock: float) -> None:
@@ -55,11 +55,11 @@ class PublisherShutdown:
 
     def _refuses(self, clock: float) -> bool:
         """Return what the last attempt found; the next one has a thread of its own, for it may hang."""
-        if clock >= self._next_look and (self._looking is None or not self._looking.is_alive()):
-            self._next_look = clock + _LOOK_SECONDS
-            self._looking = SupervisedThread("publisher_state", "publisher's state", self._look)
-            self._looking.start()
+        if clock >= self._next_check and (self._check_thread is None or not self._check_thread.is_alive()):
+            self._next_check = clock + _CHECK_SECONDS
+            self._check_thread = SupervisedThread("publisher_state", "publisher's state", self._check)
+            self._check_thread.start()
         return self._refused
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._refused = publisher.refuses(self._address)

@@ -36,7 +36,7 @@ _BUFFER = 1 << 20
 _RECENT = 16 << 20
 #: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
 #: it is looked at again.
-SPARE, SPARE_PART, _LOOK = 1 << 30, 20, 1 << 20
+SPARE, SPARE_PART, _CHECK = 1 << 30, 20, 1 << 20
 _UNITS = {None: 0, "kB": 10, "MB": 20, "GB": 30, "TB": 40}
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
@@ -80,16 +80,16 @@ class SpoolSpace:
                 detail=f"The limit is {self._limit} bytes.",
                 hint="Set PGSUB_SPOOL_LIMIT to more for pgsub run; apply tries again by itself.",
             )
-        if self._taken + size - self._seen >= _LOOK or not self._seen:
-            self._look(size)
+        if self._taken + size - self._seen >= _CHECK or not self._seen:
+            self._check_free(size)
             self._seen = self._taken + size
         self._taken += size
 
-    def _look(self, size: int) -> None:
+    def _check_free(self, size: int) -> None:
         """Check the free space: others that write there, the state store above all, must not fail for the spool."""
         found = os.statvfs(self._folder)
         free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
-        if free < spare + size + _LOOK // 2:
+        if free < spare + size + _CHECK // 2:
             raise SpoolFailed(
                 f'too little room is left where spool "{self._folder}" lies',
                 detail=f"{free} bytes are free, {spare} of them are left to others.",

@@ -1,7 +1,7 @@
 """Whether commits on the publisher wait for this subscription: its synchronous_standby_names. Mirrors syncrep.c's view.
 
 The setting may change while a worker streams, and a walsender in the middle of a stream answers no question. So a
-session of its own looks again, in a thread of its own, and only while there is something that a commit may wait for.
+separate session reads it, in a thread of its own, and only while there is something that a commit may wait for.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pgsub.common.threads import SupervisedThread
 from pgsub.publisher import connect as publisher
 from pgsub.publisher.faults import translate
 
-#: Seconds between two looks: what the first commit waits at most after the setting was changed.
-LOOK_SECONDS = 15.0
+#: Seconds between two reads: what the first commit waits at most after the setting was changed.
+CHECK_SECONDS = 15.0
 _NAMES = ("synchronous_standby_names", "application_name")
 
 
 class StandbyNames:
-    """Answers at once with what the last look said; one that came to nothing, however it ended, is followed by another.
+    """The setting as last read. A read that failed, however it ended, is followed by another.
 
     :param conninfo: of the publisher; ``application_name`` is shown there unless the conninfo names one.
     :param waits: what the setting said at the start of the stream, see :func:`named`.
@@ -31,19 +31,19 @@ class StandbyNames:
         self._conninfo = conninfo
         self._application_name = application_name
         self._waits = waits
-        self._next = time.monotonic() + LOOK_SECONDS
+        self._next = time.monotonic() + CHECK_SECONDS
         self._thread: SupervisedThread | None = None
 
     def waits(self) -> bool:
         """Return whether commits wait; asked where a position is reported at once only for such a commit."""
         clock = time.monotonic()
         if clock >= self._next and (self._thread is None or not self._thread.is_alive()):
-            self._next = clock + LOOK_SECONDS
-            self._thread = SupervisedThread("standby_names", "standby names", self._look)
+            self._next = clock + CHECK_SECONDS
+            self._thread = SupervisedThread("standby_names", "standby names", self._check)
             self._thread.start()
         return self._waits
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
             connection = publisher.connect(self._conninfo, application_name=self._application_name)
             try:

@@ -1,9 +1,9 @@
 """How far feedback may go while the launcher has yet to log what was recorded.
 
-NOTES: Whoever waits for ``replay_lsn`` may rely on log and ``state.db``. So feedback passes no event of the ledger that
-the launcher has not mirrored, and the launcher removes an event once it is. An id beyond
-the mark's was given after the mark's position was reached. An event of a prepared transaction shows late, with an older
-id, and is in the way until it is mirrored.
+NOTES: A session that waits for ``replay_lsn`` may rely on log and ``state.db``. So feedback passes no event of the
+ledger that the launcher has not mirrored, and the launcher removes an event once it is. An id beyond the mark's was
+given after the mark's position was reached. An event of a prepared transaction shows late, with an older id, and is in
+the way until it is mirrored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FeedbackGate:
         self._mark: tuple[int, int] | None = None  #: id of an event and a position: what is before it has no later one
         self.passed = progress.reported_lsn
 
-    def look(self, position: int) -> bool:
-        """Look for events again.
+    def check(self, position: int) -> bool:
+        """Read which events are left.
 
         :param position: reached by now; every event before it is committed.
         :return: whether an event is left.

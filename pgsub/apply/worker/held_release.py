@@ -33,7 +33,7 @@ from pgsub.target.ledger.skip import Skip
 
 #: Bytes of kept messages that go into one transaction, and how long the stream is left alone for them.
 STEP_BYTES, STEP_SECONDS = 8 << 20, 1.0
-#: Between looks whether the last table can be as any other again.
+#: Seconds between two checks whether the last table can be as any other again.
 PAUSE_SECONDS = 0.2
 
 
@@ -47,12 +47,12 @@ class HeldRelease:
         self._version = -1
         self._work: tuple[TargetSession, _HeldPolicy, Committer] | None = None
         self._moved = False
-        self._next_look = 0.0
+        self._next_step = 0.0
 
     def tables(self, relids: set[int], version: int) -> None:
         """Set the tables that are being released, as of a ``states_version``."""
         self._tables, self._version = relids, version
-        self._next_look = 0.0
+        self._next_step = 0.0
         if not relids:
             self.close()
 
@@ -69,7 +69,7 @@ class HeldRelease:
         :return: whether the states of the tables are to be read again.
         :raises PgsubError: located, with the remote transaction that the change came with.
         """
-        if not self._tables or time.monotonic() < self._next_look:
+        if not self._tables or time.monotonic() < self._next_step:
             return False
         if self._work is None:
             session = self._streams.open_session()
@@ -103,7 +103,7 @@ class HeldRelease:
         return False
 
     def _finish(self, session: TargetSession) -> bool:
-        self._next_look = time.monotonic() + PAUSE_SECONDS
+        self._next_step = time.monotonic() + PAUSE_SECONDS
         try:
             ended = held_tables.finish(session.connection, self._spec.claim, self._tables, moved=self._moved)
         except psycopg.errors.LockNotAvailable:

@@ -38,7 +38,7 @@ LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
 #: And for longer where the publisher sends what was committed so many microseconds ago: nobody is waiting for these
 #: very transactions then, and larger batches are what lets the delay vanish.
 BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
-#: Seconds between durable reports while transactions keep coming, and between looks at the control row.
+#: Seconds between durable reports while transactions keep coming, and between reads of the control row.
 REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
 PING_SECONDS = 1.0
@@ -234,7 +234,7 @@ class ApplyLoop:
             applied, batch = batch.cut(done)
             if done:
                 self._applied(applied)
-            elif self._policy.refused() or self._look().stop:
+            elif self._policy.refused() or self._read_control().stop:
                 batch, self._ending = Batch(), True  # not begun here: the next worker is sent it again
             self._beat()
         if self._later_keepalive is not None:
@@ -255,7 +255,7 @@ class ApplyLoop:
         clock = time.monotonic()
         control = None
         if (clock >= self._next_control and self._receiver.idle()) or clock >= self._next_control + 1:
-            control = self._look()
+            control = self._read_control()
         self._report_if_due(clock)
         if self._policy.boundary(control):
             return "done"
@@ -267,7 +267,7 @@ class ApplyLoop:
         self._beat()
         return "stopped" if self._ending or (control is not None and control.stop) else None
 
-    def _look(self) -> Control:
+    def _read_control(self) -> Control:
         self._next_control = time.monotonic() + CONTROL_SECONDS
         return self._progress.control()
 
@@ -282,7 +282,7 @@ class ApplyLoop:
             return
         if self._ledger_commit.recorded:
             self._next_report = clock + REPORT_SECONDS
-            self._ledger_commit.recorded = self._gate.look(self.position)
+            self._ledger_commit.recorded = self._gate.check(self.position)
             self._receiver.progress(applied=self._reportable)
         reported, position = self._progress.reported_lsn, self._reportable
         behind = min(self.remote_lsn, position) > reported
@@ -311,7 +311,7 @@ class ApplyLoop:
     def _finish(self) -> None:
         deadline = time.monotonic() + MIRROR_SECONDS
         while self._ledger_commit.recorded:
-            self._ledger_commit.recorded = self._gate.look(self.position)
+            self._ledger_commit.recorded = self._gate.check(self.position)
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05 if self._ledger_commit.recorded else 0.0)

@@ -43,7 +43,7 @@ class WorkerPolicy(ChangePolicy, Protocol):
     """Decides what an apply worker and a tablesync worker do differently."""
 
     def attach(self, loop: Positions) -> None:
-        """Called once, before anything else: the loop whose positions the policy looks at."""
+        """Take the loop whose positions the policy reads; called once, before anything else."""
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
         """The filter for transactions that have no finish LSN yet, and the states_version it decides by.

@@ -145,7 +145,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
     """Log that changes carry no origin; ``status`` shows it as long as it lasts."""
     text = log_text(
         f'no replication origin is free on the target for subscription "{sub.name}"',
-        detail="What it writes looks as if it were written locally. Nobody is known to ask, and apply goes on.",
+        detail="What it writes counts as written locally. Nothing is known to depend on origins, so apply continues.",
         hint=origins.SHORT_HINT,
     )
     events.add(session, sub.subid, events.log_entry("WARNING", text))

@@ -111,7 +111,7 @@ class ApplyPolicy:
         if self._session.progress.states_version != self._version:
             self._take(self._session.progress.states_version)
         if self._held:
-            self._look_at_kept()
+            self._refresh_kept()
         described: dict[int, set[tuple[str, str]]] = {}
         for number, transaction in enumerate(batch.transactions() if self._claims else ()):
             for relation in transaction.described():
@@ -126,7 +126,7 @@ class ApplyPolicy:
         self._refused_since = None
         return len(batch)
 
-    def _look_at_kept(self) -> None:
+    def _refresh_kept(self) -> None:
         """Find out which tables' changes are kept: newer ones go behind those still held of a table being released."""
         connection, released = self._session.connection, self._released
         self._keeps = self._held.keys() - released
@@ -231,7 +231,7 @@ class ApplyPolicy:
         self._keeps = set(self._held)
         self._release.tables(self._released, version)
         self._version = version
-        self._session.relations.look_again()
+        self._session.relations.forget_names()
         rows = self._states.values()
         self._flips = self._streams.pending and bool(rows) and all(s.srsubstate == "r" for s in rows)
         self._names = {(s.schemaname, s.relname): s for s in rows}

@@ -68,15 +68,15 @@ class Replay:
     """
 
     name: str
-    order: ReplayRequest
+    request: ReplayRequest
     dry_run: bool
     preview: Preview = field(default_factory=Preview)
     refused: int = 0
 
     @property
     def kept(self) -> SkippedTransaction:
-        """The letters."""
-        return self.order.kept
+        """The changes that are kept."""
+        return self.request.kept
 
 
 def _stops(one: Finding) -> bool:
@@ -93,7 +93,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
         sub = store.subscription(options.name)
         conflict = None if options.number is None else require_conflict(store, options.name, options.number)
         with ledger_session(sub) as session:
-            found = Replay(sub.name, _order(session, store, sub, options, conflict), options.dry_run)
+            found = Replay(sub.name, _request(session, store, sub, options, conflict), options.dry_run)
             if options.dry_run:
                 _look(session, sub, found)
                 return found
@@ -104,7 +104,7 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
     return found
 
 
-def _order(
+def _request(
     session: psycopg.Connection,
     store: StateStore,
     sub: Subscription,
@@ -113,19 +113,19 @@ def _order(
 ) -> ReplayRequest:
     if conflict is None:
         kept = skipped_changes.of_transaction(session, sub.subid, options.lsn, table=options.table)
-        order = ReplayRequest(options.lsn, kept, {"table": options.table}) if kept is not None else None
+        request = ReplayRequest(options.lsn, kept, {"table": options.table}) if kept is not None else None
     else:
-        order = _of_conflict(session, sub, conflict)
-    if order is None:
+        request = _of_conflict(session, sub, conflict)
+    if request is None:
         raise _nothing(options)
-    if not order.kept.ids:
-        _record(store, sub, order)  # an earlier replay may have been killed before it could
+    if not request.kept.ids:
+        _record(store, sub, request)  # an earlier replay may have been killed before it could
         raise StateForbids(
-            f"it was replayed already, at {order.kept.last_replayed_at}",
+            f"it was replayed already, at {request.kept.last_replayed_at}",
             detail="What was left out is applied once.",
             sqlstate="55000",
         )
-    return order
+    return request
 
 
 def _nothing(options: ReplayOptions) -> StateForbids:
@@ -151,7 +151,7 @@ _BECAME = {STOPPED: "still stops apply", KEPT_LOCAL: "was resolved by a rule tha
 def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: ConflictRow) -> ReplayRequest | None:
     """Find the kept change of a conflict: the record names it, or its values do where a whole transaction was skipped.
 
-    :raises StateForbids: it was not skipped, or several letters have its values.
+    :raises StateForbids: it was not skipped, or several rows have its values.
     """
     if conflict.action not in (SKIPPED, REPLAYED):
         stopped = conflict.action == STOPPED
@@ -162,10 +162,10 @@ def _of_conflict(session: psycopg.Connection, sub: Subscription, conflict: Confl
             sqlstate="55000",
         )
     lsn = conflict.finish_lsn
-    if lsn is None or (conflict.letter is None and conflict.worker is None):
+    if lsn is None or (conflict.skipped_ref is None and conflict.worker is None):
         return None
-    if conflict.letter is not None:
-        ids = skipped_changes.by_ref(session, sub.subid, lsn, conflict.letter)
+    if conflict.skipped_ref is not None:
+        ids = skipped_changes.by_ref(session, sub.subid, lsn, conflict.skipped_ref)
     else:
         ids = _by_content(session, sub.subid, lsn, conflict)
     if len(ids) > 1:
@@ -188,18 +188,18 @@ def _by_content(session: psycopg.Connection, subid: int, lsn: int, conflict: Con
 
 
 def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None:
-    order, ids = found.order, found.kept.ids
+    request, ids = found.request, found.kept.ids
     tables, revival = (
-        ReplayFilter(session, sub.subid, order.finish_lsn),
-        SkippedReader(session, order.finish_lsn, order.kept),
+        ReplayFilter(session, sub.subid, request.finish_lsn),
+        SkippedReader(session, request.finish_lsn, request.kept),
     )
     cache = RelationCache(session, replace(sub, on_conflict=()), replica=target.is_replica(session))
     with simulate(session, sub, cache, tables.admits) as comparison:
-        for letter, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
+        for row, relations, change in revival.changes(skipped_changes.read(session, sub.subid, ids)):
             if found.preview.changes >= COMPARED:
                 found.preview.not_compared += 1
                 continue
-            tables.of_sync = bool(letter.body.get("sync"))
+            tables.of_sync = bool(row.body.get("sync"))
             for relation in relations:
                 comparison.learn(relation)
             for finding in comparison.take(change):
@@ -209,25 +209,25 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
 
 def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OriginDiffers]:
     """Replay; the journal has a row before it begins, and a crash leaves that."""
-    order = found.order
-    detail = {"finish_lsn": format_lsn(order.finish_lsn), "changes": len(order.kept.ids), **order.told}
+    request = found.request
+    detail = {"finish_lsn": format_lsn(request.finish_lsn), "changes": len(request.kept.ids), **request.event}
     with store.journal_attempt("conflicts replay", sub, detail) as attempt:
         failpoints.point("replay.journalled")
         try:
-            others = replay(sub, order)
+            others = replay(sub, request)
         except ApplyError as error:
             if error.conflict is not None or error.hint is None:
                 error.hint = _hint(options, found)
             raise
     with store.batch():
-        _record(store, sub, order)
+        _record(store, sub, request)
         store.journal_done(attempt)
     return others
 
 
-def _record(store: StateStore, sub: Subscription, order: ReplayRequest) -> None:
-    told = order.told
-    store.conflicts_replayed(sub.subid, order.finish_lsn, told.get("conflict"), told.get("table"))
+def _record(store: StateStore, sub: Subscription, request: ReplayRequest) -> None:
+    event = request.event
+    store.conflicts_replayed(sub.subid, request.finish_lsn, event.get("conflict"), event.get("table"))
 
 
 def _hint(options: ReplayOptions, found: Replay) -> str:
@@ -252,7 +252,7 @@ def document(found: Replay) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "subscription": found.name,
         "dry_run": found.dry_run,
-        "finish_lsn": format_lsn(found.order.finish_lsn),
+        "finish_lsn": format_lsn(found.request.finish_lsn),
         "xid": found.kept.xid,
         "changes": len(found.kept.ids),
         "replayed_before": found.kept.replayed,

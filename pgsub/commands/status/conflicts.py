@@ -104,13 +104,13 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
 
     What was pruned is kept no more.
     """
-    if row.action != SKIPPED or row.identical or (row.letter is None and row.worker is None):
+    if row.action != SKIPPED or row.identical or (row.skipped_ref is None and row.worker is None):
         return False
     journal = store.journal_rows(row.subid)
     if any(_pruned(one.detail, row) for one in journal if one.action == "prune"):
         return False
     advances = (one.detail for one in journal if one.action == "origin-advance")
-    return row.letter is not None or not any(_passed(one, row.finish_lsn or 0) for one in advances)
+    return row.skipped_ref is not None or not any(_passed(one, row.finish_lsn or 0) for one in advances)
 
 
 def _pruned(detail: dict[str, Any], row: ConflictRow) -> bool:
@@ -156,7 +156,7 @@ def compare(row: ConflictRow, local: dict[str, Any]) -> list[Compared]:
 def document(row: ConflictRow) -> dict[str, Any]:
     """Return a conflict as JSON; ``differs`` names the columns that are not the same in a local row."""
     found = asdict(row)
-    for internal in ("subid", "event", "local_tuple", "origin", "letter"):
+    for internal in ("subid", "event", "local_tuple", "origin", "skipped_ref"):
         del found[internal]
     found["finish_lsn"] = None if row.finish_lsn is None else format_lsn(row.finish_lsn)
     found["local_conflicts"] = [
