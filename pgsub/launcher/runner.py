@@ -30,7 +30,7 @@ from pathlib import Path
 import psycopg
 
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, LockHeld, Log, PgsubError, StateStoreError
+from pgsub.common.errors import Directive, Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
@@ -49,6 +49,7 @@ from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger import owner, schema, subscriptions, two_phase, workers
+from pgsub.target.session import advisory_locks
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
@@ -205,16 +206,10 @@ class Runner(SupervisedThread):
 
         :return: False if it is to stop.
         """
-        deadline = time.monotonic() + _LOCK_SECONDS
-        query = "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)"
-        while session.execute(query, (_LOCK_CLASS, self.sub.subid)).fetchone() != (True,):
-            if time.monotonic() > deadline:
-                raise LockHeld(
-                    f'subscription "{self.sub.name}" is served by another launcher',
-                    detail="It holds the subscription's advisory lock on the target database.",
-                )
-            if self._stop_event.wait(TICK):
-                return False
+        key = (_LOCK_CLASS, self.sub.subid)
+        taken = advisory_locks.take(session, key, seconds=_LOCK_SECONDS, pause=self._stop_event.wait)
+        if not taken and not self._stop_event.is_set():
+            raise advisory_locks.held(session, key, f'subscription "{self.sub.name}" is served by another launcher')
         return not self._stop_event.is_set()
 
     def _serving(self, session: psycopg.Connection) -> _Serving:

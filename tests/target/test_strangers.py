@@ -1,22 +1,33 @@
-"""Users of the target without any privilege of the ledger cannot hold up workers by the names of their sessions."""
+"""Users of the target without any privilege of the ledger cannot hold up workers by the names of their sessions.
+
+Advisory locks that they hold are waited for a moment only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from psycopg import sql
 
-from pgsub.target.ledger import workers
+from pgsub.common.errors import LockHeld
+from pgsub.launcher import runner
+from pgsub.launcher.runner import Runner
+from pgsub.target.ledger import owner, schema, subscription_tables, workers
+from pgsub.target.session import advisory_locks, origins
 
 if TYPE_CHECKING:
     from fix_pair import MakePair
     from fix_servers import Database
 
 _STRANGER = f"stranger_{os.getpid()}"
+_KEYS = [(0x7067737562,), (0x70677375626F,)]  #: of the ledger's schema, and of origins
 
 
 @pytest.fixture
@@ -56,3 +67,56 @@ def test_a_role_that_may_not_end_a_strangers_session_need_not(
     finally:
         p.session.execute("RESET ROLE")
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(plain))
+
+
+def _launches(session: psycopg.Connection, subid: int) -> None:
+    Runner._lock(SimpleNamespace(sub=SimpleNamespace(subid=subid, name="s"), _stop_event=threading.Event()), session)  # type: ignore[arg-type]
+
+
+def _changes(session: psycopg.Connection, subid: int) -> None:
+    with subscription_tables.maintenance(session, subid, "s"):
+        pass
+
+
+def _installs(session: psycopg.Connection, subid: int) -> None:
+    session.execute("DROP SCHEMA IF EXISTS pgsub CASCADE")
+    schema.install(session)
+
+
+def _grants(session: psycopg.Connection, subid: int) -> None:
+    owner.give(session, _STRANGER)
+
+
+@pytest.mark.parametrize("work", [_launches, _changes, _installs, _grants])
+def test_an_advisory_lock_that_a_stranger_holds_is_waited_for_in_vain_and_its_holder_named(
+    pair: MakePair,
+    subdb: Database,
+    stranger: str,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[psycopg.Connection, int], None],
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    for name in (advisory_locks, "PATIENCE_SECONDS"), (runner, "_LOCK_SECONDS"):
+        monkeypatch.setattr(*name, 0.2)
+    with contextlib.closing(subdb.connect(stranger, application_name="curious")) as session:
+        for keys in _KEYS, [(0x70677375, p.subid), (0x7067736D, p.subid)]:
+            for key in keys:
+                session.execute(f"SELECT pg_advisory_lock({', '.join(['%s'] * len(key))})", key)
+        with pytest.raises(LockHeld) as caught:
+            work(p.session, p.subid)
+        pid = session.info.backend_pid
+        what = f'PID {pid} of the target, user "{stranger}", application_name "curious", holds the advisory lock.'
+        assert caught.value.detail == what
+        p.session.execute((caught.value.hint or "").splitlines()[-1])
+        subdb.wait("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid, value=0)
+    work(p.session, p.subid)
+
+
+def test_an_advisory_lock_that_a_stranger_holds_keeps_no_session_from_its_origin(
+    pair: MakePair, subdb: Database, stranger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    monkeypatch.setattr(advisory_locks, "PATIENCE_SECONDS", 0.2)
+    with contextlib.closing(subdb.connect(stranger)) as session:
+        session.execute("SELECT pg_advisory_lock(%s)", _KEYS[1])
+        assert origins.attach(p.session, p.sub) is not None

@@ -16,9 +16,9 @@ from psycopg import sql
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, one_line
 from pgsub.target.query import scalar
+from pgsub.target.session import advisory_locks
 
-#: Beside the launcher's own; held while the ledger's schema or its privileges change.
-LOCK_KEY = 0x7067737562  # "pgsub"
+_LOCK_KEY = 0x7067737562  #: "pgsub", beside the launcher's own
 
 _TRUSTED = """
 trusted AS (
@@ -173,10 +173,19 @@ def give(connection: psycopg.Connection, role: str | None = None) -> None:
     if not _lacking(connection, role):
         return
     with contextlib.suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-        connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+        lock(connection)
         for name in _lacking(connection, role):
             with acting(connection):
                 connection.execute(grants(sql.Identifier(name).as_string()).encode())
+
+
+def lock(connection: psycopg.Connection) -> None:
+    """Keep others from changing the ledger's schema or its privileges until the open transaction ends.
+
+    :raises LockHeld: another session does for too long.
+    """
+    message = "the ledger on the target is being changed by another session"
+    advisory_locks.take_for_transaction(connection, (_LOCK_KEY,), message)
 
 
 def _lacking(connection: psycopg.Connection, role: str | None) -> list[str]:

@@ -229,7 +229,7 @@ def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: 
 def _install(connection: psycopg.Connection, version: int) -> None:
     try:
         with connection.transaction():
-            connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (owner.LOCK_KEY,))
+            owner.lock(connection)
             connection.execute("SET LOCAL lock_timeout = '5s'")  # workers of other subscriptions are at work
             with owner.acting(connection):
                 _migrate(connection)

@@ -7,19 +7,18 @@ together, under the lock of apply's row, and raise ``states_version``: apply dec
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.common.errors import Fenced, LockHeld
+from pgsub.common.errors import Fenced
 from pgsub.target.ledger import chunks, held_tables, states, subscriptions, two_phase, workers
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
+from pgsub.target.session import advisory_locks
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
-_LOCK_SECONDS = 5.0
 _REL = "subid = %s AND srrelid = %s"
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 
@@ -60,21 +59,15 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
 
     :raises LockHeld: another command changes it.
     """
-    deadline = time.monotonic() + _LOCK_SECONDS
-    query = "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)"
-    while connection.execute(query, (_LOCK_CLASS, subid)).fetchone() != (True,):
-        if time.monotonic() > deadline:
-            raise LockHeld(
-                f'subscription "{name}" is being changed by another command',
-                detail="It holds the subscription's maintenance lock on the target database.",
-                hint="Wait until it ends, then try again.",
-            )
-        time.sleep(0.05)
+    key = (_LOCK_CLASS, subid)
+    if not advisory_locks.take(connection, key):
+        message = f'subscription "{name}" is being changed by another command'
+        raise advisory_locks.held(connection, key, message, "Wait until it ends, then try again.")
     try:
         yield
     finally:
         with contextlib.suppress(psycopg.Error):  # the session ended, and its locks with it
-            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", (_LOCK_CLASS, subid))
+            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s, %s)", key)
 
 
 def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:

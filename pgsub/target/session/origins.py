@@ -16,6 +16,7 @@ from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.query import scalar
+from pgsub.target.session import advisory_locks
 
 #: Sessions of one subscription that write at once: apply, sync workers, chunks.
 POOL = 32
@@ -102,13 +103,17 @@ SELECT EXISTS (
 
 @contextlib.contextmanager
 def _alone(connection: psycopg.Connection) -> Iterator[None]:
-    """Take an origin while nobody else of pgsub does: two that count what is left at once take one too many."""
-    connection.execute("SELECT pg_catalog.pg_advisory_lock(%s)", (_COUNTING,))
+    """Take an origin while nobody else of pgsub does: two that count what is left at once take one too many.
+
+    Not worth more than a moment's wait: the lock may be held by anyone.
+    """
+    taken = advisory_locks.take(connection, (_COUNTING,))
     try:
         yield
     finally:
         with contextlib.suppress(psycopg.Error):  # it goes with the session
-            connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s)", (_COUNTING,))
+            if taken:
+                connection.execute("SELECT pg_catalog.pg_advisory_unlock(%s)", (_COUNTING,))
 
 
 def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str | None:
