@@ -10,6 +10,7 @@ from pgsub.apply.sets import writer
 from pgsub.common.errors import SchemaFault
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import statements
+from pgsub.target.sql.statement_builder import Statement
 
 #: Longer than what a tuple keeps inline, and not compressible.
 TOAST = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"
@@ -244,7 +245,7 @@ def test_updates_share_a_statement_whatever_is_null_in_them(pair: MakePair, monk
     built: list[bytes] = []
     original = statements.update
 
-    def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> statements.Statement:
+    def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
         built.append(kinds)
         return original(relation, kinds, old_kinds)
 

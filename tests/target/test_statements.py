@@ -21,7 +21,7 @@ from pgsub.target.session import connect as target
 from pgsub.target.sql import copy_from
 from pgsub.target.sql import pipeline as pipelines
 from pgsub.target.sql.pipeline import WINDOW, Pipeline, StatementFailed
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 if TYPE_CHECKING:
     from fix_servers import Database

@@ -22,7 +22,7 @@ from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 
 class Place(NamedTuple):
@@ -136,7 +136,7 @@ def missing_row(place: Place) -> MissingRow:
 def origin_differs(place: Place, found: Sequence[str | None]) -> OriginDiffers:
     """A row that is about to be changed was last written by another origin (apply_handle_*_internal).
 
-    :param found: as :func:`~pgsub.target.sql.statements.origin_differs` gives it.
+    :param found: as :func:`~pgsub.target.sql.row_queries.origin_differs` gives it.
     """
     schema, name, xid, at, origin, values, micros = found
     names = [c.name for c in place.mapped.target.columns]

@@ -20,7 +20,7 @@ from pgsub.protocol.reader import BINARY
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 read_numeric = Transformer().get_loader(1700, Format.BINARY).load
 _HEADER = 4  #: VARHDRSZ, part of the modifier of character types and numeric

@@ -23,7 +23,7 @@ from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
-from pgsub.target.sql.statements import equality
+from pgsub.target.sql.statement_builder import equality
 
 IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
 DEPENDENT, ERROR, LEFT = "dependent", "error", "left"

@@ -15,10 +15,10 @@ from pgsub.apply.conflicts.conflict import Place
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import roles
-from pgsub.target.sql import statements
+from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch
 from pgsub.target.sql.pipeline import StatementFailed
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 #: Shapes of rows whose statements are remembered.
 SHAPES = 200
@@ -70,7 +70,7 @@ class ConflictingRows:
         if known is None:
             if len(self._changes) >= SHAPES:
                 self.begin()
-            made = statements.resulting_row(relation, kinds, old_kinds, inserts=inserts)
+            made = row_queries.resulting_row(relation, kinds, old_kinds, inserts=inserts)
             known = self._changes[shape] = relation, made  # holding the relation keeps its id unique
         return known[1]
 
@@ -86,7 +86,7 @@ class ConflictingRows:
         became = None
         with _placed(place), roles.acting(self._connection, relation.target.acts_as):
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
-                if not self._connection.execute(statements.lock_at(table), (ctid, str(hit.xid))).rowcount:
+                if not self._connection.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
                 if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
                     became = ctid

@@ -17,7 +17,7 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError, PgsubError, SchemaFault
 from pgsub.protocol.messages import Relation
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.sql import statements
+from pgsub.target.sql import row_queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ChangeFilter:
                     self._replaced.append(name)
 
             values = (str(oid).encode(), name[0].encode(), name[1].encode())
-            self._rows.command(statements.NAME_UNCHANGED, values, on_count)
+            self._rows.command(row_queries.NAME_UNCHANGED, values, on_count)
 
     def refuse_replaced(self) -> None:
         """Refuse the transaction, once that was run.

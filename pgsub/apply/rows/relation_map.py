@@ -23,7 +23,7 @@ from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
 from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
 from pgsub.target.session import roles
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 Name = tuple[str, str]
 #: Seconds that DDL on the target may go unnoticed.

@@ -11,8 +11,8 @@ from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
-from pgsub.target.sql import statements
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql import row_queries, statements
+from pgsub.target.sql.statement_builder import Statement
 
 #: Statements that are remembered: a row found by all of many columns has as many as there are sets of NULLs.
 STATEMENTS = 5000
@@ -58,7 +58,7 @@ class RowStatements:
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-            return statements.leaves_partition(relation, kinds, old_kinds, self._relations.partitions(relation.target))
+            return row_queries.leaves_partition(relation, kinds, old_kinds, self._relations.partitions(relation.target))
 
         return self._updating(place, b"P", build)
 
@@ -91,7 +91,7 @@ class RowStatements:
             place,
             (b"L" if lock else b"W") + (b"o" if old else b"n"),
             _finds(relation, searched),
-            lambda: _checked(relation, statements.origin_differs(relation, searched.kinds, old, lock=lock)),
+            lambda: _checked(relation, row_queries.origin_differs(relation, searched.kinds, old, lock=lock)),
         )
 
     def _known(self, place: Place, shape: bytes, old_shape: bytes, build: Callable[[], Statement]) -> Statement:

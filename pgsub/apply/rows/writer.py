@@ -25,7 +25,7 @@ from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
 from pgsub.target.sql import copy_from, statements
 from pgsub.target.sql.pipeline import FirstRow, Pipeline, RowCount, StatementFailed
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 #: Inserts in a row from which COPY pays for its two extra round trips.
 COPY_FROM = 50

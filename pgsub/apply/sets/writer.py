@@ -21,7 +21,7 @@ from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql import set_statements
 from pgsub.target.sql.pipeline import StatementFailed
 from pgsub.target.sql.set_statements import Parameter
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 #: Changes of one relation from which a set is cheaper than a statement each.
 PAYS_FROM = 50

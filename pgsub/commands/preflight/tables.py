@@ -21,7 +21,7 @@ from pgsub.publisher.tables import Name, describe_tables
 from pgsub.tablesync.copy import plan
 from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
-from pgsub.target.sql import statements
+from pgsub.target.sql.statement_builder import table_name
 
 _BATCH = 50  #: tables locked (for reading) by one look for rows
 
@@ -147,7 +147,7 @@ def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[boo
 
 def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], answers: dict[int, bool | None]) -> bool:
     looks = [
-        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), statements.table_name(one))
+        sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), table_name(one))
         for one in batch
     ]
     rows = _looked(session, sql.SQL(" UNION ALL ").join(looks))
@@ -228,7 +228,7 @@ def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Ca
     rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
     found = {oid: answers for oid, *answers in rows}
     unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
-    logged = [f"ALTER TABLE {quoting.statement(statements.table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]
+    logged = [f"ALTER TABLE {quoting.statement(table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]
     yield from concerning(
         [table.name for table in unlogged],
         "{} on the target [is|are] unlogged",

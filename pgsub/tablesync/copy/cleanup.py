@@ -17,7 +17,7 @@ from pgsub.target.ledger import workers
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
-from pgsub.target.sql import statements
+from pgsub.target.sql.statement_builder import table_name
 
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
@@ -31,7 +31,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
     """
-    table = statements.table_name(target)
+    table = table_name(target)
     subid = claim.subid
     with transactions.durable(connection):
         workers.fence(connection, claim)

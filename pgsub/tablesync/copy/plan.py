@@ -17,6 +17,7 @@ from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.query import scalar
 from pgsub.target.session import roles
 from pgsub.target.sql import statements
+from pgsub.target.sql.statement_builder import table_name
 
 #: Size of a chunk at most; PGSUB_CHUNK_BYTES is for tests, which reach chunks with small tables.
 CHUNK_BYTES = int(os.environ.get("PGSUB_CHUNK_BYTES", 64 << 20))
@@ -145,11 +146,11 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
     with roles.acting(connection, target.acts_as):
         lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE")
-        connection.execute(lock.format(statements.table_name(target)))
+        connection.execute(lock.format(table_name(target)))
 
 
 def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
     """Whether a table has no row."""
-    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(statements.table_name(target))
+    query = sql.SQL("SELECT true FROM {} LIMIT 1").format(table_name(target))
     with roles.acting(connection, target.acts_as):
         return scalar(connection, query) is None

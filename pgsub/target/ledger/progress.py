@@ -32,7 +32,7 @@ from pgsub.target.ledger.workers import APPLY, Claim
 from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql.pipeline import DEALLOCATED, FirstRow, Pipeline, StatementFailed
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 _COLUMNS = (
     "ctid::text, remote_lsn::text, reported_lsn::text, states_version, ("

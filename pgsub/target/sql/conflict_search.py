@@ -22,7 +22,7 @@ from pgsub.target.query import row
 from pgsub.target.session import roles
 from pgsub.target.session.connect import tracks_commits
 from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 #: Milliseconds that the look may take.
 TIMEOUT = 5000
@@ -95,7 +95,7 @@ def search(
 
     :param connection: between statements; what it is in of a transaction is rolled back by the caller, or read only.
     :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
-    :param change: :func:`~pgsub.target.sql.statements.resulting_row`; ``values`` and ``formats`` are its parameters.
+    :param change: :func:`~pgsub.target.sql.row_queries.resulting_row`; ``values`` and ``formats`` are its parameters.
     :param sent: columns that came from the publisher.
     :param role: that changes are made as.
     :return: None where the table is gone.

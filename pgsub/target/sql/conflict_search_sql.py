@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import UniqueIndex
-from pgsub.target.sql.statements import row_texts
+from pgsub.target.sql.row_queries import row_texts
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:

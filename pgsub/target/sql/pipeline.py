@@ -14,7 +14,7 @@ import psycopg
 from psycopg import pq, sql
 
 from pgsub.common.errors import TargetUnavailable
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql.statement_builder import Statement
 
 #: Results to leave unread before the sender looks for some: enough to fill a round trip, little enough that neither
 #: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).

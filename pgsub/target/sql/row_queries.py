@@ -1,0 +1,141 @@
+"""SELECTs about single rows: what a change would leave, who wrote a row last, whether it leaves its partition.
+
+They find rows as :mod:`~pgsub.target.sql.statements` does, and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+from pgsub.target.sql.statement_builder import Builder, Statement, only, table_name
+
+#: Bytes of a value above which it is not read to be shown.
+LARGEST = 65536
+
+
+def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
+    """A JSON array of the values as their types' output functions write them; very large ones as their size.
+
+    One value, for a table may have more columns than two thirds of what a target list can.
+    """
+    value = sql.SQL(
+        "CASE WHEN pg_catalog.pg_column_size({0}) <= {1} THEN pg_catalog.format('%s', {0})"
+        " ELSE '(' || pg_catalog.pg_column_size({0}) || ' bytes)' END"
+    )
+    values = sql.SQL(", ").join(value.format(sql.Identifier(alias, c.name), sql.Literal(LARGEST)) for c in columns)
+    return sql.SQL("pg_catalog.to_json(ARRAY[{}]::text[])").format(values)
+
+
+def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
+    """Compose a query that gives time and origin of a row that another origin wrote last, where the target knows.
+
+    :param xmin: of the row. What its own transaction wrote, or what was written before anybody tracked it, is nobody's.
+    """
+    return sql.SQL(
+        "SELECT pgsub_w.pgsub_at, pgsub_w.pgsub_origin"
+        " FROM pg_catalog.pg_xact_commit_timestamp_origin({}) AS pgsub_w (pgsub_at, pgsub_origin)"
+        " WHERE pgsub_w.pgsub_at IS NOT NULL AND pgsub_w.pgsub_origin NOT IN (SELECT o.roident"
+        " FROM pg_catalog.pg_replication_origin o WHERE o.roname = {} OR o.roname LIKE {})"
+    ).format(
+        xmin,
+        sql.Literal(f"pgsub_{relation.target.origins_of}"),
+        sql.Literal(f"pgsub\\_{relation.target.origins_of}\\_%"),
+    )
+
+
+def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
+    """SELECT the row that an update or delete finds, if another origin wrote it last; changes nothing.
+
+    Columns: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), :func:`row_texts`,
+    time in microseconds since 2000.
+
+    :param kinds: of the tuple that the row is searched by, the old one or the new one.
+    :param lock: nobody changes the row until the transaction ends.
+    """
+    build = Builder(relation, kinds, kinds if old else None)
+    where = build.condition()
+    text = sql.SQL(
+        "SELECT pgsub_n.nspname, pgsub_c.relname, pgsub_row.pgsub_xmin, pgsub_by.pgsub_at,"
+        " CASE WHEN pgsub_by.pgsub_origin <> 0 THEN coalesce(pgsub_o.roname, '') END, {},"
+        " ((extract(epoch FROM pgsub_by.pgsub_at) - 946684800) * 1000000)::bigint"
+        " FROM (SELECT *, xmin AS pgsub_xmin, tableoid AS pgsub_table FROM {} WHERE {} LIMIT 1{}) AS pgsub_row"
+        " CROSS JOIN LATERAL ({}) AS pgsub_by"
+        " JOIN pg_catalog.pg_class pgsub_c ON pgsub_c.oid = pgsub_row.pgsub_table"
+        " JOIN pg_catalog.pg_namespace pgsub_n ON pgsub_n.oid = pgsub_c.relnamespace"
+        " LEFT JOIN pg_catalog.pg_replication_origin pgsub_o ON pgsub_o.roident = pgsub_by.pgsub_origin"
+    ).format(
+        row_texts(relation.target.columns, "pgsub_row"),
+        only(relation.target),
+        where,
+        sql.SQL(" FOR UPDATE" if lock else ""),
+        foreign_origin(relation, sql.Identifier("pgsub_row", "pgsub_xmin")),
+    )
+    return build.done(text)
+
+
+def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
+    """SELECT of the row that a change would leave, generated columns excepted; changes nothing.
+
+    What did not come is of the row that an update finds, whose place is in pgsub_tableoid and pgsub_ctid, and NULL for
+    an insert. Parameters as of :func:`update`.
+    """
+    build = Builder(relation, kinds, old_kinds)
+    shown: list[sql.Composable] = []
+    for column in relation.target.columns:
+        if column.generated:
+            continue
+        name = sql.Identifier(column.name)
+        if column.name in build.sent or inserts:
+            absent = column.name not in build.sent
+            value = sql.SQL("NULL") if absent else build.value(build.sent[column.name])
+            # the catalog query wrote the type as SQL
+            cast = column.collated(sql.SQL("{}::{}").format(value, sql.SQL(column.full_type)))
+            shown.append(sql.SQL("{} AS {}").format(cast, name))
+        else:
+            shown.append(sql.SQL("{0} AS {0}").format(name))
+    if inserts:
+        shown.append(sql.SQL("NULL::oid AS pgsub_tableoid, NULL::tid AS pgsub_ctid"))
+        return build.done(sql.SQL("SELECT {}").format(sql.SQL(", ").join(shown)))
+    shown.append(sql.SQL("tableoid AS pgsub_tableoid, ctid AS pgsub_ctid"))
+    where = build.condition()
+    text = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1")
+    return build.done(text.format(sql.SQL(", ").join(shown), only(relation.target), where))
+
+
+def leaves_partition(
+    relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
+) -> Statement:
+    """SELECT of whether the row that an update finds would leave its partition; nobody changes it from then on.
+
+    :param partitions: of the table; the others are as of :func:`update`.
+    """
+    becomes = resulting_row(relation, kinds, old_kinds, inserts=False)
+    # the catalog wrote the constraints as SQL
+    takes = sql.SQL(" ").join(
+        sql.SQL("WHEN {} THEN ({}) IS NOT FALSE").format(sql.Literal(oid), sql.SQL(constraint))
+        for oid, constraint in partitions
+    )
+    text = sql.SQL(
+        "SELECT NOT CASE pgsub_tableoid WHEN 0 THEN true {} ELSE true END FROM ({} FOR UPDATE) AS {}"
+    ).format(takes, becomes.text, sql.Identifier(relation.target.name))
+    return Statement(text, becomes.types, becomes.takes)
+
+
+def lock_at(table: TargetRelation) -> sql.Composed:
+    """SELECT of a row by its place and the transaction that wrote it (``%s`` both), which nobody changes then."""
+    return sql.SQL("SELECT FROM ONLY {} WHERE ctid = %s::tid AND xmin = %s::xid FOR UPDATE").format(table_name(table))
+
+
+#: Gives a row if a table (oid) still has its name (schema, name).
+NAME_UNCHANGED = Statement(
+    sql.SQL(
+        "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.oid = $1 AND n.nspname = $2 AND c.relname = $3"
+    ).format(),
+    (26, 19, 19),
+    (),
+)

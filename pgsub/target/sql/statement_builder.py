@@ -1,0 +1,141 @@
+"""Pieces of statements about single rows: parameters with their types, assignments, the condition that finds a row.
+
+Parameters are declared with the *target* column's type, so a value is read by the very input (or receive) function that
+the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.catalog.modifier`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.common.errors import SchemaFault
+from pgsub.protocol.reader import BINARY, NULL, UNCHANGED
+from pgsub.target.catalog import modifier
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+
+_TEXT = 25
+_NEW, _OLD = "n", "o"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement to prepare: text, parameter types, and which values it takes in which order.
+
+    ``takes``: pairs of ('n'ew or 'o'ld tuple, remote column position).
+    """
+
+    text: sql.Composed
+    types: tuple[int, ...]
+    takes: tuple[tuple[str, int], ...]
+
+
+def table_name(target: TargetRelation) -> sql.Identifier:
+    """Quote the table's qualified name."""
+    return sql.Identifier(target.schema, target.name)
+
+
+def only(target: TargetRelation) -> sql.Composed:
+    """Compose the table as FROM and UPDATE name it, without its inheritance children."""
+    # inheritance children are tables of their own; a partitioned table is nothing without its partitions
+    prefix = sql.SQL("") if target.relkind == "p" else sql.SQL("ONLY ")
+    return sql.Composed([prefix, table_name(target)])
+
+
+def equality(column: TargetColumn) -> sql.SQL:
+    """Return the operator by which a row is found by this column.
+
+    :raises SchemaFault: its type has none, as tuples_equal (execReplication.c).
+    """
+    if column.equality is None:
+        raise SchemaFault(
+            f"could not identify an equality operator for type {column.type_name}",
+            detail=f'Without a replica identity index or primary key, rows are found by every column, "{column.name}"'
+            " too.",
+            sqlstate="42883",
+        )
+    # the catalog query quoted the schema already; an operator's name cannot be quoted
+    return sql.SQL(f"OPERATOR({column.equality})")
+
+
+class Builder:
+    """A statement about one row of a relation while it is composed.
+
+    :param kinds: kinds of the new tuple's columns.
+    :param old_kinds: kinds of the K or O tuple, None where there is none.
+    :ivar types: parameter types; ``takes`` as in :class:`Statement`.
+    :ivar sent: remote position of each column that the new tuple has, by name.
+    """
+
+    def __init__(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None = None) -> None:
+        self._relation = relation
+        self._kinds = {_NEW: kinds, _OLD: old_kinds}
+        self.types: list[int] = []
+        self.takes: list[tuple[str, int]] = []
+        self.sent = {relation.columns[i].name: i for i, kind in enumerate(kinds) if kind != UNCHANGED}
+
+    def value(self, position: int) -> sql.Composable:
+        """Add a value of the new tuple that is to be assigned, which brings it to the column's modifier."""
+        return self._value(_NEW, position, self._relation.read)
+
+    def _value(self, source: str, position: int, by_input: frozenset[int]) -> sql.Composable:
+        """Add a value.
+
+        :param by_input: positions of columns that only their input function brings to their modifier.
+        """
+        column, kinds = self._relation.columns[position], self._kinds[source]
+        if position not in by_input:
+            return self._parameter(source, position, column.type_oid)
+        if position in self._relation.read and kinds is not None and kinds[position] != BINARY:
+            return modifier.read(column, self._parameter(source, position, _TEXT))
+        parameter = self._parameter(source, position, column.type_oid)
+        return modifier.read(column, sql.SQL("pg_catalog.format('%s', {})").format(parameter))
+
+    def _parameter(self, source: str, position: int, type_oid: int) -> sql.SQL:
+        self.types.append(type_oid)
+        self.takes.append((source, position))
+        return sql.SQL(f"${len(self.types)}")
+
+    def assignments(self) -> list[sql.Composed]:
+        """Compose SET of every column that was sent, but for GENERATED ALWAYS identities."""
+        return [
+            sql.SQL("{} = {}").format(sql.Identifier(name), self.value(i))
+            for name, i in self.sent.items()
+            if self._relation.columns[i].identity != "a"
+        ]
+
+    def completed(self, old: str) -> tuple[sql.Composed, sql.Composed]:
+        """Compose names and values of all columns that can be inserted; what was not sent is of the row ``old``."""
+        columns = [c.name for c in self._relation.target.columns if not c.generated]
+        values = [self.value(self.sent[c]) if c in self.sent else sql.Identifier(old, c) for c in columns]
+        return sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join(values)
+
+    def condition(self) -> sql.Composed:
+        """Compose the condition that finds one row, by the old tuple where there is one."""
+        relation, target = self._relation, self._relation.target
+        source = _NEW if self._kinds[_OLD] is None else _OLD
+        kinds = self._kinds[source] or b""
+        parts: list[sql.Composable] = []
+        for i in relation.lookup:
+            name = sql.Identifier(relation.columns[i].name)
+            if kinds[i] in (NULL, UNCHANGED):
+                parts.append(sql.SQL("{} IS NULL").format(name))
+            else:
+                value = self._value(source, i, relation.modified)
+                parts.append(sql.SQL("{} {} {}").format(name, equality(relation.columns[i]), value))
+        parts += [sql.SQL("{} IS NULL").format(sql.Identifier(c.name)) for c in relation.local_only]
+        found = sql.SQL(" AND ").join(parts) if parts else sql.SQL("true")
+        if relation.by_identity:
+            return sql.Composed([found])
+        # exactly one row per message, even among duplicates; a ctid alone is ambiguous among partitions, but only
+        # alone is it a TID scan. Once more what it was found by: a row that another session changed while its commit
+        # was waited for must not pass for it, and the recheck of a TID scan (TidRecheck) accepted any up to 17.6
+        place, places = ("(tableoid, ctid)", "t.tableoid, t.ctid") if target.relkind == "p" else ("ctid", "t.ctid")
+        row = sql.SQL(f"{place} = (SELECT {places} FROM {{}} t WHERE {{}} LIMIT 1) AND {{}}")
+        return row.format(only(target), found, found)
+
+    def done(self, text: sql.Composed) -> Statement:
+        """Return the statement of this text."""
+        return Statement(text, tuple(self.types), tuple(self.takes))
