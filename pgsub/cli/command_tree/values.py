@@ -132,6 +132,27 @@ def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
     return options(**{name: value for name, value in values.items() if name in options.__dataclass_fields__})
 
 
+def choice(words: str, meaning: str) -> Any:
+    """Declare an option whose value is one of some words.
+
+    :param words: with ``|`` between them.
+    """
+    return typer.Option(metavar=words, case_sensitive=False, help=meaning)
+
+
+def repeatable(metavar: str, meaning: str) -> Any:
+    """Declare an option that may be given several times."""
+    return typer.Option(metavar=metavar, help=f"{meaning}; may be repeated.")
+
+
+def switch(name: str, meaning: str) -> Any:
+    """Declare a switch whose value is None where it is not given; it is then on, unless other options turn it off."""
+    return typer.Option(f"--{name}/--no-{name}", show_default=f"--{name}", help=meaning)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 Timeout = Annotated[
     float | None,
     typer.Option("--timeout", metavar="D", parser=parse_duration, help="Give up after this time: 500ms, 30s, 5m, 2h."),
@@ -139,4 +160,4 @@ Timeout = Annotated[
 Master = Annotated[
     str | None, typer.Option("--master", metavar="URL", help="Spark master; the default is local[N] with enough slots.")
 ]
-Conf = Annotated[list[str], typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated.")]
+Conf = Annotated[list[str], repeatable("KEY=VALUE", "A Spark setting")]

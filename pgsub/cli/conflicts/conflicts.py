@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
-from pgsub.cli.command_tree.values import parse_duration
+from pgsub.cli.command_tree.values import AsJson, Name, parse_duration
 from pgsub.cli.conflicts import prune, replay
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -94,7 +94,7 @@ class Options:
     """Options of all actions; None, or False, where one is not given."""
 
     action: Annotated[str, typer.Argument(metavar="list|show|replay|prune", help="What to do.")]
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
+    name: Name
     number: Annotated[int | None, typer.Argument(metavar="ID", help="Number of the conflict, from list.")] = None
     conflict_type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="With list: only conflicts of this type.")
@@ -122,7 +122,7 @@ class Options:
         bool, typer.Option("--dry-run", help="With replay or prune: show what it would do, and change nothing.")
     ] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With replay or prune: do not ask.")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+    as_json: AsJson = False
 
 
 @command("conflicts", PAGE, parameters(Options), cls=ConflictsCommand)

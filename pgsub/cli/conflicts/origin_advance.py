@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.command_tree.values import AsJson, Name, Yes, parse_lsn
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.output.progress import size
@@ -46,11 +46,11 @@ Asks on a terminal; elsewhere --yes is needed. The journal has the old position 
 
 @command("origin-advance", PAGE, connects=True)
 def origin_advance(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    name: Name,
     lsn: Annotated[str, typer.Argument(metavar="LSN", help="The new position: a finish LSN plus one, or an end LSN.")],
     preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show or advance."""
     to = parse_lsn(lsn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import parse_lsn
+from pgsub.cli.command_tree.values import AsJson, Name, Yes, parse_lsn
 from pgsub.cli.conflicts import skip_conflicts
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
@@ -65,7 +65,7 @@ Asks on a terminal; elsewhere --yes is needed.
 
 @command("skip-lsn", PAGE, connects=True)
 def skip_lsn(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    name: Name,
     lsns: Annotated[
         list[str] | None,
         typer.Argument(
@@ -87,8 +87,8 @@ def skip_lsn(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="With --conflict: the next N of them.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON document.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show or skip."""
     if (conflict, table, limit) != (None, None, None):

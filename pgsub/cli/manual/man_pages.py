@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pgsub import __version__
 from pgsub.cli.app import DESCRIPTION, SUMMARY
-from pgsub.cli.command_tree.tree import Argument, Command, Option, Tree
+from pgsub.cli.command_tree.tree import Command, Option, Tree
 from pgsub.cli.pages import Page
 from pgsub.common.errors import exit_code_table
 
@@ -50,7 +50,8 @@ def pages(tree: Tree) -> dict[str, str]:
 
 def _main(tree: Tree) -> str:
     page = Page(SUMMARY, DESCRIPTION, tuple(command.page.examples[0] for command in tree.commands[:3]))
-    lines = [*_head("pgsub", page), ".SH SYNOPSIS", r"\fBpgsub\fR [\fIOPTION\fR]... \fICOMMAND\fR [\fIARGUMENT\fR]..."]
+    lines = head("pgsub", "1", SUMMARY, "the command tree")
+    lines += [".SH SYNOPSIS", r"\fBpgsub\fR [\fIOPTION\fR]... \fICOMMAND\fR [\fIARGUMENT\fR]..."]
     lines += [".SH DESCRIPTION", *_paragraphs(page), ".SS Commands"]
     for command in tree.commands:
         lines += _item(rf"\fBpgsub\-{escaped(command.name)}\fR(1)", command.page.summary + ".")
@@ -61,8 +62,11 @@ def _main(tree: Tree) -> str:
 def _command(command: Command) -> str:
     name = f"pgsub-{command.name}"
     own = [option for option in command.options if not option.shared]
-    synopsis = [rf"\fBpgsub {command.name}\fR", *map(_usage, own), *map(_argument_usage, command.arguments)]
-    lines = [*_head(name, command.page), ".SH SYNOPSIS", ".na", ".nh", " ".join(synopsis), ".hy", ".ad"]
+    arguments = [a.usage.replace(a.metavar, rf"\fI{escaped(a.metavar)}\fR") for a in command.arguments]
+    synopsis = [rf"\fBpgsub {command.name}\fR", *map(_usage, own), *arguments]
+    summary = command.page.summary
+    lines = head(name, "1", summary[:1].lower() + summary[1:], "the command tree")
+    lines += [".SH SYNOPSIS", ".na", ".nh", " ".join(synopsis), ".hy", ".ad"]
     lines += [".SH DESCRIPTION", *_paragraphs(command.page), ".SH OPTIONS"]
     for argument in command.arguments:
         lines += _item(rf"\fI{escaped(argument.metavar)}\fR", argument.help)
@@ -70,12 +74,14 @@ def _command(command: Command) -> str:
     return _join(lines, command.page, ["pgsub"])
 
 
-def _head(name: str, page: Page) -> list[str]:
-    purpose = page.summary if name == "pgsub" else page.summary[:1].lower() + page.summary[1:]
-    title = f'.TH {escaped(name.upper())} 1 "" "pgsub {__version__}" "pgsub manual"'
+def head(name: str, section: str, purpose: str, source: str) -> list[str]:
+    """Return the first lines of a page.
+
+    :param source: what it is made from.
+    """
     return [
-        r".\" Generated from the command tree by: python -m pgsub.cli.docs",
-        title,
+        rf".\" Generated from {source} by: python -m pgsub.cli.docs",
+        f'.TH {escaped(name.upper())} {section} "" "pgsub {__version__}" "pgsub manual"',
         ".SH NAME",
         rf"{escaped(name)} \- {escaped(purpose)}",
     ]
@@ -134,11 +140,6 @@ def _usage(option: Option) -> str:
     text = rf"\fB{escaped(name)}\fR" + (rf" \fI{escaped(option.metavar)}\fR" if option.metavar else "")
     text = (text if option.required else f"[{text}]") + "..." * option.repeatable
     return text.replace(" ", r"\ ")  # an option and its value stay on one line
-
-
-def _argument_usage(argument: Argument) -> str:
-    text = rf"\fI{escaped(argument.metavar)}\fR"
-    return (text if argument.required else f"[{text}]") + "..." * argument.repeatable
 
 
 def _item(term: str, text: str) -> list[str]:

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pgsub import __version__
-from pgsub.cli.manual.man_pages import escaped
+from pgsub.cli.manual.man_pages import escaped, head
 
 TOPICS = ("conflicts",)
 _FOLDER = Path(__file__).parents[3] / "docs"
@@ -26,15 +25,10 @@ def topics() -> dict[str, str]:
 
 def _page(text: str) -> tuple[str, str]:
     first, _, rest = text.partition("\n")
-    head = _HEAD.fullmatch(first)
-    assert head is not None, first
-    name, section, summary = head.groups()
-    lines = [
-        rf".\" Generated from docs/{name.removeprefix('pgsub-')}.txt by: python -m pgsub.cli.docs",
-        f'.TH {escaped(name.upper())} {section} "" "pgsub {__version__}" "pgsub manual"',
-        ".SH NAME",
-        rf"{escaped(name)} \- {escaped(summary)}",
-    ]
+    found = _HEAD.fullmatch(first)
+    assert found is not None, first
+    name, section, summary = found.groups()
+    lines = head(name, section, summary, f"docs/{name.removeprefix('pgsub-')}.txt")
     for block in rest.strip("\n").split("\n\n"):
         lines += _block(block)
     page = "\n".join([*lines, ""])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import AsJson
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 
@@ -19,9 +17,7 @@ PAGE = Page(
 
 
 @command("version", PAGE)
-def version(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-) -> None:
+def version(as_json: AsJson = False) -> None:
     """Show the versions."""
     from pgsub.commands.version import version as versions
 

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from pgsub.cli.command_tree.command import command
-from pgsub.cli.command_tree.values import Timeout, parse_lsn
+from pgsub.cli.command_tree.values import Name, Timeout, parse_lsn
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 
@@ -19,7 +19,7 @@ class Awaited(NamedTuple):
     lsn: int | None
 
 
-_WORDS = ("synced", "caught-up", "disabled", "error")
+_METAVAR = "synced|caught-up|lsn=X/X|disabled|error"
 
 
 def parse_condition(text: str | Awaited) -> Awaited:
@@ -29,20 +29,10 @@ def parse_condition(text: str | Awaited) -> Awaited:
     word, _, position = text.partition("=")
     if word == "lsn":
         return Awaited("lsn", parse_lsn(position))
-    if text not in _WORDS:
-        raise typer.BadParameter(f'"{text}" is not a condition: expected {", ".join(_WORDS)} or lsn=X/X')
+    if text not in _METAVAR.split("|"):
+        raise typer.BadParameter(f'"{text}" is not a condition: expected one of {_METAVAR}')
     return Awaited(text, None)
 
-
-For = Annotated[
-    Awaited,
-    typer.Option(
-        "--for",
-        metavar="synced|caught-up|lsn=X/X|disabled|error",
-        parser=parse_condition,
-        help="What to wait for.",
-    ),
-]
 
 PAGE = Page(
     summary="Wait until a subscription has reached a state",
@@ -64,8 +54,10 @@ missing.
 
 @command("wait", PAGE)
 def wait(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
-    awaited: For,
+    name: Name,
+    awaited: Annotated[
+        Awaited, typer.Option("--for", metavar=_METAVAR, parser=parse_condition, help="What to wait for.")
+    ],
     timeout: Timeout = None,
 ) -> None:
     """Wait."""

@@ -152,7 +152,6 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
         "slot": slot.get("wal_status") or one.definition.slot_name,
         "prepared": _prepared(one),
-        "sets": _sets(stats),
         "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
@@ -168,15 +167,6 @@ def _skipped(kept: Mapping[str, Any] | None) -> str | None:
         return None
     changes = counted(kept["waiting_changes"] + kept["replayed_changes"], "change")
     return f"{changes}, {kept['replayed_changes']} replayed, {size(kept['bytes'])}"
-
-
-def _sets(stats: Mapping[str, Any]) -> str | None:
-    """Format how many changes were applied as sets, and how many sets fell back to rows."""
-    changes, folded = stats.get("changes_in_sets") or 0, stats.get("changes_folded") or 0
-    serial, fallbacks = stats.get("serial_relations") or 0, stats.get("set_fallbacks") or 0
-    if not (changes or serial or fallbacks):
-        return None
-    return f"{changes} changes, {folded} folded; {serial} row by row, {fallbacks} fallbacks"
 
 
 def _prepared(one: SubscriptionStatus) -> str | None:

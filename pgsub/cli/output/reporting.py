@@ -28,15 +28,8 @@ PATIENCE = 3.0
 _FIELD = re.compile(r"(DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION|BACKTRACE):  ")
 #: lowest verbosity at which a level is shown; all others are always shown
 _NEEDS = {
-    "WARNING": 0,
-    "LOG": 0,
-    "INFO": 0,
-    "NOTICE": 0,
-    "DEBUG1": 1,
-    "DEBUG2": 2,
-    "DEBUG3": 2,
-    "DEBUG4": 2,
-    "DEBUG5": 2,
+    **dict.fromkeys(("WARNING", "LOG", "INFO", "NOTICE"), 0),
+    **{"DEBUG1": 1, "DEBUG2": 2, "DEBUG3": 2, "DEBUG4": 2, "DEBUG5": 2},
 }
 
 

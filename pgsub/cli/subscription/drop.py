@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import Name, Yes
 from pgsub.cli.output import console
 from pgsub.cli.output.prompts import require_terminal
 from pgsub.cli.pages import Page
@@ -34,13 +35,13 @@ gone for good; on any other, schema pgsub keeps the subscription's rows, and pre
 
 @command("drop", PAGE, connects=True)
 def drop(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")],
+    name: Name,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Only a notice if it does not exist.")] = False,
     keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Leave the slots on the publisher alone.")] = False,
     keep_target: Annotated[
         bool, typer.Option("--keep-target", help="Leave the target alone, which is gone for good.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Ask, then drop."""
     if not yes:

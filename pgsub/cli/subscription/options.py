@@ -10,19 +10,29 @@ from typing import Annotated, Literal
 
 import typer
 
-from pgsub.cli.command_tree.values import Conf, Master, Timeout, receiver_timeout, unsupported
+from pgsub.cli.command_tree.values import (
+    Conf,
+    Master,
+    Name,
+    Timeout,
+    choice,
+    receiver_timeout,
+    repeatable,
+    switch,
+    unsupported,
+)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
 AsJson = Annotated[bool, typer.Option("--json", help="With --dry-run: one JSON document.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would be done.")]
 
 _PUBLISHER = "Publisher: a libpq conninfo, URI or service=NAME; - reads one line from standard input."
-_COPY_DATA = "Copy pre-existing data of the tables."
 _DEAD = (
-    "Rows that were deleted can only be kept by the target server itself: without it an UPDATE of a row that is gone"
-    " is reported as update_missing.",
+    "Only the target server itself can keep deleted rows; pgsub reports an UPDATE of such a row as update_missing.",
     "Leave out the option.",
 )
+
+
+_COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 
 
 class Service:
@@ -67,18 +77,15 @@ class Parameters:
     ] = False
     streaming: Annotated[
         Literal["off", "on", "parallel"],
-        typer.Option(
-            metavar="off|on|parallel",
-            case_sensitive=False,
-            help="Enable streaming of in-progress transactions; with parallel, apply them as they arrive.",
+        choice(
+            "off|on|parallel", "Enable streaming of in-progress transactions; with parallel, apply them as they arrive."
         ),
     ] = "parallel"
     synchronous_commit: Annotated[
         Literal["off", "on", "local", "remote_write", "remote_apply"],
-        typer.Option(
-            metavar="off|local|remote_write|on|remote_apply",
-            case_sensitive=False,
-            help="Override the synchronous_commit setting within the workers' sessions on the target.",
+        choice(
+            "off|local|remote_write|on|remote_apply",
+            "Override the synchronous_commit setting within the workers' sessions on the target.",
         ),
     ] = "off"
     wal_receiver_timeout: Annotated[
@@ -94,11 +101,7 @@ class Parameters:
     ] = False
     origin: Annotated[
         Literal["any", "none"],
-        typer.Option(
-            metavar="any|none",
-            case_sensitive=False,
-            help="Request changes regardless of their origin, or only those that do not have one.",
-        ),
+        choice("any|none", "Request changes regardless of their origin, or only those that do not have one."),
     ] = "any"
     failover: Annotated[
         bool, typer.Option(help="Enable the slots of the subscription to be synced to standbys of the publisher.")
@@ -111,10 +114,9 @@ class Parameters:
     ] = False
     apply_mode: Annotated[
         Literal["batched", "transactional"],
-        typer.Option(
-            metavar="batched|transactional",
-            case_sensitive=False,
-            help="Commit several transactions of the publisher at once on the target, or each of them.",
+        choice(
+            "batched|transactional",
+            "Commit several transactions of the publisher at once on the target, or each of them.",
         ),
     ] = "batched"
     copy_atomic: Annotated[bool, typer.Option(help="Copy every table in one transaction, never in chunks.")] = False
@@ -151,10 +153,7 @@ class Conflicts:
 
     on_conflict: Annotated[
         list[str],
-        typer.Option(
-            metavar="[SCHEMA.TABLE:]TYPE=RESOLUTION",
-            help="Resolve conflicts of a type this way, see pgsub-conflicts(7); may be repeated.",
-        ),
+        repeatable("[SCHEMA.TABLE:]TYPE=RESOLUTION", "Resolve conflicts of a type this way, see pgsub-conflicts(7)"),
     ] = []
 
 
@@ -162,7 +161,7 @@ class Create:
     """Clauses of CREATE SUBSCRIPTION, and parameters that only it has."""
 
     name: Name
-    publication: Annotated[list[str], typer.Option(metavar="PUB", help="Publication to subscribe to; may be repeated.")]
+    publication: Annotated[list[str], repeatable("PUB", "Publication to subscribe to")]
     connection: Annotated[str | None, typer.Option(metavar="CONNINFO", envvar="PGSUB_CONNECTION", help=_PUBLISHER)] = (
         None
     )
@@ -174,33 +173,13 @@ class Create:
             help="Target database, in the same forms; PGHOST and its like complete it.",
         ),
     ] = None
-    connect: Annotated[
-        bool | None,
-        typer.Option("--connect/--no-connect", show_default="--connect", help="Connect to the publisher at all."),
-    ] = None
-    create_slot: Annotated[
-        bool | None,
-        typer.Option(
-            "--create-slot/--no-create-slot",
-            show_default="--create-slot",
-            help="Create the replication slot on the publisher.",
-        ),
-    ] = None
+    connect: Annotated[bool | None, switch("connect", "Connect to the publisher at all.")] = None
+    create_slot: Annotated[bool | None, switch("create-slot", "Create the replication slot on the publisher.")] = None
     slot_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|none", show_default="NAME", help="Name of the replication slot to use."),
+        str | None, typer.Option(metavar="NAME|none", show_default="NAME", help="Name of the replication slot to use.")
     ] = None
-    enabled: Annotated[
-        bool | None,
-        typer.Option(
-            "--enabled/--no-enabled",
-            show_default="--enabled",
-            help="Replicate actively, or only set up but do not start.",
-        ),
-    ] = None
-    copy_data: Annotated[
-        bool | None, typer.Option("--copy-data/--no-copy-data", show_default="--copy-data", help=_COPY_DATA)
-    ] = None
+    enabled: Annotated[bool | None, switch("enabled", "Replicate actively, or only set up but do not start.")] = None
+    copy_data: Annotated[bool | None, _COPY_DATA] = None
 
 
 class Checks:
@@ -229,42 +208,16 @@ class Alter:
         ),
     ] = None
     rename_to: Annotated[str | None, typer.Option(metavar="NEW", help="New name of the subscription.")] = None
-    set_publication: Annotated[
-        list[str],
-        typer.Option(metavar="PUB", help="Replace the list of publications; may be repeated."),
-    ] = []
-    add_publication: Annotated[
-        list[str],
-        typer.Option(metavar="PUB", help="Add a publication to the list; may be repeated."),
-    ] = []
-    drop_publication: Annotated[
-        list[str],
-        typer.Option(metavar="PUB", help="Drop a publication from the list; may be repeated."),
-    ] = []
-    refresh: Annotated[
-        bool | None,
-        typer.Option(
-            "--refresh/--no-refresh",
-            show_default="--refresh",
-            help="Refresh the tables once the publications changed.",
-        ),
-    ] = None
-    copy_data: Annotated[
-        bool | None, typer.Option("--copy-data/--no-copy-data", show_default="--copy-data", help=_COPY_DATA)
-    ] = None
+    set_publication: Annotated[list[str], repeatable("PUB", "Replace the list of publications")] = []
+    add_publication: Annotated[list[str], repeatable("PUB", "Add a publication to the list")] = []
+    drop_publication: Annotated[list[str], repeatable("PUB", "Drop a publication from the list")] = []
+    refresh: Annotated[bool | None, switch("refresh", "Refresh the tables once the publications changed.")] = None
+    copy_data: Annotated[bool | None, _COPY_DATA] = None
     slot_name: Annotated[str | None, typer.Option(metavar="NAME|none", help="Name of the replication slot to use.")] = (
         None
     )
-    hold: Annotated[
-        list[str],
-        typer.Option(
-            metavar="SCHEMA.TABLE", help="Keep the changes of this table and apply the others; may be repeated."
-        ),
-    ] = []
-    release: Annotated[
-        list[str],
-        typer.Option(metavar="SCHEMA.TABLE", help="Apply the kept changes of a held table; may be repeated."),
-    ] = []
+    hold: Annotated[list[str], repeatable("SCHEMA.TABLE", "Keep the changes of this table and apply the others")] = []
+    release: Annotated[list[str], repeatable("SCHEMA.TABLE", "Apply the kept changes of a held table")] = []
     publisher_upgraded: Annotated[
         bool,
         typer.Option(

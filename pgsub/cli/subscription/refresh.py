@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgsub.cli.command_tree.command import command, parameters
-from pgsub.cli.command_tree.values import collected
+from pgsub.cli.command_tree.values import Name, Yes, collected, repeatable
 from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.subscription import options, plan
@@ -42,13 +42,10 @@ one document. Where pgsub run serves the subscription, it does the work and this
 class Refresh:
     """Options of its own."""
 
-    name: options.Name
+    name: Name
     copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
-    resync: Annotated[
-        list[str],
-        typer.Option(metavar="SCHEMA.TABLE", help="Empty this table and copy it again; may be repeated."),
-    ] = []
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    resync: Annotated[list[str], repeatable("SCHEMA.TABLE", "Empty this table and copy it again")] = []
+    yes: Yes = False
     dry_run: options.DryRun = False
     as_json: options.AsJson = False
 
