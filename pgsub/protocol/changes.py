@@ -34,7 +34,7 @@ RELID_AT = {False: 1, True: 5}
 
 
 def relid_of(payload: bytes, *, in_stream: bool) -> int:
-    """The relation that a row message, or a Relation message, is of.
+    """Read the relation's oid of a row message or a Relation message.
 
     :raises ProtocolViolation: the message ends before.
     """

@@ -50,13 +50,13 @@ class Messages(NamedTuple):
 
     @classmethod
     def of(cls, payloads: Sequence[bytes]) -> Messages:
-        """One behind the other."""
+        """Join messages, one behind the other."""
         edges: Offsets = np.zeros(len(payloads) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=edges[1:])
         return cls(b"".join([*payloads, PAD]), edges[:-1], edges[1:])
 
     def payload(self, number: int) -> bytes:
-        """One of them."""
+        """Return one of them."""
         return self.buffer[self.starts[number] : self.ends[number]]
 
 
@@ -143,11 +143,11 @@ class _Frames:
         self._words = np.ndarray((len(self.buffer) - 7,), ">u8", self.buffer, strides=(1,))
 
     def some(self, numbers: Offsets) -> _Frames:
-        """Some of them."""
+        """Return some of them."""
         return _Frames(Messages(self.buffer, self.starts[numbers], self.ends[numbers]))
 
     def words(self, at: Offsets) -> Words:
-        """The eight bytes at each offset as a number."""
+        """Return the eight bytes at each offset as a number."""
         return self._words[at].astype(np.uint64)
 
 
@@ -167,7 +167,7 @@ def _groups(frames: _Frames, positions: Offsets, in_stream: bool) -> list[Change
 
 
 def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
-    """Messages that agree in type, relation, kind of the first tuple and its number of columns."""
+    """Decode messages that agree in type, relation, kind of the first tuple and its number of columns."""
     head = RELID_AT[in_stream]
     start = int(frames.starts[0])
     kind, relid = frames.buffer[start], int.from_bytes(frames.buffer[start + head : start + head + 4])
@@ -202,7 +202,7 @@ class _Walk:
         self._ends: Offsets = frames.ends
 
     def rows(self, count: int) -> Rows:
-        """A tuple of so many columns."""
+        """Decode a tuple of so many columns."""
         shape = (count, len(self._at))
         rows = Rows(np.empty(shape, np.uint8), np.empty(shape, np.int64), np.empty(shape, np.int32))
         for column in range(count):
@@ -226,14 +226,14 @@ class _Walk:
         lengths[:] = sizes
 
     def expect(self, marker: int, count: int) -> None:
-        """A further tuple begins, of as many columns."""
+        """Expect a further tuple of as many columns."""
         words = self._frames.words(self._at)
         _refuse_if((words >> np.uint64(40)) != np.uint64(marker << 16 | count))
         self._at = self._at + 3
         _refuse_if(self._at > self._ends)
 
     def expect_end(self) -> None:
-        """The messages were read whole."""
+        """Expect the end of every message."""
         _refuse_if(self._at != self._ends)
 
 

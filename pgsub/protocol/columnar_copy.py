@@ -36,7 +36,7 @@ _MANY = 16
 
 
 def formats(rows: Rows) -> str:
-    """The form of all values, ``binary`` or ``text``, else ``mixed``; ``text`` where there is none."""
+    """Return the form of all values: ``binary``, ``text`` or ``mixed``. Without values it is ``text``."""
     binary = bool((rows.kinds == BINARY).any())
     if not binary:
         return "text"
@@ -44,7 +44,7 @@ def formats(rows: Rows) -> str:
 
 
 def copy_stream(changes: Changes, *, binary: bool) -> Stream:
-    """The whole stream for COPY FROM STDIN of the new rows, all columns in their order.
+    """Make the whole stream for COPY FROM STDIN of the new rows, all columns in their order.
 
     What was not sent (unchanged TOAST, legitimate where an update begins to match a row filter) becomes NULL, as in
     the server's own subscriber.
@@ -79,7 +79,7 @@ def _binary_stream(buffer: bytes, rows: Rows) -> Stream:
 
 
 def _text_stream(buffer: bytes, rows: Rows) -> Stream:
-    """A row begins with the line end of the row before it, a column with its tab."""
+    """Make the text stream: a row begins with the line end of the row before it, a column with its tab."""
     valued = _VALUED[rows.kinds]
     sizes = np.where(valued, rows.lengths, len(_NULL)).astype(np.int64) + 1
     marks, size = _row_by_row(sizes)
@@ -99,7 +99,7 @@ def _text_stream(buffer: bytes, rows: Rows) -> Stream:
 
 
 def _as_it_is(text: bytearray, valued: Flags) -> bool:
-    """Whether no value has a byte to escape: all line ends, tabs and backslashes are those of columns."""
+    """Return whether no value has a byte to escape: all line ends, tabs and backslashes are those of columns."""
     columns, rows = valued.shape
     if b"\r" in text or text.count(b"\\") != valued.size - int(valued.sum()):
         return False
@@ -123,7 +123,7 @@ def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
 
 
 def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -> bytearray:
-    """A column as a one-dimensional array in binary form, for unnest; null and unchanged values are NULLs in it.
+    """Make a one-dimensional array in binary form of a column, for unnest. Null and unchanged values are NULLs in it.
 
     :param buffer: what the rows' offsets point into; ends in ``PAD``.
     :param rows: old or new rows of a group, any of them.
@@ -139,7 +139,7 @@ def array_parameter(buffer: bytes, rows: Rows, column: int, element_type: int) -
 
 
 def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Offsets]:
-    """Pieces of a buffer, one behind the other.
+    """Copy pieces of a buffer, one behind the other.
 
     :return: them, and where each begins and the last one ends.
     """
@@ -150,7 +150,7 @@ def gathered(buffer: bytes, sources: Offsets, sizes: Offsets) -> tuple[bytes, Of
 
 
 def _elements(buffer: bytes, offsets: Offsets, lengths: Lengths, has: Flags) -> tuple[Offsets, Offsets]:
-    """Where values stand together with their lengths, as binary rows and arrays have them, and in how many bytes.
+    """Find values together with their lengths, as binary rows and arrays have them, and in how many bytes.
 
     A value's length stands before it already; that of a NULL is in ``PAD``.
     """
@@ -179,19 +179,19 @@ def _put(whole: bytearray, places: Offsets, buffer: bytes, sources: Offsets, siz
 
 
 def _windows(buffer: bytes | bytearray, size: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """The ``size`` bytes from every offset on, as one element each."""
+    """View the ``size`` bytes from every offset on as one element each."""
     return np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
 
 
 def _starts(sizes: Offsets) -> Offsets:
-    """Where pieces begin that stand one behind the other, and where the last one ends."""
+    """Return where pieces begin that stand one behind the other, and where the last one ends."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
 
 
 def _row_by_row(sizes: Offsets) -> tuple[Offsets, int]:
-    """Where the columns of rows begin, one row behind the other, and where the last one ends.
+    """Return where the columns of rows begin, one row behind the other, and where the last one ends.
 
     :param sizes: of shape (columns, rows), and so are the places.
     """

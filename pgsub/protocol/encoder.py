@@ -21,7 +21,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message: RowMessage) -> bytes:
-    """The bytes that :func:`~pgsub.protocol.decoder.decode_change` reads the message from, outside of a stream block.
+    """Write a row message as :func:`~pgsub.protocol.decoder.decode_change` reads it outside of a stream block.
 
     :param message: its rows have as many kinds as values.
     """
@@ -50,7 +50,7 @@ def _tuple(row: Tuple) -> bytes:
 
 
 def relation(message: Relation) -> bytes:
-    """The bytes of a Relation message, outside of a stream block."""
+    """Write a Relation message, outside of a stream block."""
     head = b"R" + _LENGTH.pack(message.relid) + _string(message.namespace) + _string(message.name)
     parts = [head, message.replica_identity.encode("ascii"), _COUNT.pack(len(message.columns))]
     for column in message.columns:
@@ -63,12 +63,12 @@ def _string(text: str) -> bytes:
 
 
 def outside_stream(payload: bytes, *, in_stream: bool) -> bytes:
-    """A row message as it would be outside of a stream block, where it carries no xid."""
+    """Return a row message without the xid that it carries inside a stream block."""
     return payload[:1] + payload[5:] if in_stream else payload
 
 
 def joined(payloads: Iterable[bytes]) -> bytes:
-    """Messages one behind the other, each behind its length."""
+    """Join messages, each behind its length."""
     return b"".join(part for payload in payloads for part in (_LENGTH.pack(len(payload)), payload))
 
 

@@ -35,7 +35,7 @@ KEEPALIVE, OTHER = 0, 1
 
 
 def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> array[int]:
-    """Where whole CopyData messages begin, one behind the other in a buffer, and where the last of them ends.
+    """Find where whole CopyData messages begin, one behind the other in a buffer, and where the last of them ends.
 
     :param end: bytes in the buffer.
     :param limit: of messages.
@@ -58,7 +58,7 @@ def walk(buffer: bytes | bytearray, end: int, limit: int, start: int = 0) -> arr
 
 
 def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
-    """The contents of whole CopyData messages, in order: one by one, or of many small ones joined, which is faster.
+    """Return the contents of whole CopyData messages, in order. Many small ones come joined, which is faster.
 
     :param edges: from :func:`walk`.
     :return: valid until the buffer changes.
@@ -75,7 +75,7 @@ def contents(buffer: bytearray, edges: array[int]) -> list[memoryview]:
 
 
 def size_of(buffer: bytes | bytearray, at: int) -> int:
-    """Bytes of the message, of whatever kind, whose header is at an offset; those that are still to come included.
+    """Return the bytes of the message whose header is at an offset; those that are still to come included.
 
     :raises ProtocolViolation: a length that no server sends.
     """
@@ -90,7 +90,7 @@ def _impossible(length: int) -> ProtocolViolation:
 
 
 def size_of_first(buffer: bytes | bytearray, at: int) -> int:
-    """Bytes of the message that begins at an offset, those that are still to come included; 0 if that is not known."""
+    """Return the bytes of the message that begins at an offset, those to come included; 0 if that is not known."""
     return 1 + int(_LENGTH.unpack_from(buffer, at)[0]) if len(buffer) - at >= HEADER else 0
 
 
@@ -157,19 +157,19 @@ class Frames(Sequence[bytes]):
         return codes.tobytes()
 
     def head(self, number: int) -> bytes:
-        """The envelope of one, without the message in it."""
+        """Return the envelope of one, without the message in it."""
         return self.buffer[self.edges[number] + HEADER : min(self.edges[number] + ENVELOPE, self.edges[number + 1])]
 
     def payload(self, number: int) -> bytes:
-        """The pgoutput message of one."""
+        """Return the pgoutput message of one."""
         return self.buffer[self.edges[number] + ENVELOPE : self.edges[number + 1]]
 
     def range(self, start: int, end: int) -> Segment:
-        """Some messages, one behind the other."""
+        """Return some messages, one behind the other."""
         return Segment(self, start, end)
 
     def all(self) -> Segment:
-        """All of them."""
+        """Return all of them."""
         return Segment(self, 0, len(self))
 
 
@@ -197,7 +197,7 @@ class Segment(NamedTuple):
         return memoryview(self.frames.buffer)[edges[self.start] : edges[self.end]]
 
     def payloads(self) -> list[bytes]:
-        """Their pgoutput messages."""
+        """Return their pgoutput messages."""
         buffer, edges = self.frames.buffer, self.frames.edges[self.start : self.end + 1]
         return [buffer[a + ENVELOPE : b] for a, b in pairwise(edges)]
 

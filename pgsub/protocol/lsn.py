@@ -42,7 +42,7 @@ def format_lsn(lsn: int) -> str:
 
 
 def covered(finish_lsn: int, position: int) -> bool:
-    """Whether a position already contains a transaction.
+    """Return whether a position already contains a transaction.
 
     Strictly less: a position may be "last byte + 1" of the record before, which is the start of this transaction's
     own commit record (``should_apply_changes_for_rel`` compares with ``<=`` the other way round for that reason).

@@ -40,7 +40,7 @@ class Channel(Protocol):
         """
 
     def receive(self, limit_messages: int, limit_bytes: int) -> Frames | None:
-        """Messages that are here now, without waiting; none if there is none whole, None at the end of the stream.
+        """Return messages that are here now, without waiting; none if none is whole, None at the end of the stream.
 
         :param limit_messages: at most so many.
         :param limit_bytes: none after the one that reaches so many bytes.
@@ -54,7 +54,7 @@ class Channel(Protocol):
         """
 
     def pending(self) -> bool:
-        """Whether :meth:`receive` has something although the socket may be silent."""
+        """Return whether :meth:`receive` has something although the socket may be silent."""
 
     def send(self, content: bytes) -> None:
         """Send a CopyData message.
@@ -63,7 +63,7 @@ class Channel(Protocol):
         """
 
     def stop(self, deadline: float) -> None:
-        """CopyDone in both directions; what still arrives is dropped.
+        """Send CopyDone and wait for the publisher's; what still arrives is dropped.
 
         :param deadline: on the monotonic clock.
         :raises Refused: the server had an error to report.
@@ -84,15 +84,15 @@ def poll(socket: int, events: int, timeout: float) -> int:
 
 
 def plain(*connections: psycopg.Connection) -> bool:
-    """Whether nothing encrypts what goes over the sockets of these connections, of whatever server."""
+    """Return whether nothing encrypts what goes over the sockets of these connections, of whatever server."""
     return not any(c.pgconn.ssl_in_use or c.execute(_ENCRYPTED).fetchone() == (True,) for c in connections)
 
 
 def unanswered(what: str) -> PublisherUnavailable:
-    """The publisher did not answer what was to ``start`` or ``end`` the stream."""
+    """Make the error of a publisher that did not answer what was to ``start`` or ``end`` the stream."""
     return PublisherUnavailable(f"could not {what} WAL streaming: no answer from the publisher in time")
 
 
 def unread() -> PublisherUnavailable:
-    """The publisher left our bytes where they are."""
+    """Make the error of a publisher that leaves our bytes where they are."""
     return PublisherUnavailable("could not send data to WAL stream: the publisher does not read")

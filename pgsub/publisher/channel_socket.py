@@ -110,7 +110,7 @@ class SocketChannel:
     # reading
 
     def _missing(self) -> int:
-        """Bytes that the first message in the buffer lacks; with less than its header, those of that."""
+        """Count the bytes that the first message in the buffer lacks; with less than its header, those of that."""
         if self._have < frames.HEADER:
             return frames.HEADER - self._have
         return max(0, frames.size_of(self._buffer, 0) - self._have)

@@ -95,7 +95,7 @@ def connect(
 
 
 def password_missing(detail: str) -> StateForbids:
-    """What libpqrcv_connect and libpqrcv_check_conninfo say where password_required holds."""
+    """Make the error of libpqrcv_connect and libpqrcv_check_conninfo where password_required holds."""
     return StateForbids(
         "password is required",
         detail=detail,
@@ -106,12 +106,12 @@ def password_missing(detail: str) -> StateForbids:
 
 
 def is_replication(connection: Connection) -> bool:
-    """Whether the session is a walsender and takes replication commands."""
+    """Return whether the session is a walsender and takes replication commands."""
     return "replication" in connection.info.get_parameters()
 
 
 def address(connection: Connection) -> str:
-    """A conninfo of the server that a session is with, where its own names several; without a password."""
+    """Make a conninfo of the server that a session is with, where its own names several; without a password."""
     info = connection.info
     params = {key: value for key, value in info.get_parameters().items() if key not in ("replication", "options")}
     where = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
@@ -119,7 +119,7 @@ def address(connection: Connection) -> str:
 
 
 def refuses(conninfo: str) -> bool:
-    """Whether a server answers that it takes no connections now, as one does that shuts down.
+    """Return whether a server answers that it takes no connections now, as one does that shuts down.
 
     PQping looks for SQLSTATE 57P03: another user, more room or another language would not help.
     """
@@ -127,7 +127,7 @@ def refuses(conninfo: str) -> bool:
 
 
 def scalar(connection: Connection, query: str) -> object:
-    """First column of the first row of a constant query; errors are psycopg's own."""
+    """Return the first column of the first row of a constant query; errors are psycopg's own."""
     row = connection.execute(query.encode()).fetchone()
     return row[0] if row else None
 

@@ -67,7 +67,7 @@ class ServerError:
 
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
-        """The fields of a psycopg error; one of libpq itself has a text only."""
+        """Take the fields of a psycopg error; one of libpq itself has a text only."""
         diag = error.diag
         if diag.message_primary is not None:
             return cls(error.sqlstate, diag.message_primary, diag.message_detail, diag.message_hint)
@@ -76,7 +76,7 @@ class ServerError:
 
     @classmethod
     def from_result(cls, result: pq.abc.PGresult, encoding: str) -> ServerError:
-        """The fields of a failed result.
+        """Take the fields of a failed result.
 
         :param encoding: Python's name of the connection's client encoding.
         """
@@ -84,13 +84,13 @@ class ServerError:
 
     @classmethod
     def from_response(cls, body: bytes, encoding: str = "utf-8") -> ServerError:
-        """The fields of an ErrorResponse message."""
+        """Take the fields of an ErrorResponse message."""
         fields = {field[:1]: field[1:].decode(encoding, "replace") for field in body.split(b"\0") if field}
         return cls(fields.get(b"C"), fields.get(b"M", "no error text"), fields.get(b"D"), fields.get(b"H"))
 
 
 def refused(error: BaseException, endpoint: str, user: str | None = None) -> PgsubError:
-    """What a connection attempt that failed means.
+    """Make the error of a connection attempt that failed.
 
     :param error: as psycopg raised it.
     :param endpoint: what may be shown of the server.
@@ -121,7 +121,7 @@ POOLER_HINT = (
 def translate(
     error: psycopg.Error, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """What an error on an established publisher connection means.
+    """Make pgsub's error of an error on an established publisher connection.
 
     :param error: as psycopg raised it.
     :param doing: completes "could not …".
@@ -145,7 +145,10 @@ def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str,
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """:func:`translate` for the fields of a server error."""
+    """Make pgsub's error of the fields of a server error, as :func:`translate` does.
+
+    :func:`translate` for the fields of a server error.
+    """
     message, state = f"could not {doing}: {said.message}", said.sqlstate
     if state == "42501":
         hint = _grant_hint(said, table, user)
@@ -171,7 +174,7 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
 
 
 def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
-    """Errors of a publisher that can be reached and has the slot."""
+    """Classify errors of a publisher that can be reached and has the slot."""
     if state == "42704" and "publication" in text:
         return ReplicationBroken, (
             "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "

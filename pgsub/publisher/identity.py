@@ -155,7 +155,9 @@ _DIVERGED = (
 
 
 def verify_publisher(connection: Connection, expected: PublisherIdentity, *, remote_lsn: int) -> PublisherIdentity:
-    """:func:`identify`, fetch the history where the timeline changed, :func:`check_identity`.
+    """Identify the publisher and check it, with its history where the timeline changed.
+
+    :func:`identify`, fetch the history where the timeline changed, :func:`check_identity`.
 
     :param connection: a replication connection.
     :return: the publisher as it is: its timeline is the one to record from now on.
@@ -242,7 +244,7 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
 
 
 def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = False) -> None:
-    """A two-phase slot sends PREPARE TRANSACTION as such, whatever its stream asks for.
+    """Refuse a two-phase slot: it sends PREPARE TRANSACTION as such, whatever its stream asks for.
 
     :param name: the subscription's.
     :param pending: two_phase is asked for, but a table is not ready for it.
@@ -266,7 +268,7 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
 
 
 def _check_gap(slot: SlotState, reported_lsn: int) -> None:
-    """START_REPLICATION below confirmed_flush_lsn is moved forward by the server, which says so in its own log only."""
+    """Check for a gap: the server moves START_REPLICATION up to confirmed_flush_lsn, and only its own log says so."""
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return
     raise ReplicationBroken(

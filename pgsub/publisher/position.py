@@ -25,7 +25,7 @@ _POLL = 0.01
 
 
 def committed_position(conninfo: str, application_name: str) -> int:
-    """Where the publisher's WAL is flushed to, with every commit of this moment; on a standby what it has replayed.
+    """Return where the WAL is flushed to, with every commit of this moment; on a standby where it is replayed to.
 
     A commit with ``synchronous_commit = off`` is flushed later, within three times ``wal_writer_delay``, and sent only
     then. The insert position itself is no answer: what an open transaction has written may be flushed much later.

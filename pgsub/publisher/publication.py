@@ -33,8 +33,9 @@ class OtherOrigin(NamedTuple):
 
 
 def published(connection: Connection) -> sql.SQL:
-    """FROM item ``gpt (relid, attrs, qual)`` for ``%(publications)s``: tables without the partitions of a root that
-    is published itself, over all the publications.
+    """Compose the FROM item ``gpt (relid, attrs, qual)`` for ``%(publications)s``, over all the publications.
+
+    It has the tables without the partitions of a root that is published itself.
 
     From 16 the server's function does that for several publications; before, it does for each alone, and one data
     set would be copied twice.
@@ -58,7 +59,7 @@ def published(connection: Connection) -> sql.SQL:
 
 
 def published_tables(connection: Connection, publications: Sequence[str]) -> list[PublishedTable]:
-    """The tables of some publications, ordered by name; schema ``pgsub`` is never among them.
+    """List the tables of some publications, ordered by name; schema ``pgsub`` is never among them.
 
     :raises StateForbids: one table has different column lists.
     :raises PgsubError: translated.
@@ -111,7 +112,7 @@ def _there(connection: Connection, publications: Sequence[str], condition: sql.S
 
 
 def missing_warning(names: Sequence[str]) -> str:
-    """The server's warning for missing publications.
+    """Format the server's warning for missing publications.
 
     :param names: at least one.
     """
@@ -124,7 +125,7 @@ def missing_warning(names: Sequence[str]) -> str:
 def tables_with_other_origins(
     connection: Connection, publications: Sequence[str], known: Collection[tuple[str, str]] = ()
 ) -> list[OtherOrigin]:
-    """Published tables that a subscription on the publisher writes, native or pgsub's: a copy has no origin to filter.
+    """Find published tables that a subscription on the publisher writes: a copy has no origin to filter.
 
     Partitions count for their roots and the other way round. A ledger that the role may not read is passed over.
 

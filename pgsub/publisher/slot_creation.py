@@ -57,7 +57,7 @@ class OpenTransaction:
         return f"the transaction of PID {self.pid}" if self.gid is None else f'prepared transaction "{self.gid}"'
 
     def detail(self) -> str:
-        """Everything that is known, in one line."""
+        """Format everything that is known, in one line."""
         named = (("User", self.user), ("application", self.application), ("database", self.database))
         parts = [f'{word} "{value}"' for word, value in named if value]
         if self.since is not None:
@@ -68,7 +68,7 @@ class OpenTransaction:
         return f"{text[0].upper()}{text[1:]}{f': {_line(self.query)}' if self.query else '.'}"
 
     def hint(self) -> str:
-        """How it is ended, statements to paste on the publisher."""
+        """Format the statements that end it, to be pasted on the publisher."""
         if self.gid is None:
             return f"To end it, run this on the publisher:\nSELECT pg_terminate_backend({self.pid});"
         gid, database = quoting.literal(self.gid), self.database
@@ -119,7 +119,7 @@ _BLOCKING = _TRANSACTIONS.replace("a.backend_xid IS NOT NULL AND ", "").format(
 
 
 def long_transactions(connection: Connection, age: float) -> list[OpenTransaction]:
-    """Transactions that have written and that a new slot would wait for, the oldest first.
+    """List the transactions that have written and that a new slot would wait for, the oldest first.
 
     :param age: seconds that they have been open at least.
     :raises PgsubError: translated.
@@ -205,7 +205,7 @@ class SlotWatch:
         )
 
     def _run(self) -> None:
-        """Thread body."""
+        """Run in the thread."""
         look, cancel = time.monotonic() + self._after, 0.0
         with contextlib.ExitStack() as stack:
             while not self._done.wait(_POLL):

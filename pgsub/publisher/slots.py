@@ -87,7 +87,7 @@ def valid_slot_name(name: str) -> str:
 
 
 def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
-    """Name of the slot that synchronizes one table (ReplicationSlotNameForTablesync).
+    """Name the slot that synchronizes one table (ReplicationSlotNameForTablesync).
 
     :param relid: oid of the target's table.
     :param sysid: system identifier of the *target*, so that copies of it never meet in one slot.
@@ -96,7 +96,7 @@ def sync_slot_name(subid: int, relid: int, sysid: str) -> str:
 
 
 def group_slot_name(subid: int, number: int, sysid: str) -> str:
-    """Name of a slot that synchronizes several tables.
+    """Name a slot that synchronizes several tables.
 
     :param number: never used before by the subscription.
     :param sysid: see :func:`sync_slot_name`.
@@ -105,7 +105,7 @@ def group_slot_name(subid: int, number: int, sysid: str) -> str:
 
 
 def sync_slots(connection: Connection, subid: int) -> list[str]:
-    """Slots of this database that synchronize tables of a subscription, by the names that those get."""
+    """List slots of this database that synchronize tables of a subscription, by the names that those get."""
     query = """
         SELECT slot_name::text FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
@@ -206,7 +206,10 @@ def copy_slot(connection: Connection, name: str, new: str, *, temporary: bool = 
 
 
 def check_two_phase(connection: Connection) -> None:
-    """:raises StateForbids: the publisher is too old to send prepared transactions."""
+    """Check that the publisher can send prepared transactions.
+
+    :raises StateForbids: the publisher is too old to send prepared transactions.
+    """
     version = connection.info.server_version
     if version < TWO_PHASE_VERSION:
         raise StateForbids(
@@ -221,7 +224,7 @@ def check_two_phase(connection: Connection) -> None:
 def alter_slot(
     connection: Connection, name: str, *, failover: bool | None = None, two_phase: bool | None = None
 ) -> None:
-    """ALTER_REPLICATION_SLOT; the slot is not in use.
+    """Run ALTER_REPLICATION_SLOT; the slot is not in use.
 
     :param connection: a replication connection.
     :param failover: None leaves it; from :data:`FAILOVER_VERSION` on.
@@ -282,7 +285,7 @@ def _not_dropped(error: psycopg.Error, name: str) -> PgsubError:
 
 
 def is_sync_slot(subid: int, name: str) -> bool:
-    """Whether a name is one that slots get which synchronize tables of a subscription."""
+    """Return whether a slot of this name synchronizes tables of a subscription."""
     return re.fullmatch(rf"pgsub_{subid}_sync_[a-z0-9_]+", name) is not None
 
 
@@ -299,7 +302,7 @@ def drop_sync_slot(connection: Connection, subid: int, name: str, *, timeout: fl
 
 
 def free_slots(connection: Connection) -> FreeSlots:
-    """How many slots are used and possible, and how many walsenders may still start."""
+    """Count the slots that are used and possible, and the walsenders that may still start."""
     query = """
         SELECT (SELECT count(*) FROM pg_catalog.pg_replication_slots),
             pg_catalog.current_setting('max_replication_slots')::bigint,

@@ -78,7 +78,7 @@ class SlotSnapshot:
         return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
 
     def alive(self) -> bool:
-        """Whether the snapshot can still be imported: the holder's transaction is open and its server answers."""
+        """Return whether the snapshot can still be imported: its holder's transaction is open, its server answers."""
         try:
             self.connection.execute("SELECT 1")
         except psycopg.Error:

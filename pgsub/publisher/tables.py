@@ -120,7 +120,7 @@ def _fault(key: Name, what: str, hint: str | None = None) -> SchemaFault:
 
 
 def _by_table(rows: Iterable[Sequence[Any]]) -> dict[int, list[Sequence[Any]]]:
-    """Rows by their first column, a table's oid, without it."""
+    """Group rows by their first column, a table's oid, and leave that out."""
     tables: dict[int, list[Sequence[Any]]] = {}
     for oid, *row in rows:
         tables.setdefault(oid, []).append(row)
@@ -164,7 +164,7 @@ def _rows(leaves: Sequence[Leaf]) -> float:
 
 
 def _row_filter(filters: set[str | None]) -> str | None:
-    """One filter for those of several publications; one without a filter publishes every row."""
+    """Combine the filters of several publications; one without a filter publishes every row."""
     return None if None in filters or not filters else f"({' OR '.join(sorted(map(str, filters)))})"
 
 
@@ -210,7 +210,7 @@ def _restrictions(connection: Connection, oids: Sequence[int], publications: Seq
 
 
 def _otherwise_published(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> set[int]:
-    """Tables whose rows are published, but as those of a partitioned table or of partitions."""
+    """Find tables whose rows are published, but as those of a partitioned table or of partitions."""
     rows = connection.execute(
         """
         WITH published AS MATERIALIZED (
@@ -239,7 +239,7 @@ def copy_statement(
     binary: bool = False,
     times: bool = False,
 ) -> sql.Composed:
-    """COPY … TO STDOUT of a table, of one of its leaves, or of a range of a leaf's blocks.
+    """Compose COPY … TO STDOUT of a table, of one of its leaves, or of a range of a leaf's blocks.
 
     A partitioned root is read by SELECT, which every version can; a plain table with ONLY, for inheritance children
     are published on their own.
@@ -264,7 +264,7 @@ def copy_statement(
 
 
 def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:
-    """SELECT of what is published of a whole table.
+    """Compose the SELECT of what is published of a whole table.
 
     :param columns: names in the order wanted.
     """

@@ -35,12 +35,12 @@ class Negotiated(NamedTuple):
 
 
 def quote_identifier(name: str) -> str:
-    """A name in the replication grammar: double quotes doubled (``repl_scanner.l``, state xd)."""
+    """Quote a name in the replication grammar: double quotes doubled (``repl_scanner.l``, state xd)."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(value: str) -> str:
-    """A string in the replication grammar: single quotes doubled and nothing else; a backslash is itself (state xq)."""
+    """Quote a string in the replication grammar: only single quotes are doubled, a backslash is itself (state xq)."""
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -54,7 +54,7 @@ def start_options(
     two_phase: bool = False,
     messages: bool = False,
 ) -> dict[str, str]:
-    """Options of pgoutput, by the publisher's version (``libpqrcv_startstreaming``, ``start_apply``).
+    """Choose options of pgoutput by the publisher's version (``libpqrcv_startstreaming``, ``start_apply``).
 
     :param server_version: of the publisher, as in 180006.
     :param publications: names; sent as identifiers, else the server would fold them.
@@ -131,7 +131,7 @@ class WalSender:
         self._channel, self._streaming = channel, True
 
     def receive(self, limit_messages: int = 20_000, limit_bytes: int = 1 << 20) -> Frames:
-        """The CopyData messages that are here now; never blocks.
+        """Return the CopyData messages that are here now; never block.
 
         :param limit_messages: at most so many.
         :param limit_bytes: no further one once so many bytes are reached.

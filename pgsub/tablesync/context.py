@@ -16,7 +16,7 @@ class Job(Protocol):
     """A submitted job."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return results in the order of the items, or raise the exception of the task."""

@@ -17,7 +17,7 @@ GROUP_TABLES = int(os.environ.get("PGSUB_GROUP_TABLES", 100))
 
 
 def unfinished(rel: RelationState) -> bool:
-    """Whether a table still needs its tablesync worker."""
+    """Return whether a table still needs its tablesync worker."""
     return rel.srsubstate in "idf" or rel.sync_slot is not None or rel.spare_slot is not None
 
 

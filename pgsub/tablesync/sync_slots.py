@@ -72,7 +72,7 @@ def _drop(sub: Subscription, slot: str) -> None:
 def release_slot(
     session: psycopg.Connection, sub: Subscription, slot: str, relids: Collection[int], *, claims: Sequence[Claim] = ()
 ) -> None:
-    """Like :func:`release`, for one slot and those of the tables that name it."""
+    """Release one slot, as :func:`release` does, and those of the tables that name it."""
     with durable(session):
         workers.fence(session, *claims)
         # a table that is not the last only forgets the name; the lock makes sure that one of two is the last. It is

@@ -104,19 +104,19 @@ class SyncPolicy:
         return Decision(self._claim.worker) if ours else None
 
     def skip(self) -> Skip | None:
-        """As the ledger says."""
+        """Return the skip that the ledger has."""
         return self._streams.session.progress.skip
 
     def holds(self) -> bool:
-        """Never: only a table that is apply's can be held."""
+        """Return False: only a table that is apply's can be held."""
         return False
 
     def unfinished(self) -> bool:
-        """Never: see :meth:`boundary`."""
+        """Return False: see :meth:`boundary`."""
         return False
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Never: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
+        """Return None: what lies beyond the claim must not be begun, and that takes the finish LSN to know."""
         return None
 
     def refused(self) -> bool:

@@ -49,7 +49,9 @@ class Passthrough:
         self._spoke = False  #: the target has an error to report
 
     def run(self, copy_out: str) -> int:
-        """:return: bytes of the rows.
+        """Send the query and move all rows.
+
+        :return: bytes of the rows.
 
         :raises SourceError: the publisher failed.
         :raises ProtocolViolation: what came is no answer to a COPY.

@@ -72,7 +72,7 @@ def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation
 
 
 def binary_copy(sub: Subscription, remote: RemoteTable, target: TargetRelation, publisher_version: int) -> bool:
-    """Whether the copy goes in the binary format, as the server's own copy_table decides."""
+    """Return whether the copy goes in the binary format, as the server's own copy_table decides."""
     if not sub.binary or publisher_version < 160000:
         return False
     types = {c.name: c.type_oid for c in target.columns}
@@ -130,7 +130,7 @@ def ranges(leaf: Leaf, size: int) -> Sequence[tuple[int, int | None]]:
 
 
 def empty_under_lock(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Whether the table has no row, inside the caller's transaction.
+    """Return whether the table has no row, inside the caller's transaction.
 
     Until that ends no session can write to it.
     """
@@ -150,7 +150,7 @@ def lock_out_writers(connection: psycopg.Connection, target: TargetRelation) -> 
 
 
 def is_empty(connection: psycopg.Connection, target: TargetRelation) -> bool:
-    """Whether a table has no row."""
+    """Return whether a table has no row."""
     query = sql.SQL("SELECT true FROM {} LIMIT 1").format(table_name(target))
     with roles.acting(connection, target.acts_as):
         return scalar(connection, query) is None

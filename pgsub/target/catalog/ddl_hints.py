@@ -38,7 +38,7 @@ SELECT CASE WHEN w.typname IS NULL AND w.oid >= 10000 THEN '???'
 def column_types(
     connection: psycopg.Connection, columns: Sequence[Column], names: Mapping[int, TypeName]
 ) -> tuple[str, ...]:
-    """The publisher's column types as SQL of the target.
+    """Format the publisher's column types as SQL of the target.
 
     :param names: what Type messages said of types that are not built in, by the publisher's oid; of a domain the
         publisher names the base type.
@@ -57,7 +57,7 @@ def column_types(
 
 
 def hint(statement: sql.Composable, more: str = "") -> str:
-    """A statement for the target as the last line of a HINT, or before a further command.
+    """Format a statement for the target as the last line of a HINT, or before a further command.
 
     :param more: a command of the shell that has to follow.
     """
@@ -76,31 +76,31 @@ def create_table(relation: Relation, schema: str, types: Sequence[str]) -> sql.C
 
 
 def published_key(relation: Relation) -> list[str]:
-    """Columns of the publisher's replica identity, where it is a key."""
+    """Return columns of the publisher's replica identity, where it is a key."""
     if relation.replica_identity not in ("d", "i"):
         return []
     return [c.name for c in relation.columns if c.is_key]
 
 
 def add_columns(schema: str, table: str, columns: Sequence[tuple[str, str]]) -> sql.Composed:
-    """Columns that the target lacks, with the publisher's types."""
+    """Add columns that the target lacks, with the publisher's types."""
     added = [sql.SQL("ADD COLUMN {}").format(_column(name, text)) for name, text in columns]
     return _alter(schema, table, *added)
 
 
 def retype(schema: str, table: str, column: str, text: str) -> sql.Composed:
-    """The publisher's type for a column of the target."""
+    """Give a column of the target the publisher's type."""
     # what format_type and quote_ident wrote on the target is SQL already
     return _alter(schema, table, sql.SQL("ALTER COLUMN {} TYPE {}").format(sql.Identifier(column), sql.SQL(text)))
 
 
 def nullable(schema: str, table: str, column: str) -> sql.Composed:
-    """NULL for a column of the target."""
+    """Let a column of the target be NULL."""
     return _alter(schema, table, sql.SQL("ALTER COLUMN {} DROP NOT NULL").format(sql.Identifier(column)))
 
 
 def ordinary(schema: str, table: str, column: str, text: str, *, virtual: bool) -> sql.Composed:
-    """A generated column of the target as an ordinary one; the values of a virtual one are nowhere."""
+    """Make an ordinary column of a generated one of the target; the values of a virtual one are nowhere."""
     if not virtual:
         return _alter(schema, table, sql.SQL("ALTER COLUMN {} DROP EXPRESSION").format(sql.Identifier(column)))
     dropped = sql.SQL("DROP COLUMN {}").format(sql.Identifier(column))
@@ -108,12 +108,12 @@ def ordinary(schema: str, table: str, column: str, text: str, *, virtual: bool) 
 
 
 def add_primary_key(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
-    """The publisher's key for a target without one."""
+    """Give a target without a key the publisher's."""
     return _alter(schema, table, sql.SQL("ADD PRIMARY KEY ({})").format(_names(columns)))
 
 
 def identify(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
-    """The publisher's key as replica identity of a target that has another key."""
+    """Make the publisher's key the replica identity of a target that has another key."""
     name = sql.Identifier(table.encode()[: _NAME_BYTES - 15].decode(errors="ignore") + "_pgsub_identity")
     needed = [sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(column)) for column in columns]
     unique = sql.SQL("ADD CONSTRAINT {} UNIQUE ({})").format(name, _names(columns))
@@ -121,7 +121,7 @@ def identify(schema: str, table: str, columns: Sequence[str]) -> sql.Composed:
 
 
 def rename(now: tuple[str, str], wanted: tuple[str, str]) -> list[sql.Composed]:
-    """The name that a table must bear for what the publisher wrote before it was renamed there."""
+    """Give a table the name that what the publisher wrote before a rename there needs."""
     statements = []
     if now[0] != wanted[0]:
         statements.append(_alter(*now, sql.SQL("SET SCHEMA {}").format(sql.Identifier(wanted[0]))))

@@ -14,7 +14,7 @@ from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 
 def missing(schema: str, name: str, hint: str) -> SchemaFault:
-    """The server's error for a target table that does not exist.
+    """Make the server's error for a target table that does not exist.
 
     :param hint: what helps.
     """
@@ -26,7 +26,7 @@ def missing(schema: str, name: str, hint: str) -> SchemaFault:
 
 
 def column_faults(columns: Mapping[str, str | None], target: TargetRelation) -> list[SchemaFault]:
-    """What the server's check_relation (relation.c) would refuse: missing and generated columns, in its words.
+    """Find what check_relation (relation.c) would refuse: missing and generated columns, in its words.
 
     :param columns: what the publisher sends: names and types as SQL; None for a type that nobody asked for.
     """
@@ -78,7 +78,7 @@ class RelationMap:
     rules: tuple[tuple[str, str], ...] = ()  #: what is done with conflicts other than by the server, type by type
 
     def rule(self, conflict: str) -> str | None:
-        """What is done with a type of conflict, None: what the server does."""
+        """Return the resolution of a type of conflict; None: the server's."""
         return next((resolution for kind, resolution in self.rules if kind == conflict), None)
 
     @property
@@ -88,7 +88,7 @@ class RelationMap:
 
 
 def check_replicable(target: TargetRelation) -> None:
-    """The server's CheckSubscriptionRelkind, and that it is no catalog.
+    """Check what CheckSubscriptionRelkind does, and that the table is no catalog.
 
     :raises SchemaFault: a view or foreign table, a catalog, a table of the ledger.
     """
@@ -133,7 +133,7 @@ def _lookup(remote: Relation, target: TargetRelation) -> tuple[tuple[int, ...], 
 
 
 def is_updatable(relation: RelationMap) -> bool:
-    """Whether an update or delete can find its row (check_relation_updatable)."""
+    """Return whether an update or delete can find its row (check_relation_updatable)."""
     remote, target = relation.remote, relation.target
     key = {c.name for c in remote.columns if c.is_key}
     if set(target.identity) <= key if target.identity else remote.replica_identity == "f":
@@ -142,7 +142,7 @@ def is_updatable(relation: RelationMap) -> bool:
 
 
 def check_updatable(relation: RelationMap) -> None:
-    """The server's check_relation_updatable: an update or delete must be able to find its row.
+    """Check that an update or delete can find its row (check_relation_updatable).
 
     :raises SchemaFault: with the server's words.
     """

@@ -34,7 +34,7 @@ def read(column: TargetColumn, text: sql.Composable) -> sql.Composed:
 
 
 def is_read_by(column: TargetColumn) -> bool:
-    """Whether an assignment makes another value of a value than the column's input function makes of its text.
+    """Return whether an assignment makes another value of a value than the column's input function makes of its text.
 
     So it is with the fields of an interval, and with types that have no cast to themselves.
     """
@@ -53,7 +53,7 @@ def value(column: TargetColumn, text: sql.Composable) -> sql.Composed:
 
 
 def changes(remote: Column, column: TargetColumn) -> bool:
-    """Whether a column's modifier may make another value of what the publisher's column has."""
+    """Return whether a column's modifier may make another value of what the publisher's column has."""
     if column.typmod < 0:
         return False
     if remote.type_oid != column.type_oid or column.type_oid >= _BUILT_IN:

@@ -164,7 +164,7 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint
 
 
 def find_oids(connection: psycopg.Connection, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Oids of whatever bears these names now, tables or not; without those that nothing bears.
+    """Find the oids of whatever bears these names now, tables or not; without names that nothing bears.
 
     :param names: schema and name of each.
     """
@@ -187,12 +187,12 @@ SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 
 
 def name_of(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
-    """Schema and name that a table bears now, None where it was dropped."""
+    """Return schema and name that a table bears now, None where it was dropped."""
     return row(connection, f"{_NAME} %s::oid", (oid,))
 
 
 def renamed(connection: psycopg.Connection, subid: int, schema: str, name: str) -> tuple[str, str] | None:
-    """The present name of the table that a subscription knows by this one; None where there is no such table."""
+    """Return the present name of the table that a subscription knows by this one; None where there is no such table."""
     known = "(SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %s AND schemaname = %s AND relname = %s)"
     return row(connection, f"{_NAME} {known}", (subid, schema, name))
 
@@ -219,7 +219,7 @@ class TargetColumn:
     collation: str | None = None  #: as SQL, where it is not the database's
 
     def collated(self, value: sql.Composable) -> sql.Composed:
-        """A value that constraints and indexes compare as they compare the column's."""
+        """Compose a value that constraints and indexes compare as they compare the column's."""
         return sql.Composed([value, sql.SQL(f" COLLATE {self.collation}" if self.collation else "")])
 
 
@@ -262,7 +262,7 @@ class TargetRelation:
         return self.relkind in ("r", "p") and self.oid >= _FIRST_NORMAL and self.schema != LEDGER
 
     def column(self, name: str) -> TargetColumn | None:
-        """The column of that name, case-sensitive."""
+        """Return the column of that name, case-sensitive."""
         return next((c for c in self.columns if c.name == name), None)
 
 
@@ -277,7 +277,7 @@ def describe(connection: psycopg.Connection, schema: str, name: str, *, replica:
 def describe_many(
     connection: psycopg.Connection, names: Iterable[tuple[str, str]], *, replica: bool = True
 ) -> dict[tuple[str, str], TargetRelation]:
-    """As :func:`describe` for any number of tables with the same three round trips.
+    """Read any number of tables, as :func:`describe` does, with the same three round trips.
 
     :param names: schema and name of each.
     :return: by schema and name, without those that do not exist.

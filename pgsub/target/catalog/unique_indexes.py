@@ -71,12 +71,12 @@ class UniqueIndex:
         return sql.SQL(f"({self.predicate or 'true'})")
 
     def named_keys(self) -> sql.Composed:
-        """Its keys of a row of the table, named for :meth:`equal`."""
+        """Compose its keys of a row of the table, named for :meth:`equal`."""
         names = [sql.Identifier(f"pgsub_key{n}") for n in range(len(self.keys))]
         return _listed(sql.SQL("({}) AS {}").format(sql.SQL(k), name) for k, name in zip(self.keys, names, strict=True))
 
     def equal(self, other: str) -> sql.Composed:
-        """Whether a row of the table has the key that a subquery with :meth:`named_keys` has.
+        """Compose whether a row of the table has the key that a subquery with :meth:`named_keys` has.
 
         :param other: alias of the subquery.
         """
@@ -91,7 +91,7 @@ class UniqueIndex:
         return sql.SQL("({} OR ({} IS NULL AND {} IS NULL))").format(equal, mine, theirs)
 
     def fingerprint(self, equal_values: str) -> sql.Composed:
-        """A text that is the same for two rows of the table where they cannot both be there; else NULL, or another.
+        """Compose a text that is the same for two rows that cannot both be in the table; else NULL, or another.
 
         :param equal_values: makes a text of a row value, a format with ``{}``.
         """
@@ -117,7 +117,7 @@ def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
 
 
 def keys_of(connection: psycopg.Connection, oid: int, schema: str, name: str, index: str) -> list[str] | None:
-    """What a unique index is of: columns and expressions as SQL.
+    """Read the columns and expressions of a unique index as SQL.
 
     :param oid: of a table; with ``schema`` and ``name`` that one itself or a partition of it.
     :return: None where there is no such index, or it does not stop a row at once.

@@ -105,8 +105,9 @@ def release(connection: psycopg.Connection, subid: int, relids: Collection[int])
 
 
 def forget(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> None:
-    """Tables are not held any more and what was kept is gone, inside the caller's transaction, which holds apply's row:
-    they are copied anew, or leave the subscription.
+    """End the hold of tables that are copied anew or leave the subscription, and remove what was kept.
+
+    The caller's transaction holds apply's row.
     """
     for table in ("held_change", "held_table"):
         connection.execute(f"DELETE FROM pgsub.{table} WHERE {_TABLES}".encode(), (subid, list(relids)))
@@ -137,7 +138,7 @@ def with_changes(connection: psycopg.Connection, subid: int, relids: Collection[
 
 
 def has_transaction(connection: psycopg.Connection, subid: int, finish_lsn: int) -> bool:
-    """Whether changes of the transaction with this finish LSN are kept; in such a case it is applied but for them."""
+    """Return whether changes of the transaction with this finish LSN are kept; the rest of it is applied then."""
     query = """
         SELECT EXISTS (SELECT FROM pgsub.held_table t JOIN pgsub.held_change c USING (subid, srrelid)
                         WHERE t.subid = %s AND c.finish_lsn = %s)"""

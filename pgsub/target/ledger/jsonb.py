@@ -19,7 +19,7 @@ _ALL = ("UTF8", "SQL_ASCII")
 
 
 def jsonb(connection: psycopg.Connection, body: Any) -> Jsonb:
-    """A parameter for a jsonb; what the target's database cannot have is in it as Python shows it (``\\u65e5``)."""
+    """Make a parameter for a jsonb; what the database cannot have is in it as Python shows it (``\u65e5``)."""
     return Jsonb(body, dumps=partial(text, encoding=encoding(connection)))
 
 

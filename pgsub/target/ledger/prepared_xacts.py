@@ -58,12 +58,13 @@ class PreparedTransactions:
         self._subid = subid
 
     def gid(self, xid: int, prepare_lsn: int) -> str:
-        """Name on the target: of this subscription and no other, and never used twice although xids come again."""
+        """Name it on the target: of this subscription and no other, never used twice although xids come again."""
         return f"{gid_prefix(self._subid)}{xid}_{prepare_lsn:X}"
 
     def listed(self, xid: int) -> str | None:
-        """The gid under which the ledger has the publisher's prepared transaction; its xid is not used again before
-        it ends.
+        """Return the gid under which the ledger has the publisher's prepared transaction.
+
+        Its xid is not used again before it ends.
         """
         query = "SELECT gid FROM pgsub.prepared_pending WHERE subid = %s AND xid = %s"
         found: str | None = scalar(self._connection, query, (self._subid, xid))
@@ -106,15 +107,15 @@ class PreparedTransactions:
 
 
 def prepare(gid: str) -> sql.Composed:
-    """PREPARE TRANSACTION."""
+    """Compose PREPARE TRANSACTION."""
     return sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid))
 
 
 def commit(gid: str) -> sql.Composed:
-    """COMMIT PREPARED."""
+    """Compose COMMIT PREPARED."""
     return sql.SQL("COMMIT PREPARED {}").format(sql.Literal(gid))
 
 
 def rollback(gid: str) -> sql.Composed:
-    """ROLLBACK PREPARED."""
+    """Compose ROLLBACK PREPARED."""
     return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))

@@ -196,7 +196,7 @@ class Progress:
             )
 
     def close(self, old: int, new: int, commit_ts: int | None) -> None:
-        """Compare-and-set of ``remote_lsn`` in the transaction that holds the data, and COMMIT, in one round trip.
+        """Move ``remote_lsn`` by compare-and-set in the transaction that holds the data, and COMMIT, in one round trip.
 
         :param old: where this batch began.
         :param new: end LSN of its last transaction.
@@ -269,7 +269,7 @@ def _skips(
 
 
 def of_commit(failure: StatementFailed) -> bool:
-    """Whether it was the COMMIT of :meth:`Progress.close` that failed."""
+    """Return whether it was the COMMIT of :meth:`Progress.close` that failed."""
     return failure.tag is _COMMIT
 
 

@@ -184,7 +184,7 @@ def installed_version(connection: psycopg.Connection) -> int:
 
 
 def check(connection: psycopg.Connection) -> None:
-    """Whether :func:`install` would succeed, without doing it.
+    """Check that :func:`install` would succeed, without doing it.
 
     :raises PermissionMissing: the role may not create what is missing.
     """

@@ -166,7 +166,10 @@ def _check_unchanged(updated: psycopg.Cursor) -> None:
 
 
 def check(skip: Skip, remote_lsn: int) -> None:
-    """:raises StateForbids: an LSN lies behind what was applied, in the server's words."""
+    """Check that no LSN lies behind what was applied.
+
+    :raises StateForbids: an LSN lies behind what was applied, in the server's words.
+    """
     if skip.lsn < remote_lsn:
         raise StateForbids(
             f"skip WAL location (LSN {format_lsn(skip.lsn)}) must be greater than origin LSN {format_lsn(remote_lsn)}",
@@ -176,7 +179,7 @@ def check(skip: Skip, remote_lsn: int) -> None:
 
 
 def is_held(connection: psycopg.Connection, subid: int, skip: Skip) -> bool:
-    """Whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
+    """Return whether a single transaction is meant that apply has passed, but for kept changes of held tables."""
     return not skip.waits and held_tables.has_transaction(connection, subid, skip.lsn)
 
 

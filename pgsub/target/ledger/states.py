@@ -71,7 +71,7 @@ def next_group(connection: psycopg.Connection, subid: int) -> int:
 
 
 def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: str) -> dict[int, int]:
-    """``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
+    """Set ``i`` or ``d`` → ``d`` with the slot's name as intent: durable before the slot exists.
 
     :return: the number of this attempt for each table.
     """
@@ -104,7 +104,7 @@ def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], posit
 
 
 def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> bool:
-    """``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
+    """Set ``d`` → ``f`` inside the caller's transaction, if every chunk of the attempt is done.
 
     :return: whether the state was changed.
     """
@@ -119,7 +119,7 @@ def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> b
 
 
 def may_hand_over(apply_lsn: int, sync_lsn: int, handover_lsn: int | None) -> bool:
-    """Whether a table in ``f`` may become ``s``: apply has not passed its sync worker, or that has reached the claim.
+    """Return whether ``f`` may become ``s``: apply has not passed the sync worker, or that has reached the claim.
 
     :param sync_lsn: everything before is applied by the sync worker, and with a claim nothing beyond it but what came
         with the copy itself.
@@ -137,7 +137,7 @@ class HandOver:
 
 
 def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) -> HandOver:
-    """``f`` → ``s`` if :func:`may_hand_over`.
+    """Set ``f`` → ``s`` if :func:`may_hand_over`.
 
     Apply takes a transaction from then on if its finish LSN is not below ``srsublsn``; whatever apply decided before
     under its lock was covered by ``srsublsn`` already.
@@ -157,7 +157,9 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
 
 
 def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
-    """:func:`try_syncdone` of tables that were copied at one position and whose slots nobody has streamed.
+    """Set ``f`` → ``s``, as :func:`try_syncdone`, for tables copied at one position whose slots nobody has streamed.
+
+    :func:`try_syncdone` of tables that were copied at one position and whose slots nobody has streamed.
 
     :return: the tables that are ``s`` now.
     """
@@ -263,7 +265,7 @@ def _handover(connection: psycopg.Connection, claim: Claim) -> int | None:
 
 
 def set_ready(connection: psycopg.Connection, subid: int, position: int) -> None:
-    """``s`` → ``r`` for tables whose srsublsn apply has passed; srsublsn stays, and is checked in ``r`` too."""
+    """Set ``s`` → ``r`` for tables whose srsublsn apply has passed; srsublsn stays, and is checked in ``r`` too."""
     with changing(connection, subid):
         connection.execute(
             "WITH passed AS MATERIALIZED (SELECT srrelid FROM pgsub.subscription_rel WHERE subid = %(subid)s"

@@ -71,7 +71,7 @@ def maintenance(connection: psycopg.Connection, subid: int, name: str) -> Iterat
 
 
 def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -> None:
-    """``f`` → ``d`` for tables that are about to lose their sync slot, so that no crash leaves an ``f`` without one.
+    """Set ``f`` → ``d`` for tables that are about to lose their sync slot: no crash leaves an ``f`` without one.
 
     From ``d`` a synchronization would begin anew, after it removed what this copy brought.
     """

@@ -141,7 +141,10 @@ def set_timeline(connection: psycopg.Connection, subid: int, timeline: int) -> N
 
 
 def identity(connection: psycopg.Connection, subid: int) -> Identity:
-    """:raises StateForbids: the ledger has no such subscription (restored or another database)."""
+    """Read a subscription's identity.
+
+    :raises StateForbids: the ledger has no such subscription (restored or another database).
+    """
     query = """
         SELECT subname, system_identifier, publisher_dbname, publisher_dboid, timeline, slot_name,
                consistent_point::text
@@ -211,7 +214,7 @@ def any_left(connection: psycopg.Connection) -> bool:
 
 
 def apply_position(connection: psycopg.Connection, subid: int) -> int:
-    """Apply's ``remote_lsn``, read without a lock: good for estimates only."""
+    """Read apply's ``remote_lsn`` without a lock: good for estimates only."""
     query = "SELECT remote_lsn::text FROM pgsub.progress WHERE subid = %s AND worker = 0"
     return lsn_or_none(scalar(connection, query, (subid,))) or 0
 

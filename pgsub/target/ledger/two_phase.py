@@ -73,7 +73,7 @@ class Prepared:
 
 
 def state(connection: psycopg.Connection, subid: int) -> str:
-    """``d``, ``p`` or ``e``, read without a lock.
+    """Read ``d``, ``p`` or ``e`` without a lock.
 
     :raises StateForbids: the ledger does not know the subscription.
     """
@@ -81,7 +81,9 @@ def state(connection: psycopg.Connection, subid: int) -> str:
 
 
 def locked(connection: psycopg.Connection, subid: int) -> str:
-    """:func:`state`, which stays as it is until the caller's transaction ends.
+    """Read :func:`state` so that it stays as it is until the caller's transaction ends.
+
+    :func:`state`, which stays as it is until the caller's transaction ends.
 
     Not FOR UPDATE: where foreign keys are checked for this role, the marker of a prepared transaction holds the row's
     key for as long as that is prepared.
@@ -97,7 +99,7 @@ def _state(connection: psycopg.Connection, subid: int, lock: str = "") -> str:
 
 
 def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
-    """``p`` → ``e`` if there is a table and every table is ``r``: before START_REPLICATION asks for two_phase.
+    """Set ``p`` → ``e`` if all tables, and one at least, are ``r``: before START_REPLICATION asks for two_phase.
 
     :param claim: apply's.
     :return: whether it is ``e``; and from where to start then. The slot keeps that position as its ``two_phase_at``,
@@ -165,7 +167,7 @@ def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
 
 
 def check_finishable(found: Sequence[Prepared]) -> None:
-    """Whether this role may roll all of them back.
+    """Check that this role may roll all of them back.
 
     :raises PermissionMissing: only their owners and superusers may finish prepared transactions.
     """
@@ -192,7 +194,7 @@ def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None
 
 
 def ask_for(connection: psycopg.Connection, subid: int) -> None:
-    """``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
+    """Set ``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
     with transactions.durable(connection):
         if locked(connection, subid) == DISABLED:
             _set(connection, subid, PENDING)
@@ -217,7 +219,7 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
 
 
 def disable(connection: psycopg.Connection, subid: int) -> None:
-    """``d``, once the slot is not two-phase any more.
+    """Set ``d``, once the slot is not two-phase any more.
 
     :raises StateForbids: see :func:`check_disable`.
     """

@@ -118,22 +118,22 @@ def connect(
 
 
 def is_replica(connection: psycopg.Connection) -> bool:
-    """Whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
+    """Return whether ``session_replication_role = replica`` is in effect: ordinary triggers and rules stay silent."""
     return bool(scalar(connection, "SHOW session_replication_role") == "replica")
 
 
 def tracks_commits(connection: psycopg.Connection) -> bool:
-    """Whether the server remembers time and origin of commits."""
+    """Return whether the server remembers time and origin of commits."""
     return bool(scalar(connection, "SHOW track_commit_timestamp") == "on")
 
 
 def is_superuser(connection: psycopg.Connection) -> bool:
-    """Whether the session's user is one, whatever role it has assumed meanwhile."""
+    """Return whether the session's user is one, whatever role it has assumed meanwhile."""
     return scalar(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = session_user") is True
 
 
 def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
-    """Whether the publisher must be one that asks for a password (``must_use_password`` of run_apply_worker, worker.c).
+    """Return whether the publisher must ask for a password (``must_use_password`` of run_apply_worker, worker.c).
 
     :param session: a session of the role that the subscription works as on the target; superusers are exempt.
     """

@@ -45,7 +45,7 @@ def _functions(connection: psycopg.Connection) -> list[str]:
 
 
 def allowed(connection: psycopg.Connection) -> bool:
-    """Whether the role may use origins: superusers may, others need EXECUTE on the functions."""
+    """Return whether the role may use origins: superusers may, others need EXECUTE on the functions."""
     query = """
         SELECT bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
           FROM pg_catalog.unnest(%s::text[]) AS f"""
@@ -84,7 +84,7 @@ def attach(connection: psycopg.Connection, sub: Subscription, *, must: bool = Fa
 
 
 def needed(connection: psycopg.Connection, sub: Subscription) -> bool:
-    """Whether a peer distinguishes the subscription's writes from local ones by their origin.
+    """Return whether a peer distinguishes the subscription's writes from local ones by their origin.
 
     Peers that replicate with ``origin = none`` do, as this subscription does itself, and so do subscribers to its
     tables here.

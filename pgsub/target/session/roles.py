@@ -64,7 +64,7 @@ def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMiss
 
 
 def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subscription, needed: str) -> None:
-    """Whether a user that may not become the owner can make a change as itself.
+    """Check that a user that may not become the owner can make a change as itself.
 
     :param connection: its session, out of a transaction that has failed.
     :param needed: the message type of the change, as in :data:`NEEDED`.

@@ -58,13 +58,13 @@ class ConflictingRow:
     at: int | None = None  #: commit_ts in microseconds since 2000, as the protocol has it
 
     def as_record(self) -> dict[str, Any]:
-        """For a record: without what is of use only for a moment."""
+        """Return its fields for a record, without what is of use only for a moment."""
         return {name: value for name, value in asdict(self).items() if name not in ("ctid", "at")}
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What was found.
+    """The result of a search.
 
     :ivar hits: in the order of the server's report.
     :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
@@ -128,7 +128,7 @@ class TableSearch:
         sent: Sequence[str],
         inserts: bool,
     ) -> Search:
-        """What stands in the way of a row. Parameters as of :func:`search`; ``change`` says what the others are."""
+        """Search for one row. Parameters as of :func:`search`; ``change`` says what the others are."""
         queries = self._queries.get(id(change))
         if queries is None:  # which keeps the statement, so that its id stays its own
             queries = self._queries[id(change)] = self._compose(change, sent, inserts=inserts)

@@ -16,7 +16,7 @@ from pgsub.target.sql.row_queries import row_texts
 
 
 def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, str]) -> sql.Composed:
-    """The row as it would be, generated columns included. Expressions of the catalog are SQL already."""
+    """Compose the row as it would be, generated columns included. Expressions of the catalog are SQL already."""
     names = {column.name for column in stored(table)}
     more = [
         sql.SQL(", ({}) AS {}").format(sql.SQL(text), sql.Identifier(name))
@@ -28,7 +28,7 @@ def completed(table: TargetRelation, change: sql.Composed, generated: dict[str, 
 
 
 def remote_row(table: TargetRelation, remote: sql.Composed) -> sql.Composed:
-    """The row as it would be, as text, and the table that it is in.
+    """Compose the row as it would be, as text, and the table that it is in.
 
     :param remote: gives that row.
     """
@@ -38,14 +38,14 @@ def remote_row(table: TargetRelation, remote: sql.Composed) -> sql.Composed:
 
 
 def stored(table: TargetRelation) -> list[TargetColumn]:
-    """Columns that have a value of their own in a row."""
+    """Return columns that have a value of their own in a row."""
     return [column for column in table.columns if not column.virtual]
 
 
 def conflicting_row(
     table: TargetRelation, index: UniqueIndex, remote: sql.Composed, sent: Sequence[str]
 ) -> sql.Composed:
-    """The row that has the key of an index already, as the server's output functions write it.
+    """Compose the search for the row that has the key of an index already, as the server's output functions write it.
 
     :param remote: gives the row as it would be.
     :param sent: columns that came from the publisher.

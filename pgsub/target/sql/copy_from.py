@@ -12,7 +12,7 @@ _PLACE = re.compile(r" \d+, \w+ ")  #: the line's number and the word for column
 
 
 def column_of(context: str, columns: Iterable[str]) -> str | None:
-    """Which of these columns the CONTEXT of a failed COPY names: ``COPY t, line 1, column c: "…"``, in any language.
+    """Find the column that the CONTEXT of a failed COPY names: ``COPY t, line 1, column c: "…"``, in any language.
 
     A binary value is not shown after it.
     """

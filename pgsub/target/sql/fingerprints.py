@@ -53,7 +53,7 @@ class Fingerprints:
         self._unhashed: set[str] = set()  #: a type of theirs cannot be hashed
 
     def unique(self, row: Mapping[str, str | None]) -> list[tuple[str, Fingerprint]]:
-        """What no other row may have, by unique index."""
+        """Return what no other row may have, by unique index."""
         found: list[tuple[str, Fingerprint]] = []
         for name, columns in self._plain:
             values = tuple(row.get(column) for column in columns)
@@ -65,7 +65,7 @@ class Fingerprints:
         return found
 
     def of(self, row: Mapping[str, str | None], names: Sequence[str]) -> Fingerprint:
-        """What rows have in common that are equal in these columns, NULLs being equal too."""
+        """Return what rows have in common that are equal in these columns, NULLs being equal too."""
         columns = [c for c in self._columns if c.name in names]
         known = {c.name: row.get(c.name) for c in columns}
         if self.are_texts(names):
@@ -74,11 +74,11 @@ class Fingerprints:
         return self._made("key", known, [lambda text: sql.SQL(text).format(values)])
 
     def are_texts(self, names: Collection[str]) -> bool:
-        """Whether values of these columns are equal where their texts are: the target need not be asked."""
+        """Return whether values of these columns are equal where their texts are: the target need not be asked."""
         return all(c.type_oid in _BY_TEXT and c.deterministic for c in self._columns if c.name in names)
 
     def _plain_columns(self, index: UniqueIndex) -> list[str]:
-        """The columns of an index in which values are equal where their texts are; none for any other index."""
+        """Return the columns of an index whose values are equal where their texts are; none for any other index."""
         by_text = {c.quoted: c.name for c in self._columns if c.type_oid in _BY_TEXT}
         if index.predicate or index.nulls_equal or not set(index.collations) <= _BY_BYTES:
             return []

@@ -25,7 +25,7 @@ SELECT a.attname::text FROM pg_catalog.pg_attribute a
 
 
 def columns(connection: psycopg.Connection, leaf: Name) -> list[str]:
-    """The columns of a partition in its own order, which need not be that of the partitioned table."""
+    """Read the columns of a partition in its own order, which need not be that of the partitioned table."""
     return [name for (name,) in connection.execute(_COLUMNS.encode(), leaf)]
 
 

@@ -136,7 +136,7 @@ class TableLookup:
         self._selected = sql.SQL(", ").join([sql.SQL("t.tableoid::text || t.ctid::text, t.xmin::text"), *texts])
 
     def read(self, row: Row) -> Row:
-        """What becomes of a row's values here, as the target's text of them.
+        """Convert a row's values to the target's text of them.
 
         :raises psycopg.Error: a value is none of its column's type.
         """
@@ -152,7 +152,7 @@ class TableLookup:
         return dict(zip((c.name for c in columns), texts, strict=True))
 
     def find(self, key: Row) -> Found | None:
-        """The row that has these values in these columns, NULLs being equal; one of them where several have.
+        """Find the row that has these values in these columns, NULLs being equal; one of them where several have.
 
         :raises SchemaFault: a column's type has no equality.
         """
@@ -175,7 +175,7 @@ class TableLookup:
         return self._found(rows[0]) if rows else None
 
     def taken(self, row: Row) -> list[tuple[UniqueIndex, Found]]:
-        """Rows that have one of the row's unique keys already, by index; the row itself is one of them, if there."""
+        """Find rows that have one of the row's unique keys already, by index; the row itself is one, if it is there."""
         if not self.indexes:
             return []
         columns = self._sent(row)
@@ -196,7 +196,7 @@ class TableLookup:
         )  # fmt: skip
 
     def violated(self, row: Row) -> str | None:
-        """Why a whole new row is refused, in the server's words; None where it fits.
+        """Return why a whole new row is refused, in the server's words; None where it fits.
 
         NOT NULL and CHECK constraints of the table itself, and whether a partition takes it.
         """
@@ -216,7 +216,7 @@ class TableLookup:
         return next((said for (said, _), true in zip(self._checks, holds, strict=True) if not true), None)
 
     def empty(self) -> bool:
-        """Whether the table has no row."""
+        """Return whether the table has no row."""
         return not self._rows("empty", (), lambda: sql.SQL("SELECT FROM {} t LIMIT 1").format(self._from), ())
 
     def _rows(
@@ -226,7 +226,7 @@ class TableLookup:
         build: Callable[[], sql.Composed],
         values: Sequence[str | None],
     ) -> list[tuple[Any, ...]]:
-        """Queries are composed once for each set of columns: that takes longer than to run them."""
+        """Run a query, composed once for each set of columns: that takes longer than to run it."""
         key = (what, *(c.name for c in columns))
         query = self._queries.get(key)
         if query is None:
@@ -240,7 +240,7 @@ class TableLookup:
         return Found(row[0], row[1], {c.name: value for c, value in zip(self.columns, row[2:], strict=True)})
 
     def _as_row(self, columns: Sequence[TargetColumn]) -> sql.Composed:
-        """The row as a subquery with all columns of the table; what was not sent is NULL, which violates nothing."""
+        """Compose a subquery of the row with all columns; what was not sent is NULL, which violates nothing."""
         positions = {c.name: i for i, c in enumerate(columns)}
         casts = [
             sql.SQL("{} AS {}").format(
@@ -257,7 +257,7 @@ class TableLookup:
 
 
 def _partitions(session: ReadOnlySession | InTransaction, target: TargetRelation) -> list[tuple[str, str]]:
-    """What is said where no partition takes a row, and the condition that one does (ExecFindPartition)."""
+    """Return the message where no partition takes a row, and the condition that one does (ExecFindPartition)."""
     found = [text for *_, text in session.catalog(PARTITIONS, target.oid)]
     if target.relkind == "p":
         said = f'no partition of relation "{target.name}" found for row'

@@ -18,7 +18,7 @@ LARGEST = 65536
 
 
 def row_texts(columns: Sequence[TargetColumn], alias: str) -> sql.Composed:
-    """A JSON array of the values as their types' output functions write them; very large ones as their size.
+    """Compose a JSON array of the values as their types' output functions write them; very large ones as their size.
 
     One value, for a table may have more columns than two thirds of what a target list can.
     """
@@ -48,7 +48,7 @@ def foreign_origin(relation: RelationMap, xmin: sql.Identifier) -> sql.Composed:
 
 
 def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool = False) -> Statement:
-    """SELECT the row that an update or delete finds, if another origin wrote it last; changes nothing.
+    """Compose a SELECT of the row that an update or delete finds, if another origin wrote it last.
 
     Columns: schema and name of its table, transaction, time, origin (NULL: locally, '': dropped), :func:`row_texts`,
     time in microseconds since 2000.
@@ -78,7 +78,7 @@ def origin_differs(relation: RelationMap, kinds: bytes, old: bool, *, lock: bool
 
 
 def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
-    """SELECT of the row that a change would leave, generated columns excepted; changes nothing.
+    """Compose a SELECT of the row that a change would leave, generated columns excepted.
 
     What did not come is of the row that an update finds, whose place is in pgsub_tableoid and pgsub_ctid, and NULL for
     an insert. Parameters as of :func:`update`.
@@ -109,7 +109,7 @@ def resulting_row(relation: RelationMap, kinds: bytes, old_kinds: bytes | None, 
 def leaves_partition(
     relation: RelationMap, kinds: bytes, old_kinds: bytes | None, partitions: Sequence[tuple[int, str]]
 ) -> Statement:
-    """SELECT of whether the row that an update finds would leave its partition; nobody changes it from then on.
+    """Compose a SELECT of whether the row that an update finds would leave its partition; it locks the row.
 
     :param partitions: of the table; the others are as of :func:`update`.
     """
@@ -126,7 +126,7 @@ def leaves_partition(
 
 
 def lock_at(table: TargetRelation) -> sql.Composed:
-    """SELECT of a row by its place and the transaction that wrote it (``%s`` both), which nobody changes then."""
+    """Compose a SELECT that locks a row, by its place and the transaction that wrote it (``%s`` both)."""
     return sql.SQL("SELECT FROM ONLY {} WHERE ctid = %s::tid AND xmin = %s::xid FOR UPDATE").format(table_name(table))
 
 

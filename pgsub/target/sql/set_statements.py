@@ -60,7 +60,7 @@ def element_type(column: TargetColumn, *, binary: bool) -> int:
 
 
 def present(relation: RelationMap, keys: Sequence[Parameter]) -> Statement:
-    """Gives a row for each of the keys that exists."""
+    """Select a row for each of the keys that exists."""
     return _statement(relation, "SELECT FROM", sql.SQL(", "), keys)
 
 

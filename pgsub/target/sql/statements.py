@@ -19,7 +19,7 @@ RELEASE = Statement(sql.Composed([sql.SQL("RELEASE SAVEPOINT pgsub_subxact")]), 
 
 
 def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> sql.Composed:
-    """COPY FROM STDIN for these columns."""
+    """Compose COPY FROM STDIN for these columns."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     listed = sql.SQL(" ({})").format(names) if columns else sql.SQL("")
     options = sql.SQL(" WITH (FORMAT binary)") if binary else sql.SQL("")
@@ -27,7 +27,7 @@ def copy_in(target: TargetRelation, columns: Sequence[str], *, binary: bool) -> 
 
 
 def insert(relation: RelationMap, kinds: bytes) -> Statement:
-    """INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value.
+    """Compose an INSERT of all remote columns; a GENERATED ALWAYS identity takes the publisher's value.
 
     :param kinds: kinds of the new tuple's columns.
     """
@@ -45,7 +45,7 @@ def insert(relation: RelationMap, kinds: bytes) -> Statement:
 
 
 def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """UPDATE of one row: every sent column but unchanged TOAST ones and GENERATED ALWAYS identities.
+    """Compose an UPDATE of one row: every sent column but unchanged TOAST ones and GENERATED ALWAYS identities.
 
     :param kinds: kinds of the new tuple's columns.
     :param old_kinds: kinds of the K or O tuple, None where there is none.
@@ -64,12 +64,12 @@ def update(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Stat
 
 
 def unassigned(target: TargetRelation) -> str | None:
-    """A column that an UPDATE may set to what it is; None where the server computes them all."""
+    """Return a column that an UPDATE may set to what it is; None where the server computes them all."""
     return next((c.name for c in target.columns if not c.generated and c.identity != "a"), None)
 
 
 def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """UPDATE of one row that changes a GENERATED ALWAYS identity column: only INSERT may override its value.
+    """Compose a change of a GENERATED ALWAYS identity column: only INSERT may override its value.
 
     What was not sent is carried over. Parameters as of :func:`update`.
     """
@@ -90,7 +90,7 @@ def replace_identity(relation: RelationMap, kinds: bytes, old_kinds: bytes | Non
 
 
 def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-    """DELETE and INSERT of one row that leaves its partition: no UPDATE fires (apply_handle_tuple_routing, worker.c).
+    """Compose the move of a row to another partition: no UPDATE trigger fires (apply_handle_tuple_routing, worker.c).
 
     The row comes even where a trigger keeps the old one. Parameters as of :func:`update`.
     """
@@ -113,7 +113,7 @@ def reroute(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Sta
 
 
 def delete(relation: RelationMap, old_kinds: bytes) -> Statement:
-    """DELETE of one row."""
+    """Compose a DELETE of one row."""
     build = Builder(relation, b"", old_kinds)
     where = build.condition()
     text = sql.SQL("DELETE FROM {} WHERE {}").format(only(relation.target), where)
@@ -128,7 +128,7 @@ def _found(target: TargetRelation, where: sql.Composed, text: sql.Composed) -> s
 
 
 def update_at(relation: RelationMap, kinds: bytes) -> Statement:
-    """UPDATE of the row at a place to a remote row that was to be inserted; what did not come stays as it is.
+    """Compose an UPDATE of the row at a place to a remote row that was to be inserted; what did not come stays.
 
     The last two parameters are the place: table (oid) and ctid.
     """
@@ -143,11 +143,11 @@ def update_at(relation: RelationMap, kinds: bytes) -> Statement:
 
 
 def delete_at(table: TargetRelation) -> sql.Composed:
-    """DELETE of the row at a place."""
+    """Compose a DELETE of the row at a place."""
     return sql.SQL("DELETE FROM ONLY {} WHERE ctid = %s::tid").format(table_name(table))
 
 
 def truncate(targets: Sequence[TargetRelation], *, restart_identity: bool) -> sql.Composed:
-    """One TRUNCATE for all tables, RESTRICT whatever the publisher said, as ExecuteTruncateGuts is called by apply."""
+    """Compose one TRUNCATE for all tables, RESTRICT whatever the publisher said, as apply calls ExecuteTruncateGuts."""
     names = sql.SQL(", ").join(only(t) for t in targets)
     return sql.SQL("TRUNCATE {}{}").format(names, sql.SQL(" RESTART IDENTITY" if restart_identity else ""))

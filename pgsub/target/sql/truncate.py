@@ -81,7 +81,7 @@ class TruncatedTable:
 def inspect(
     connection: psycopg.Connection, subid: int, relids: Sequence[int], *, replica: bool, tagged: bool
 ) -> list[TruncatedTable]:
-    """The tables as they are, if all of them may be emptied together.
+    """Describe the tables, if all of them may be emptied together.
 
     :param relids: tables of subscription ``subid``.
     :param replica: whether session_replication_role = replica is in effect (which triggers would fire).
@@ -187,7 +187,7 @@ def truncate(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -
 
 
 def lock_holders(connection: psycopg.Connection, tables: Sequence[TruncatedTable]) -> list[str]:
-    """Sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
+    """List sessions that hold a lock on the tables: ``PID 4711 (app, psql, idle in transaction): SELECT …``."""
     members = [oid for table in tables for oid in table.members]
     rows = connection.execute(_HOLDERS.encode(), (members,)).fetchall()
     return [f"PID {pid} ({user}, {name or 'no name'}, {state}): {query}" for pid, user, name, state, query in rows]
