@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 
 class Kind(NamedTuple):
-    """How a value is stored, and how it is read back (ValueError for what cannot be)."""
+    """A way to store a value, and to read it back (ValueError for what cannot be)."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]

@@ -32,7 +32,7 @@ _OF_DROPPED = "subid NOT IN (SELECT oid FROM pg_subscription)"
 
 
 class Added(NamedTuple):
-    """What became of a row to be recorded: its id, and whether it is a new one."""
+    """The result of recording a row: its id, and whether it is a new one."""
 
     id: int
     new: bool

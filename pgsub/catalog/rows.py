@@ -228,7 +228,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """What pg_replication_slots on the publisher said of the subscription's slot, and when."""
+    """The row of pg_replication_slots on the publisher for the subscription's slot, and when it was read."""
 
     slot_name: str
     plugin: str | None = None

@@ -14,7 +14,7 @@ from pgsub.common.errors import LogText
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """How far one table's synchronization is. Sizes in bytes; None where the total is not known."""
+    """The progress of one table's synchronization. Sizes in bytes; None where the total is not known."""
 
     schema: str
     name: str
@@ -30,7 +30,7 @@ class TableProgress:
 
 
 class Reporter(Protocol):
-    """Receives what a command has to say. May be called from several threads."""
+    """The receiver of what a command has to say. May be called from several threads."""
 
     def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
         """Report something that the user should know; the command continues.

@@ -162,7 +162,7 @@ class RuleSet:
         return self._limited.keys() == other._limited.keys()
 
     def of_table(self, schema: str, name: str) -> tuple[tuple[str, str], ...]:
-        """As :func:`of_table`, with every rule that has a limit, used up or not."""
+        """Return rules as :func:`of_table`, with every rule that has a limit, used up or not."""
         return of_table((*self.lasting, *map(str, self._limited.values())), schema, name)
 
     def find(self, schema: str, name: str, conflict: str) -> Rule | None:

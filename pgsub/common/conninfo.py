@@ -92,7 +92,7 @@ def missing_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> d
 
 
 def _said_by_service(service: str) -> set[str]:
-    """Keywords of a service, read by libpq: it completes a conninfo before it finds that this one leads nowhere."""
+    """Read the keywords of a service by libpq: it completes a conninfo before it finds that this one leads nowhere."""
     nowhere = pq.PGconn.connect_start(make_conninfo("", service=service, host="/", hostaddr="").encode())
     try:
         return {option.keyword.decode() for option in nowhere.info if option.val is not None}

@@ -21,7 +21,7 @@ Log = Callable[[str, LogText], None]
 
 
 class Directive(enum.Enum):
-    """What the launcher does after a worker ended with an error."""
+    """The launcher's reaction to a worker that ended with an error."""
 
     RETRY = "retry"  #: transient: try again, never disables, never counts
     FAULT = "fault"  #: data or schema: counted, retried, disables with disable_on_error
@@ -62,7 +62,7 @@ class PgsubError(Exception):
         return _rebuild, (type(self), self.message), self.__dict__
 
     def lines(self) -> list[str]:
-        """DETAIL, CONTEXT, HINT lines in the server's form."""
+        """Format DETAIL, CONTEXT and HINT lines in the server's form."""
         return _fields(self.detail, self.context, self.hint)
 
     def log_text(self) -> LogText:
@@ -122,7 +122,7 @@ class StateForbids(PgsubError):
 
 
 class SubscriptionNotFound(StateForbids):
-    """No subscription of that name."""
+    """A subscription's name that does not exist."""
 
 
 class SubscriptionExists(StateForbids):

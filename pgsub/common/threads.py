@@ -73,7 +73,7 @@ class CallTimedOut(Exception):
 
 
 class TimedExecutor:
-    """Runs calls that may hang one after the other in a thread of its own; a caller waits for a while only.
+    """A thread for calls that may hang, one after the other; a caller waits for a while only.
 
     :class:`concurrent.futures.ThreadPoolExecutor` would keep the process from ending while a call hangs.
 

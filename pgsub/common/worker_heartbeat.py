@@ -32,7 +32,7 @@ CHUNK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAddress:
-    """Where the launcher listens; part of every task's spec."""
+    """The address where the launcher listens; part of every task's spec."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class HeartbeatAddress:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """What one worker has to show: the columns of pg_stat_subscription and of pg_stat_progress_copy.
+    """The state of one worker: the columns of pg_stat_subscription and of pg_stat_progress_copy.
 
     Positions are LSNs as integers, timestamps microseconds since 2000-01-01 UTC, 0 where there is none yet.
     """
@@ -94,7 +94,7 @@ def _opened(key: str, datagram: bytes) -> Heartbeat | None:
 
 
 class HeartbeatSender:
-    """Sends at most every ``interval`` seconds, from the worker's own thread."""
+    """A sender at most every ``interval`` seconds, from the worker's own thread."""
 
     def __init__(self, address: HeartbeatAddress | None, interval: float = 0.2) -> None:
         self._address = address
@@ -113,7 +113,7 @@ class HeartbeatSender:
             self._connected(self._address).send(_code(self._address.key, body) + body)
 
     def _connected(self, address: HeartbeatAddress) -> socket.socket:
-        """Bound to the one address that leads there, and closed to all others."""
+        """Return a socket that is bound to the one address that leads there, and closed to all others."""
         if self._socket is None:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             opened = socket.socket(family, socket.SOCK_DGRAM)

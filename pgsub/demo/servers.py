@@ -175,7 +175,7 @@ class Server:
         self._watcher = start_watcher(_WATCHER, pid, *self._temporary(), env=environment(), **identity())
 
     def _temporary(self) -> list[Path]:
-        """Folders that are removed at the end of the process that started the server, however it ends."""
+        """Make folders that are removed at the end of the process that started the server, however it ends."""
         return [self.folder] if self._own_folder else []
 
     def stop(self, mode: StopMode = "fast") -> None:

@@ -28,7 +28,7 @@ Job = Callable[["Transaction"], None]
 
 
 class Tally:
-    """What all writers did: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
+    """The work of all writers: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ def _sign_up(do: Transaction) -> None:
 
 
 def _change_mind(do: Transaction) -> None:
-    """Rolled back as a whole: nothing of it may arrive."""
+    """Roll back as a whole: nothing of it may arrive."""
     do.run("""UPDATE shop."order" SET note = 'never' WHERE id >= %(key)s AND sku < 'SKU-00000005'""", key=do.key())
     do.run("DELETE FROM shop.product WHERE sku = 'never'")
     do.run("""INSERT INTO shop.customer (name) SELECT 'never' FROM generate_series(1, 2000)""")

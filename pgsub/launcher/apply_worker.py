@@ -22,7 +22,7 @@ from pgsub.target.ledger.workers import Claim
 
 
 class ApplyWorkerHandle:
-    """Keeps one apply worker running.
+    """A handle that keeps one apply worker running.
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param until_lsn: apply nothing beyond; 0 for no end.

@@ -132,5 +132,5 @@ class Engine:
 
 
 def slots_of(sub: Subscription) -> int:
-    """Tasks that one subscription runs at once at most: apply, and the chunks of every table that synchronizes."""
+    """Count the tasks that one subscription runs at once at most: apply, and chunks of each table that synchronizes."""
     return 1 + sub.max_sync_workers * sub.copy_workers

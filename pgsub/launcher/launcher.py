@@ -36,7 +36,7 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the service of one subscription ended in a bounded run."""
+    """The end of one subscription's service in a bounded run."""
 
     name: str
     outcome: str
@@ -44,7 +44,7 @@ class Ended:
 
 
 class Launcher:
-    """Serves subscriptions until stopped or, with a bound, until each has reached its goal.
+    """The service of subscriptions until stopped or, with a bound, until each has reached its goal.
 
     :param names: only these; empty for all, also those that come later.
     :param locks: subscription locks that the caller took already, by subid.

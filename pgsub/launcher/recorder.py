@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Run(Protocol):
-    """Does something with the store, in whatever thread may."""
+    """A function that does something with the store, in whatever thread may."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result:
         """Run it as :meth:`Recorder.run` does."""
@@ -36,7 +36,7 @@ SHORTEST, LONGEST = 0.5, 15.0
 
 
 class Recorder:
-    """Reads and writes the store in a thread of its own, for which callers wait a limited time.
+    """A thread that reads and writes the store, for which callers wait a limited time.
 
     :param store: for this object alone while the launcher runs, except for reads that show progress.
     """

@@ -20,7 +20,7 @@ BROKEN_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Retry:
-    """Remembers one worker's failures.
+    """A memory of one worker's failures.
 
     :ivar faults: those of them that made the wait longer; an hour without the publisher is none.
     """

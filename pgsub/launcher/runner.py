@@ -86,7 +86,7 @@ class Goal:
 
 @dataclass(slots=True)
 class _Serving:
-    """What lives as long as the launcher's session on the target."""
+    """The parts that live as long as the launcher's session on the target."""
 
     session: psycopg.Connection
     mirror: Mirror

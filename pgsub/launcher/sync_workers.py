@@ -35,7 +35,7 @@ class _Sync:
 
 
 class SyncWorkers:
-    """Synchronizes tables, a few at once; an error of one table never stops the others.
+    """The synchronization of tables, a few at once; an error of one table never stops the others.
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param interval: see :func:`pgsub.launcher.retry.interval`.

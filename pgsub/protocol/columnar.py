@@ -194,7 +194,7 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
 
 
 class _Walk:
-    """Goes through all messages of a group at once, a column a step."""
+    """A walk through all messages of a group at once, a column a step."""
 
     def __init__(self, frames: _Frames, offset: int) -> None:
         self._frames = frames

@@ -108,7 +108,7 @@ def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = Fa
 
 
 class Decoder:
-    """Decodes the messages of one connection, all of them, in the order received.
+    """A decoder of the messages of one connection, all of them, in the order received.
 
     After a violation nothing more is decoded: what follows cannot be trusted to be understood.
 

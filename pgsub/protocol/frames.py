@@ -202,5 +202,5 @@ class Segment(NamedTuple):
         return [buffer[a + ENVELOPE : b] for a, b in pairwise(edges)]
 
     def numbered(self) -> Iterator[tuple[int, int]]:
-        """Number in the frames and type of each."""
+        """Yield number in the frames and type of each."""
         return enumerate(self.codes, self.start)

@@ -18,7 +18,7 @@ _HEADER = struct.Struct(">cI")
 
 
 class LibpqChannel:
-    """See :class:`~pgsub.publisher.channel.Channel`."""
+    """A :class:`~pgsub.publisher.channel.Channel` through libpq."""
 
     def __init__(self, connection: Connection, send_timeout: float) -> None:
         self._connection = connection

@@ -30,7 +30,7 @@ _LOST = "server closed the connection unexpectedly"
 
 
 class SocketChannel:
-    """See :class:`~pgsub.publisher.channel.Channel`."""
+    """A :class:`~pgsub.publisher.channel.Channel` over the socket."""
 
     def __init__(self, connection: Connection, send_timeout: float) -> None:
         self._pgconn = connection.pgconn

@@ -19,7 +19,7 @@ from pgsub.publisher.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class PublisherIdentity:
-    """What IDENTIFY_SYSTEM and pg_database say."""
+    """The answer of IDENTIFY_SYSTEM, and the database's oid."""
 
     system_identifier: str
     dbname: str

@@ -56,7 +56,7 @@ class SlotState:
 
 
 class FreeSlots(NamedTuple):
-    """How much room the publisher has."""
+    """The room that the publisher has."""
 
     used: int
     max: int

@@ -48,7 +48,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTable:
-    """What the copy and the relation map must know of a published table."""
+    """A published table, as the copy and the relation map must know it."""
 
     oid: int
     schema: str
@@ -202,7 +202,7 @@ _LEAVES = """
 
 
 def _restrictions(connection: Connection, oids: Sequence[int], publications: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Per table and publication column list (attribute numbers) and row filter, None where there is none."""
+    """Read per table and publication column list (attribute numbers) and row filter, None where there is none."""
     query = sql.SQL("""
         SELECT gpt.relid, gpt.attrs::int2[], pg_catalog.pg_get_expr(gpt.qual, gpt.relid) FROM {}
         WHERE gpt.relid = ANY(%(oids)s::oid[])""").format(published(connection))

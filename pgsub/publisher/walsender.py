@@ -9,7 +9,6 @@ import contextlib
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
@@ -24,14 +23,6 @@ _START = "start WAL streaming"
 _RECEIVE = "receive data from WAL stream"
 _SEND = "send data to WAL stream"
 _END = "end WAL streaming"
-
-
-class Negotiated(NamedTuple):
-    """What was asked of the publisher, as far as a decoder must know it."""
-
-    proto_version: int
-    streaming: str  #: off, on, parallel
-    parallel_streaming: bool  #: Stream Abort carries LSN and time
 
 
 def quote_identifier(name: str) -> str:
@@ -77,12 +68,6 @@ def start_options(
     if protocol >= 4:
         options["origin"] = origin
     return options
-
-
-def negotiated(options: Mapping[str, str]) -> Negotiated:
-    """Return what a decoder must know about a stream started with these options."""
-    streaming = options.get("streaming", "off")
-    return Negotiated(int(options["proto_version"]), streaming, streaming == "parallel")
 
 
 class WalSender:

@@ -170,7 +170,7 @@ class Job(Generic[Item, Result]):
 
 
 class Submitter:
-    """Runs functions in a Spark context.
+    """A submitter of functions in a Spark context.
 
     :param context: of :func:`pgsub.spark.session.open_context`.
     """

@@ -38,7 +38,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class _Started:
-    """What is done when a JVM that this process started has ended."""
+    """The clean-up after a JVM that this process started."""
 
     archive: Archive
     pid_file: Path
@@ -229,7 +229,7 @@ def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """SparkContext takes SIGINT in the main thread; the launcher has handlers of its own."""
+    """Keep signals: SparkContext takes SIGINT in the main thread; the launcher has handlers of its own."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -43,7 +43,7 @@ _LOCAL_DEFAULTS = {
 
 
 def user_settings(conf: Mapping[str, str], spark_home: Path) -> dict[str, str]:
-    """Spark settings that the user made, by name, as far as they can be known without the JVM.
+    """Return Spark settings that the user made, by name, as far as they can be known without the JVM.
 
     :param conf: of pgsub's command line.
     :param spark_home: whose ``conf/spark-defaults.conf`` counts, unless ``SPARK_CONF_DIR`` names another folder.
@@ -91,7 +91,7 @@ def is_local(master: str) -> bool:
 
 
 def defaults(master: str, run_folder: Path, own_spark: bool) -> dict[str, str]:
-    """pgsub's own settings; each only where the user made none.
+    """Return pgsub's own settings; each only where the user made none.
 
     :param run_folder: private folder for Spark's scratch files.
     :param own_spark: whether Spark is the one of the installed pyspark package.
@@ -131,7 +131,9 @@ def local_slots(master: str) -> int | None:
 
 
 def check_local_slots(master: str, cpus: str, workers: int) -> None:
-    """:func:`check_slots` for a local master, whose slots are known before anything runs.
+    """Check the slots of a local master, which are known before anything runs, as :func:`check_slots`.
+
+    :func:`check_slots` for a local master, whose slots are known before anything runs.
 
     :param cpus: ``spark.task.cpus``.
     """

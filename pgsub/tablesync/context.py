@@ -30,7 +30,7 @@ Submit = Callable[[str, Callable[[Any], Any], Sequence[Any]], Job]
 
 @dataclass(slots=True)
 class SyncContext:
-    """What is the same for every table of a subscription.
+    """The context that is the same for every table of a subscription.
 
     :ivar system_identifier: of the target, for the slots' names.
     :ivar stopping: set when the launcher stops.

@@ -20,7 +20,7 @@ TRIES = 5
 
 
 class CopyPool:
-    """Copies pieces with a number of tasks at once; each takes piece after piece.
+    """A number of tasks that copy pieces at once; each takes piece after piece.
 
     :param session: the coordinator's, on the target: the ledger says what is done.
     :param width: tasks at once at most.

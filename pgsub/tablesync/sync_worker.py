@@ -67,7 +67,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
 
 
 class SyncPolicy:
-    """Only this worker's table, and with a claim only what the claim covers."""
+    """The policy of one table's worker: only this table, and with a claim only what the claim covers."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         assert spec.relation is not None

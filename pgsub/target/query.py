@@ -12,12 +12,12 @@ from psycopg.abc import Params
 def row(
     connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None
 ) -> tuple[Any, ...] | None:
-    """First row of a query; None where there is none."""
+    """Return the first row of a query; None where there is none."""
     text = query.encode() if isinstance(query, str) else sql.Composed([query])
     return connection.execute(text, params).fetchone()
 
 
 def scalar(connection: psycopg.Connection, query: str | sql.Composable, params: Params | None = None) -> Any:
-    """First column of the first row of a query; None where there is no row."""
+    """Return the first column of the first row of a query; None where there is no row."""
     found = row(connection, query, params)
     return None if found is None else found[0]

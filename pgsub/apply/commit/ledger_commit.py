@@ -66,7 +66,7 @@ class ConsumedSkip:
         return cls(skip, left, (*cleared, *skipped), done=finish_lsn if skipped else 0)
 
     def record(self, connection: psycopg.Connection, subid: int) -> None:
-        """In the open transaction."""
+        """Record events in the open transaction."""
         skips.replace(connection, subid, self.skip, self.left)
         events.add(connection, subid, *(events.log_entry(level, text) for level, text in self.messages))
         if self.done:
@@ -74,7 +74,7 @@ class ConsumedSkip:
 
 
 class LedgerCommit:
-    """Ends the open transaction of one target session together with the ledger.
+    """The end of the open transaction of one target session, together with the ledger.
 
     :ivar recorded: something was recorded that the launcher must have seen before feedback passes it.
     """

@@ -27,7 +27,7 @@ _KEY = 1  #: flag of a column of the replica identity
 
 
 class SkippedChanges:
-    """Writes the skipped changes of one transaction.
+    """A writer of the skipped changes of one transaction.
 
     :param connection: holds the data; when something is written it is between two statements.
     :param of_sync: they are left out by a sync worker: its table's srsublsn will cover them.
@@ -123,7 +123,7 @@ def _longest(message: Message) -> int | None:
 
 
 def changed(message: Message) -> Sequence[int]:
-    """Remote relations that a message changes."""
+    """Return the remote relations that a message changes."""
     if isinstance(message, Truncate):
         return message.relids
     return (message.relid,) if isinstance(message, Insert | Update | Delete) else ()

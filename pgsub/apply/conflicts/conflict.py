@@ -26,7 +26,7 @@ from pgsub.target.sql.statement_builder import Statement
 
 
 class Place(NamedTuple):
-    """Which change of which transaction: the tag of a statement in the pipeline."""
+    """A change and its transaction: the tag of a statement in the pipeline."""
 
     transaction: RemoteTransaction
     message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
@@ -59,7 +59,7 @@ class Place(NamedTuple):
         return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
 
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
-        """Values and formats that a statement takes of the rows."""
+        """Return values and formats that a statement takes of the rows."""
         values: list[bytes | None] = []
         formats: list[int] = []
         for source, position in statement.takes:
@@ -70,7 +70,7 @@ class Place(NamedTuple):
         return values, formats
 
     def columns(self, *, sent: bool) -> list[str]:
-        """Columns of the new row that the publisher sent, or left out as unchanged."""
+        """Return columns of the new row that the publisher sent, or left out as unchanged."""
         kinds = self.row.kinds
         return [c.name for i, c in enumerate(self.mapped.columns) if (kinds[i] != UNCHANGED) == sent]
 
@@ -129,12 +129,12 @@ class OriginDiffers(_RowConflict):
 
 
 def missing_row(place: Place) -> MissingRow:
-    """The row that an update or delete was to change is not there (apply_handle_*_internal)."""
+    """Make the conflict of a row that is not there for an update or delete (apply_handle_*_internal)."""
     return MissingRow(*_row_conflict(place))
 
 
 def origin_differs(place: Place, found: Sequence[str | None]) -> OriginDiffers:
-    """A row that is about to be changed was last written by another origin (apply_handle_*_internal).
+    """Make the conflict of a row that another origin wrote last (apply_handle_*_internal).
 
     :param found: as :func:`~pgsub.target.sql.row_queries.origin_differs` gives it.
     """
@@ -156,7 +156,7 @@ def _row_conflict(place: Place) -> tuple[Place, str, dict[str, str | None] | Non
 
 
 def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
-    """The columns that a row was searched by, and their values."""
+    """Return the columns that a row was searched by, and their values."""
     columns = {relation.columns[i].name for i in relation.lookup}
     return {name: value for name, value in conflict_text.sent_row(relation, searched).items() if name in columns}
 
@@ -215,7 +215,7 @@ Record: TypeAlias = MissingRow | OriginDiffers | ResolvedConflict | LoggedMessag
 
 
 def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
-    """The error of a conflict that a rule makes stop apply."""
+    """Make the error of a conflict that a rule makes stop apply."""
     error = ApplyError(record.message, detail=record.detail, sqlstate="P0001")
     error.conflict, error.record = record.conflict_type, record
     locate(error, subid, place)
@@ -223,7 +223,7 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
 
 
 def other_options(subname: str) -> str:
-    """The end of a hint."""
+    """Format the end of a hint."""
     return f"For other options, see:\npgsub status {subname} --runbook"
 
 
@@ -271,7 +271,7 @@ class UniqueFailure:
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:
-    """The server's apply_error_callback line.
+    """Format the server's apply_error_callback line.
 
     :param column: of the publisher, which is to blame.
     """
@@ -323,7 +323,7 @@ def locate(error: PgsubError, subid: int, place: Place) -> None:
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:
-    """The conflict as far as the error itself names it; :mod:`pgsub.apply.conflicts.report` completes it."""
+    """Make the conflict as far as the error itself names it; :mod:`pgsub.apply.conflicts.report` completes it."""
     diag = error.diag
     kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
     record = new_record(place, kind, diag.schema_name, diag.table_name)

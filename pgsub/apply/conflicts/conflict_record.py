@@ -44,7 +44,7 @@ class ConflictRecord:
     quiet: bool = False  #: the log is found of many of them at once
 
     def body(self) -> dict[str, object]:
-        """As JSON for the ledger."""
+        """Return it as JSON for the ledger."""
         return {"kind": "conflict", **{name: getattr(self, name) for name in _FIELDS}}
 
 
@@ -52,7 +52,7 @@ _FIELDS = tuple(one.name for one in fields(ConflictRecord))
 
 
 def new_record(kind: str, transaction: RemoteTransaction, schema: str, name: str) -> ConflictRecord:
-    """The beginning of a record.
+    """Begin a record.
 
     :param schema: with ``name`` the table, of a partitioned one the partition.
     """
@@ -68,23 +68,23 @@ def new_record(kind: str, transaction: RemoteTransaction, schema: str, name: str
 
 
 def message(schema: str, name: str, kind: str) -> str:
-    """The first line (ReportApplyConflict)."""
+    """Format the first line (ReportApplyConflict)."""
     return f'conflict detected on relation "{schema}.{name}": conflict={kind}'
 
 
 def first_detail(diag: psycopg.errors.Diagnostic) -> str:
-    """The detail that a unique violation names by itself, in the server's words for conflicts."""
+    """Format the detail that a unique violation names by itself, in the server's words for conflicts."""
     return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
 
 
 def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:
-    """The key that a unique violation names."""
+    """Return the key that a unique violation names."""
     found = _KEY.match(diag.message_detail or "")
     return found[1] if found else None
 
 
 def copy_context(name: str) -> str:
-    """The context of a copied row.
+    """Format the context of a copied row.
 
     :param name: schema.table of the target.
     """
@@ -92,7 +92,7 @@ def copy_context(name: str) -> str:
 
 
 def copy_conflict(relation: Relation, diag: psycopg.errors.Diagnostic) -> ConflictRecord:
-    """The conflict of a plain copy, as far as its error names it.
+    """Record the conflict of a plain copy, as far as its error names it.
 
     :param relation: that is copied, by its name on the target.
     """

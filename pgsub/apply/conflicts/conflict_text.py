@@ -30,13 +30,13 @@ _JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
 
 
 def lsn(position: int, version: int) -> str:
-    """An LSN as the server of a version writes it in messages."""
+    """Format an LSN as the server of a version writes it in messages."""
     low = position & 0xFFFFFFFF
     return f"{position >> 32:X}/{low:08X}" if version >= _REWORDED else f"{position >> 32:X}/{low:X}"
 
 
 def unique(version: int, hits: Sequence[ConflictingRow], remote: Row, identity: str | None) -> str:
-    """DETAIL of insert_exists, update_exists and multiple_unique_conflicts.
+    """Format DETAIL of insert_exists, update_exists and multiple_unique_conflicts.
 
     :param hits: what stands in the way, one an index.
     :param remote: the row as it would be.
@@ -51,7 +51,7 @@ def unique(version: int, hits: Sequence[ConflictingRow], remote: Row, identity: 
 
 
 def missing(version: int, message_type: str, remote: Row | None, identity: str) -> str:
-    """DETAIL of update_missing and delete_missing.
+    """Format DETAIL of update_missing and delete_missing.
 
     :param message_type: UPDATE or DELETE.
     """
@@ -60,7 +60,7 @@ def missing(version: int, message_type: str, remote: Row | None, identity: str) 
 
 
 def origin_differs(version: int, message_type: str, hit: ConflictingRow, remote: Row | None, identity: str) -> str:
-    """DETAIL of update_origin_differs and delete_origin_differs.
+    """Format DETAIL of update_origin_differs and delete_origin_differs.
 
     :param hit: the row as it was, and who wrote it.
     """
@@ -90,7 +90,7 @@ def _remote(remote: Row | None) -> list[str]:
 
 
 def _detail(version: int, text: str, parts: Sequence[str]) -> str:
-    """What happened, with the rows behind it, or in a sentence of their own."""
+    """Format what happened, with the rows behind it, or in a sentence of their own."""
     if version >= _REWORDED:
         return f"{text}: {', '.join(parts)}." if parts else f"{text}."
     rows = "; ".join(parts)
@@ -98,12 +98,12 @@ def _detail(version: int, text: str, parts: Sequence[str]) -> str:
 
 
 def row(values: Row) -> str:
-    """ExecBuildSlotValueDescription: all values of a row."""
+    """Format all values of a row (ExecBuildSlotValueDescription)."""
     return f"({', '.join(map(_clipped, values.values()))})"
 
 
 def key(names: Iterable[str], values: Iterable[str | None]) -> str:
-    """BuildIndexValueDescription: the columns of a key and their values, which are never cut.
+    """Format the columns of a key and their values, which are never cut (BuildIndexValueDescription).
 
     :param names: as SQL.
     """
@@ -111,26 +111,26 @@ def key(names: Iterable[str], values: Iterable[str | None]) -> str:
 
 
 def identity(relation: RelationMap, searched: Tuple) -> str:
-    """The replica identity that a row was searched by, or the whole row."""
+    """Format the replica identity that a row was searched by, or the whole row."""
     if full(relation):
         return f"replica identity full {row(remote_row(relation, searched))}"
     return f"replica identity {identity_key(relation, searched)}"
 
 
 def identity_key(relation: RelationMap, searched: Tuple) -> str:
-    """The columns that a row is searched by and their values, of long ones the beginning: no index may bound them."""
+    """Return the columns that a row is searched by and their values; long ones are cut, for no index may bound them."""
     columns = [(relation.columns[i], i) for i in relation.lookup]
     names = [column.quoted or column.name for column, _ in columns]
     return key(names, [kept(value(searched, i, column)) for column, i in columns])
 
 
 def full(relation: RelationMap) -> bool:
-    """Whether rows are found by all their columns; the key of a partitioned table may be its partitions'."""
+    """Return whether rows are found by all their columns; the key of a partitioned table may be its partitions'."""
     return not relation.by_identity and not (relation.target.relkind == "p" and relation.remote.replica_identity != "f")
 
 
 def remote_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """A remote row by the target's columns, in their order; what did not come is NULL."""
+    """Return a remote row by the target's columns, in their order; what did not come is NULL."""
     sent = {column.name: i for i, column in enumerate(relation.columns)}
     found: dict[str, str | None] = {}
     for column in relation.target.columns:
@@ -142,13 +142,13 @@ def remote_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
 
 
 def ordered(relation: RelationMap, sent: Row, names: Sequence[str]) -> dict[str, str | None]:
-    """As :func:`remote_row`, from what :func:`sent_row` keeps, in the order of a partition's columns."""
+    """Return a remote row from what :func:`sent_row` keeps, in the order of a partition's columns."""
     virtual = {column.name for column in relation.target.columns if column.virtual}
     return {name: "virtual" if name in virtual else sent.get(name) for name in names}
 
 
 def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
-    """The values that the publisher sent, for records. A value that was not sent must not be mistaken for NULL."""
+    """Return the values that the publisher sent, for records. A value that was not sent is left out: it is not NULL."""
     return {
         column.name: kept(value(values, i, column))
         for i, column in enumerate(relation.columns)
@@ -157,22 +157,22 @@ def sent_row(relation: RelationMap, values: Tuple) -> dict[str, str | None]:
 
 
 def kept(text: str | None) -> str | None:
-    """A value for a record."""
+    """Shorten a value for a record."""
     return text if text is None or len(text) <= KEPT else text[:KEPT] + "..."
 
 
 def local_conflicts(hits: Sequence[ConflictingRow]) -> list[dict[str, Any]]:
-    """The rows in the way, for a record."""
+    """Return the rows in the way, for a record."""
     return [{**hit.as_record(), "row": None if hit.row is None else kept_row(hit.row)} for hit in hits]
 
 
 def kept_row(row: Row) -> dict[str, str | None]:
-    """A row for a record."""
+    """Shorten a row for a record."""
     return {name: kept(text) for name, text in row.items()}
 
 
 def value(values: Tuple, position: int, column: TargetColumn) -> str | None:
-    """A value as text.
+    """Format a value as text.
 
     :param position: of the remote column.
     """

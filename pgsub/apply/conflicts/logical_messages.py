@@ -34,7 +34,7 @@ class LoggedMessage(NamedTuple):
         return cls(_shown(message.prefix.encode()), _shown(message.content), message.lsn, xid)
 
     def body(self, _subid: int) -> dict[str, object]:
-        """As JSON for the ledger."""
+        """Return it as JSON for the ledger."""
         return {
             "kind": "message",
             "prefix": self.prefix,
@@ -46,7 +46,7 @@ class LoggedMessage(NamedTuple):
 
 
 def _shown(raw: bytes) -> str:
-    """Truncated with its length named; JSON cannot hold NUL."""
+    """Truncate a text with its length named; JSON cannot hold NUL."""
     start = raw[:_SHOWN]
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(raw) <= _SHOWN)

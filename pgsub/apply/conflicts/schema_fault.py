@@ -66,7 +66,7 @@ def _null(fault: ApplyError, diag: psycopg.errors.Diagnostic, relation: Relation
 
 
 def _narrow(fault: ApplyError, relation: RelationMap, position: int) -> ApplyError:
-    """A schema fault, where the publisher's type is another one."""
+    """Make a schema fault, where the publisher's type is another one."""
     column, target = relation.columns[position], relation.target
     fault.column = column.name
     if not relation.types or relation.types[position] == column.full_type:
@@ -85,7 +85,7 @@ def _narrow(fault: ApplyError, relation: RelationMap, position: int) -> ApplyErr
 
 
 def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
-    """Remote position of the value that an input or receive function refused (bind_param_error_callback)."""
+    """Find the remote position of the value that an input or receive function refused (bind_param_error_callback)."""
     if statement is None:
         return None
     found = _PARAMETER.match(error.diag.context or "")
@@ -96,7 +96,7 @@ def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
 
 
 def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
-    """Remote position of the value that does not fit its column's modifier; None where that is not clear."""
+    """Find the remote position of the value that does not fit its column's modifier; None where that is not clear."""
     limited = [
         (position, column)
         for position, column in enumerate(relation.columns)
@@ -107,7 +107,7 @@ def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
 
 
 def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
-    """Whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
+    """Return whether a value does not fit the modifier of its column, which an explicit cast would cut it to."""
     if column.type_oid not in (*_CHARACTER, *_BITS, _NUMERIC) or column.typmod < 0:
         return False
     value, binary = row.values[position], row.kinds[position] == BINARY
@@ -122,7 +122,7 @@ def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:
 
 
 def _overflows(value: bytes, typmod: int, *, binary: bool) -> bool:
-    """Whether numeric(precision, scale) refuses a number (apply_typmod in numeric.c)."""
+    """Return whether numeric(precision, scale) refuses a number (apply_typmod in numeric.c)."""
     precision = (typmod - _HEADER) >> 16 & 0xFFFF
     scale = ((typmod - _HEADER & 0x7FF) ^ 1024) - 1024
     try:

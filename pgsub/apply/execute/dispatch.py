@@ -19,7 +19,7 @@ _INSERT = ord("I")
 
 
 class Dispatch:
-    """Applies the messages of one executor.
+    """The dispatch of the messages of one executor.
 
     All of it raises PgsubError, located, or StatementFailed of a statement before.
 

@@ -202,7 +202,7 @@ class Executor:
             self._spill(self.taken())
 
     def _spill_some(self) -> None:
-        """Outside of any savepoint, and before there are so many that it would be done inside of one."""
+        """Spill outside of any savepoint, and before there are so many that it would be done inside of one."""
         if len(self._rows.records) >= RECORDS // 2 and self._spill is not None:
             self._spill(self.taken())
 

@@ -30,7 +30,7 @@ _TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
 
 
 class HeldChangeWriter:
-    """Keeps the changes of held tables through one target session.
+    """A writer of the changes of held tables, through one target session.
 
     :param rows: of that session: its role and pipeline are left before anything is written.
     :param holds: whether any table is held.

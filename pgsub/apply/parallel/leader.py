@@ -48,7 +48,7 @@ class ParallelLeader(StreamWatch):
         return list(self._busy.values())
 
     def started(self, xid: int, spooled: SpooledTransaction) -> None:
-        """A stream block begins: with the first one it is decided who applies the transaction."""
+        """Begin a stream block: with the first one it is decided who applies the transaction."""
         if xid in self._spooling:
             return
         worker = self._busy.get(xid)
@@ -77,7 +77,7 @@ class ParallelLeader(StreamWatch):
         return worker
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """More of the open block came in."""
+        """Note that more of the open block came in."""
         worker = self._busy.get(xid)
         if worker is None or worker.reason is not None:
             spooled.unfollow()
@@ -86,13 +86,13 @@ class ParallelLeader(StreamWatch):
             worker.grown(spooled.end)
 
     def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
-        """The block ended."""
+        """End the block."""
         worker = self._busy.get(xid)
         if worker is not None:
             worker.grown(spooled.end)
 
     def aborted(self, xid: int, subxid: int) -> None:
-        """A subtransaction was rolled back, or the whole transaction."""
+        """Roll back a subtransaction, or the whole transaction."""
         if xid == subxid:
             self._spooling.discard(xid)
             worker = self._busy.pop(xid, None)
@@ -107,7 +107,7 @@ class ParallelLeader(StreamWatch):
         return self._busy.pop(xid, None)
 
     def stop_streaming(self) -> bool:
-        """Every parallel worker rolls back: one of them was part of a deadlock with the worker itself.
+        """Roll back every parallel worker: one of them was part of a deadlock with the worker itself.
 
         :return: whether there was any.
         """

@@ -135,13 +135,13 @@ class ParallelWorker(SupervisedThread):
         self._commands.put(partial(self._apply_growth, growth))
 
     def aborted(self, subxid: int) -> None:
-        """A subtransaction was rolled back; nothing that comes after that may be applied before."""
+        """Note a subtransaction's rollback; nothing that comes after it may be applied before."""
         with self._lock:
             self._growth = None
         self._commands.put(partial(self._abort, subxid))
 
     def complete(self, transaction: RemoteTransaction, beat: Callable[[], None]) -> list[Record] | None:
-        """The transaction ended: wait until all of it is applied.
+        """Wait until all of a transaction that ended is applied.
 
         :param beat: called now and then meanwhile.
         :return: changes whose row is missing, and messages; None where it was given up. The target transaction is
@@ -180,7 +180,7 @@ class ParallelWorker(SupervisedThread):
     # the thread
 
     def work(self) -> None:
-        """One command after the other, until :meth:`stop`."""
+        """Run one command after the other, until :meth:`stop`."""
         while True:
             try:
                 command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)

@@ -60,7 +60,7 @@ class Table:
         return [*names, *(c.name for c in self.relation.local_only)]
 
     def key(self, row: Row) -> Fingerprint:
-        """Fingerprint of a row's key: equal where the target takes two keys for equal."""
+        """Return a fingerprint of a row's key: equal where the target takes two keys for equal."""
         return self.lookup.fingerprints.of(row, self.key_columns)
 
     def gone(self, key: Fingerprint, found: Version) -> None:

@@ -86,7 +86,7 @@ class Finding:
 
 
 class Simulation:
-    """Compares changes with the target, in their order.
+    """A comparison of changes with the target, in their order.
 
     :param reader: reads the target.
     :param relations: maps remote relations to the target's tables.
@@ -103,7 +103,7 @@ class Simulation:
         self._number = 0
 
     def begin(self, commit_ts: int) -> None:
-        """The transaction that is looked at.
+        """Begin the transaction that is looked at.
 
         :param commit_ts: microseconds since 2000.
         """
@@ -192,7 +192,7 @@ class Simulation:
     def _written(
         self, table: Table, finding: Finding, new: Tuple, row: Row, key: Row | None, found: Version | None
     ) -> Finding:
-        """A new row, or a new version of one, meets the table's constraints."""
+        """Check a new row, or a new version of one, against the table's constraints."""
         excess = [c.name for i, c in enumerate(table.relation.columns) if schema_fault.exceeds(new, i, c)]
         reason = f'value too long for column "{excess[0]}"' if excess else table.lookup.violated(row)
         if reason is not None:
@@ -220,7 +220,7 @@ class Simulation:
         return replace(finding, conflict=kind, existing=tuple(existing), rule=rule), action
 
     def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
-        """A change that is not made: by a rule, or because nothing but a stop is left."""
+        """Simulate a change that is not made: by a rule, or because nothing but a stop is left."""
         if action is Action.STOP:
             self._taint(table, row, key, finding, "")
             return replace(finding, outcome=CONFLICT)
@@ -310,7 +310,7 @@ class Simulation:
         return Version(found.values, found.place, found.xid)
 
     def _existing(self, table: Table, row: Row, key: Row | None, found: Version | None) -> list[Existing]:
-        """Rows that have a unique key of this one, which is itself none of them."""
+        """Find rows that have a unique key of this one, which is itself none of them."""
         own = found.place if found is not None else None
         there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.lookup.taken(row)
         existing = [
@@ -328,7 +328,7 @@ class Simulation:
 
 
 def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: bool) -> Row:
-    """The rows in the way go; of an INSERT the one that has its key becomes the new one, and keeps what only it has."""
+    """Remove the rows in the way; the one with the key of an INSERT becomes the new row, and keeps what only it has."""
     kept: Row = {}
     for one in existing:
         if became and table.relation.by_identity and table.key(one.row) == table.key(row):
@@ -338,7 +338,7 @@ def _make_room(table: Table, row: Row, existing: Sequence[Existing], *, became: 
 
 
 def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[str, str | None]:
-    """Values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
+    """Return values by column; an unchanged TOAST value is left out, or NULL where a whole row is needed."""
     wanted = [i for i in range(len(relation.columns)) if nulls or values.kinds[i] != UNCHANGED]
     return {relation.columns[i].name: _text(values, i) for i in wanted}
 

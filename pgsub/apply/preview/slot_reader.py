@@ -41,7 +41,7 @@ _ASK, _ANSWER = 0.2, 5.0
 
 @dataclass(slots=True)
 class Header:
-    """Which transaction: all that can be said of one before its changes.
+    """A transaction, with all that can be said of it before its changes.
 
     :ivar begin_lsn: of its first published change.
     :ivar end_lsn: 0 until its end was read.
@@ -75,7 +75,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """No transaction ends before this position but those already read."""
+    """A position before which no transaction ends but those already read."""
 
     position: int
 
@@ -96,7 +96,7 @@ class SlotReader:
         self.flush_lsn = flush_lsn
 
     def steps(self) -> Iterator[Step]:
-        """Everything up to :attr:`flush_lsn`: a header, its changes, its end; then the next. May be left at any time.
+        """Yield everything up to :attr:`flush_lsn`: a header, its changes, its end. May be left at any time.
 
         :raises PgsubError: the connection is lost, or the publisher cannot decode.
         """
@@ -126,7 +126,7 @@ class SlotReader:
                 yield Change(header, message)
 
     def _messages(self) -> Iterator[tuple[int, bytes | None]]:
-        """LSN and message; without one it is a position that the publisher has sent everything before."""
+        """Yield LSN and message; without one it is a position that the publisher has sent everything before."""
         answer = ask = time.monotonic() + _ASK
         received = self._start
         while True:

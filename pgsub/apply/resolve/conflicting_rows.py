@@ -40,7 +40,7 @@ class ConflictingRows:
         self._changes: dict[tuple[int, bytes, bytes | None, bool], tuple[RelationMap, Statement]] = {}
 
     def begin(self) -> None:
-        """A target transaction was opened: tables may have other indexes now."""
+        """Begin a target transaction: tables may have other indexes now."""
         self._searches.clear()
         self._changes.clear()
 
@@ -64,7 +64,7 @@ class ConflictingRows:
             return known.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=inserts)
 
     def _resulting(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
-        """The same object for the same shape, by which :class:`TableSearch` knows it."""
+        """Return the same object for the same shape, by which :class:`TableSearch` knows it."""
         shape = id(relation), kinds, old_kinds, inserts
         known = self._changes.get(shape)
         if known is None:
@@ -110,7 +110,7 @@ class ConflictingRows:
 
 @contextlib.contextmanager
 def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
-    """Errors of statements that are not the pipeline's, with the change that they are about."""
+    """Raise errors of statements that are not the pipeline's with the change that they are about."""
     try:
         yield
     except psycopg.Error as error:
@@ -120,7 +120,7 @@ def _placed(place: Place, statement: Statement | None = None) -> Iterator[None]:
 
 
 def _same_key(relation: RelationMap, hit: ConflictingRow, found: Search) -> bool:
-    """Whether a row in the way has the key of the remote one, and so can become it."""
+    """Return whether a row in the way has the key of the remote one, and so can become it."""
     if not relation.by_identity or hit.row is None or found.remote is None:
         return False
     names = {relation.columns[i].name for i in (*relation.lookup, *relation.always)}

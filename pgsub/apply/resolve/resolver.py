@@ -44,32 +44,32 @@ Change = tuple[RemoteTransaction, bytes]
 
 
 class Changes(Protocol):
-    """Makes changes as if there were no rules: :class:`pgsub.apply.execute.dispatch.Dispatch`."""
+    """The execution of changes as if there were no rules: :class:`pgsub.apply.execute.dispatch.Dispatch`."""
 
     def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """A message as it came."""
+        """Return a message as it came."""
 
     def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        """Where a change goes; None: it is left out."""
+        """Return where a change goes; None: it is left out."""
 
 
 class AttemptSize:
-    """How many rows are tried together inside a savepoint: fewer after a failure, more after a success."""
+    """The number of rows tried together inside a savepoint: fewer after a failure, more after a success."""
 
     def __init__(self) -> None:
         self.rows = TOGETHER
 
     def succeeded(self, rows: int) -> None:
-        """So many were applied."""
+        """Note that so many were applied."""
         self.rows = min(TOGETHER, 2 * rows)
 
     def failed(self, rows: int) -> None:
-        """One of so many was refused."""
+        """Note that one of so many was refused."""
         self.rows = max(1, rows // 4)
 
 
 class Resolver:
-    """Applies changes of one executor with their conflicts resolved.
+    """The execution of changes with their conflicts resolved.
 
     :param connection: the session; the caller opens and ends transactions.
     :param rows: of that session.
@@ -94,7 +94,7 @@ class Resolver:
         self._records = Records(rows, relations)
 
     def begin(self) -> None:
-        """A target transaction was opened: tables may have other indexes now."""
+        """Begin a target transaction: tables may have other indexes now."""
         self._conflicting_rows.begin()
 
     def run(self, changes: Sequence[Change], between: Callable[[], None]) -> None:
@@ -178,7 +178,7 @@ class Resolver:
         return self._decisions.action(rule, change.place.transaction.commit_ts, local)
 
     def _differing(self, change: SingleChange, differs: OriginDiffers) -> bool:
-        """Whether the change is to be made."""
+        """Return whether the change is to be made."""
         rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local] if differs.local is not None else [])
@@ -295,7 +295,7 @@ _EXISTING = frozenset({"insert_exists", "update_exists", "multiple_unique_confli
 
 
 def _is_fault(failure: StatementFailed, found: Search) -> bool:
-    """Whether the index that refused a row is none of those of the server's conflicts."""
+    """Return whether the index that refused a row is none of those of the server's conflicts."""
     return failure.error.sqlstate == _UNIQUE and failure.error.diag.constraint_name not in found.indexes
 
 

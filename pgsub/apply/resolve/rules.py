@@ -44,7 +44,7 @@ class SingleChange:
 
 
 class Decisions:
-    """Decides conflicts by the subscription's rules.
+    """The decisions about conflicts by the subscription's rules.
 
     :param connection: of the target; the caller opens and ends transactions.
     """

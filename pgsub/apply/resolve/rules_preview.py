@@ -26,7 +26,7 @@ class Decision:
 
 
 class RulesPreview:
-    """Asks the rules of a subscription in the order in which the changes of one transaction would.
+    """The rules of a subscription, asked in the order in which the changes of one transaction would.
 
     :param session: of the target; anything but what the changes are looked at with.
     :ivar commit_ts: of the transaction, microseconds since 2000.

@@ -52,7 +52,7 @@ def decide(
 
 
 def own(hit: ConflictingRow, subid: int) -> bool:
-    """Whether the subscription wrote a row itself, by its replication origin."""
+    """Return whether the subscription wrote a row itself, by its replication origin."""
     name = f"pgsub_{subid}"
     return hit.origin is not None and (hit.origin == name or hit.origin.startswith(f"{name}_"))
 
@@ -71,7 +71,7 @@ def tie(connection: psycopg.Connection, subid: int) -> Action:
 
 
 def tied(remote: tuple[str, str], local: tuple[str, str]) -> Action:
-    """Two changes of one microsecond: that of the database with the greater name in the world wins, on both sides.
+    """Decide between two changes of one microsecond: on both sides that of the database with the greater name wins.
 
     :param remote: system identifier and name of the publisher's database, ``local`` of the target's.
     """

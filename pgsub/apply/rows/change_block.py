@@ -37,7 +37,7 @@ class ChangeBlock:
         return self._count
 
     def add(self, item: Item, segment: Segment) -> None:
-        """Further messages of a transaction, or of a run of them; those that change no row are left out."""
+        """Add messages of a transaction, or of a run of them; those that change no row are left out."""
         numbers = np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)])
         self._starts.append(self._count)
         self._owners.append((item, segment, numbers))
@@ -61,7 +61,7 @@ class ChangeBlock:
         return self._messages
 
     def relids(self) -> list[int]:
-        """Remote relations that the messages are of."""
+        """Return the remote relations that the messages are of."""
         return [int(relid) for relid in np.unique(self._relids())] if self._count else []
 
     def _relids(self) -> Offsets:
@@ -73,7 +73,7 @@ class ChangeBlock:
         return found
 
     def split(self, relids: Sequence[int]) -> tuple[ChangeBlock, ChangeBlock]:
-        """The messages of some relations, and the others."""
+        """Split it: the messages of some relations, and the others."""
         chosen = np.isin(self._relids(), relids)
         return self._some(chosen), self._some(~chosen)
 
@@ -91,7 +91,7 @@ class ChangeBlock:
         return some
 
     def transaction_of(self, position: int) -> RemoteTransaction:
-        """Whose a message is."""
+        """Return the transaction of a message."""
         number = bisect.bisect_right(self._starts, position) - 1
         item, segment, numbers = self._owners[number]
         if not isinstance(item, TransactionRun):
@@ -99,7 +99,7 @@ class ChangeBlock:
         return item.transaction_of(segment.start + int(numbers[position - self._starts[number]]))
 
     def rows(self, positions: Sequence[int] | None = None) -> Iterator[tuple[RemoteTransaction, bytes]]:
-        """Messages and whose they are.
+        """Return messages with their transactions.
 
         :param positions: of some, None for all.
         """

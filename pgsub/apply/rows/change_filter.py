@@ -38,7 +38,7 @@ Filter = Callable[[Relation, int | None, int], Decision | None]
 
 
 class ChangeFilter:
-    """Decides about the changes of one executor. What it decided holds until the target transaction ends.
+    """The filter of one executor's changes. What it decided holds until the target transaction ends.
 
     :param rows: the session's writer, between whose statements the catalogs are asked.
     """
@@ -148,7 +148,7 @@ class ChangeFilter:
 
     @contextlib.contextmanager
     def _asking(self, transaction: RemoteTransaction, message_type: str, remote: Relation) -> Iterator[None]:
-        """The catalogs are read on the same session, between its statements; faults get their place."""
+        """Let the catalogs be read on the same session, between its statements; faults get their place."""
         self._rows.sync()
         try:
             yield

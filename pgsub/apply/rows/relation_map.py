@@ -93,7 +93,10 @@ class RelationCache:
             del self.statements[key]
 
     def remote(self, relid: int) -> Relation:
-        """:raises ProtocolViolation: no Relation message came for it."""
+        """Return the remote relation.
+
+        :raises ProtocolViolation: no Relation message came for it.
+        """
         try:
             return self._remote[relid]
         except KeyError:
@@ -104,7 +107,7 @@ class RelationCache:
         return self._remote.get(relid)
 
     def oid(self, relid: int) -> int | None:
-        """Oid of the target table, if it was looked up before: looking up needs the session."""
+        """Return the oid of the target table, if it was looked up before: looking up needs the session."""
         known = self._maps.get(relid)
         return known.target.oid if known is not None else self._oids.get(local_name(self.remote(relid)))
 
@@ -135,7 +138,7 @@ class RelationCache:
         return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {self._sub.name}"))
 
     def oids(self, names: Collection[Name]) -> set[int]:
-        """Oids of the target tables that bear these names, looked up where they are not known yet."""
+        """Find oids of the target tables that bear these names, looked up where they are not known yet."""
         for name in names:
             if name[0] == LEDGER:
                 self._oids[name] = NEVER
@@ -170,7 +173,7 @@ class RelationCache:
         return partitions(self._connection, target.oid)
 
     def known(self, relid: int) -> RelationMap | None:
-        """The map, if it was made before: making one needs the session."""
+        """Return the map, if it was made before: making one needs the session."""
         return self._maps.get(relid)
 
     def make(self, relid: int, target_oid: int) -> RelationMap:
@@ -208,7 +211,7 @@ class RelationCache:
             )
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
-        """The error of a table that is not the one that the subscription knows by its name."""
+        """Make the error of a table that is not the one that the subscription knows by its name."""
         now = name_of(self._connection, known)
         what, where = "was dropped and created again", ""
         if now is not None:
@@ -220,11 +223,11 @@ class RelationCache:
         )
 
     def snapshot(self) -> dict[int, Relation]:
-        """Remote relations as of now: a batch that is replayed starts from these."""
+        """Return the remote relations as of now: a batch that is replayed starts from these."""
         return dict(self._remote)
 
     def restore(self, snapshot: dict[int, Relation]) -> None:
-        """Back to a snapshot, with everything about the target looked up anew (any error may come from its DDL)."""
+        """Go back to a snapshot and look everything of the target up anew: any error may come from its DDL."""
         self._remote = dict(snapshot)
         self._maps.clear()
         self._prints.clear()
@@ -233,5 +236,5 @@ class RelationCache:
 
 
 def local_name(relation: Relation) -> Name:
-    """Schema and name by which its table is found on the target; the protocol leaves out pg_catalog."""
+    """Return schema and name of its table on the target; the protocol leaves out pg_catalog."""
     return relation.namespace or "pg_catalog", relation.name

@@ -48,7 +48,7 @@ class WorkerStreams:
 def target_session(
     sub: Subscription, name: SessionName, claim: Claim, synchronous_commit: str, *, must: bool = False
 ) -> TargetSession:
-    """A session that makes changes of the subscription as apply does: its settings, its replication origin.
+    """Open a session that makes changes of the subscription as apply does: its settings, its replication origin.
 
     :param claim: what its commits of progress are checked against.
     :param must: see :func:`pgsub.target.session.origins.attach`.

@@ -114,7 +114,7 @@ def _checked(relation: RelationMap, statement: Statement) -> Statement:
 
 
 def _moves(relation: RelationMap, new: Tuple, old: Tuple | None) -> bool:
-    """Whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
+    """Return whether a GENERATED ALWAYS identity column may get another value, which an UPDATE cannot give it."""
     for i in relation.always:
         if new.kinds[i] == UNCHANGED or (old is None and relation.by_identity and i in relation.lookup):
             continue
@@ -128,7 +128,7 @@ def _finds(relation: RelationMap, row: Tuple) -> bytes:
 
 
 def _reads(relation: RelationMap, row: Tuple) -> bytes:
-    """Whether values come as text, of columns where that makes another statement."""
+    """Return whether values come as text, of columns where that makes another statement."""
     return bytes([row.kinds[i] == BINARY for i in sorted(relation.read)])
 
 

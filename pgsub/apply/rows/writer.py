@@ -54,7 +54,7 @@ class _Inserts:
 
 
 class RowWriter:
-    """Writes rows through one target session, in the order given.
+    """A writer of rows through one target session, in the order given.
 
     :param connection: autocommit; the caller opens and ends transactions.
     :ivar copies: whether runs of inserts may go as COPY; off while a failed row is to be named.
@@ -124,7 +124,7 @@ class RowWriter:
         self.changes += 1
 
     def _copied(self, transaction: RemoteTransaction, relation: RelationMap, payloads: Sequence[bytes]) -> bool:
-        """COPY the rows; False where they do not fit into one stream."""
+        """Copy the rows; False where they do not fit into one stream."""
         groups, _ = columnar.decode(payloads, transaction.in_stream)
         rows = groups[0].new
         if len(groups) != 1 or rows is None or len(rows.kinds) != len(relation.columns):
@@ -146,7 +146,7 @@ class RowWriter:
         self._change(self._statements.update(place, leaves=self._leaves_partition(place)), place)
 
     def _leaves_partition(self, place: Place) -> bool:
-        """Whether the row goes to another partition, where triggers see the difference (apply_handle_tuple_routing)."""
+        """Return whether the row goes to another partition and triggers see it (apply_handle_tuple_routing)."""
         if place.mapped.target.relkind != "p" or not place.mapped.target.fires:
             return False
         self.sync()
@@ -177,7 +177,7 @@ class RowWriter:
         return on_count
 
     def _leaves(self, place: Place, what: str) -> bool:
-        """Whether a conflict, missing or origin_differs, is for a rule to decide."""
+        """Return whether a conflict, missing or origin_differs, is for a rule to decide."""
         relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
         if relation.rule(kind) is None:
             return False
@@ -221,7 +221,7 @@ class RowWriter:
         self._pipeline.send(statement, values, [1] * len(values), relation, on_count)
 
     def copy_set(self, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
-        """COPY rows into a relation, after everything else was run.
+        """Copy rows into a relation, after everything else was run.
 
         :param stream: all columns of the remote relation.
         :raises StatementFailed: the COPY, or something before it.
@@ -311,7 +311,7 @@ class RowWriter:
         self._pipeline.reset()
 
     def _become(self, role: str | None, place: Place | None = None) -> None:
-        """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
+        """Send a change of role, where consecutive statements differ in it (SwitchToUntrustedUser, usercontext.c)."""
         # guard: changes are made as the owner of each table, always
         if role == self._role:
             return

@@ -28,7 +28,7 @@ class RowMessages:
         self.keys = _joined([taken(_finding(group), self.lookup) for group in self.groups], len(self.lookup))
 
     def keeps_keys(self) -> bool:
-        """Whether every update that came with an old row has its key in the new one, byte by byte."""
+        """Return whether every update that came with an old row has its key in the new one, byte by byte."""
         for group in self.groups:
             if group.old is None or group.new is None:
                 continue
@@ -52,7 +52,7 @@ def _joined(rows: Sequence[Rows], columns: int) -> Rows:
 
 
 def _finding(group: Changes) -> Rows:
-    """The rows that say which rows are meant."""
+    """Return the rows that say which rows are meant."""
     rows = group.new if group.old is None else group.old
     assert rows is not None
     return rows

@@ -121,19 +121,19 @@ class _Compaction:
         )
 
     def _found(self, chosen: Flags) -> Rows | None:
-        """Keys of these effects."""
+        """Return keys of these effects."""
         if not chosen.any():
             return None
         return rows_at(self._messages.keys, self._order[self._first[self._by_locality(np.flatnonzero(chosen))]])
 
     def _by_locality(self, effects: Offsets) -> Offsets:
-        """In the order of the key where that was had for nothing, else in the order of arrival."""
+        """Sort in the order of the key where that was had for nothing, else in the order of arrival."""
         if self._keys.ordered:
             return effects
         return effects[np.argsort(self._messages.positions[self._order[self._first[effects]]], kind="stable")]
 
     def _sources(self, column: int, at: Offsets) -> Offsets:
-        """The message that has a row's newest value of a column; where none has one, one that has it unchanged.
+        """Find the message that has a row's newest value of a column; where none has one, one that has it unchanged.
 
         :param at: each row's last message.
         """
@@ -172,7 +172,7 @@ class _Compaction:
         return tuple(made)
 
     def _merged(self, at: Offsets) -> Rows:
-        """Rows of newest values.
+        """Merge rows of newest values.
 
         :param at: each row's last message.
         """
@@ -208,7 +208,7 @@ class _Compaction:
         return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, None, moved)
 
     def _assembled(self, rows: Rows) -> Changes:
-        """Messages for rows whose values came in several."""
+        """Assemble messages for rows whose values came in several."""
         buffer = self._messages.buffer
         head = b"I" + self._relation.remote.relid.to_bytes(4) + b"N" + len(rows.kinds).to_bytes(2)
         payloads = []
@@ -225,7 +225,7 @@ class _Compaction:
 
 
 def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
-    """The distinct columns of a table of flags, and which of them each column is."""
+    """Return the distinct columns of a table of flags, and which of them each column is."""
     if (alone == alone[:, :1]).all():
         return [alone[:, 0]], np.zeros(alone.shape[1], np.int64)
     packed = np.ascontiguousarray(np.packbits(alone, axis=0).T)
@@ -234,7 +234,7 @@ def _masks(alone: Flags) -> tuple[list[Flags], Offsets]:
 
 
 def _unfit(relation: RelationMap, columns: Sequence[int], rows: Rows) -> str | None:
-    """Why values of these columns cannot be passed as arrays.
+    """Return why values of these columns cannot be passed as arrays.
 
     :param rows: an array row for each of the columns.
     """

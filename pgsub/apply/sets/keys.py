@@ -28,7 +28,7 @@ class Keys:
         self.ordered = self.collided = False
 
     def grouped(self, positions: Offsets) -> tuple[Offsets, Flags]:
-        """Rows sorted by key, those of one key by position.
+        """Sort rows by key, those of one key by position.
 
         :param positions: small numbers, no two alike.
         :return: the order, and whether each but the first has the key of the one before it.
@@ -54,12 +54,12 @@ class Keys:
         return order, same
 
     def same_as(self, other: Rows) -> bool:
-        """Whether other keys in the same buffer are, row by row, the same bytes."""
+        """Return whether other keys in the same buffer are, row by row, the same bytes."""
         at = np.arange(other.kinds.shape[1])
         return self._equal(self._rows, at, other, at)
 
     def _packed(self) -> tuple[Words | None, int]:
-        """Keys as numbers, if they are short: each column's part of its own, in so many bits; None if they are not."""
+        """Pack short keys into numbers: each column's part of its own, in so many bits. None if they are not short."""
         codes: Words = np.zeros(1, np.uint64)
         bits = 0
         for offsets, lengths in zip(self._rows.offsets, self._rows.lengths, strict=True):
@@ -75,7 +75,7 @@ class Keys:
         return codes, bits
 
     def _part(self, offsets: Offsets, lengths: Lengths, longest: int) -> Words | None:
-        """Values of a column as numbers that order as integers do, where they are written in decimal digits."""
+        """Read values of a column as numbers that order as integers do, where they are written in decimal digits."""
         if longest > 2 * _WORD - 1:
             return None
         fixed = bool((lengths == longest).all())
@@ -103,7 +103,7 @@ class Keys:
         return codes
 
     def _word(self, offsets: Offsets, lengths: Lengths, index: int) -> Words:
-        """Bytes from ``8 * index`` on, eight at most, as a number; 0 where there are none."""
+        """Read bytes from ``8 * index`` on, eight at most, as a number; 0 where there are none."""
         rest = np.clip(lengths.astype(np.int64) - index * _WORD, 0, _WORD)
         words = self._words[offsets + index * _WORD].astype(np.uint64)
         if rest.all():
@@ -135,7 +135,7 @@ def _reason(kinds: Bytes) -> str | None:
 
 
 def _digits(words: Words, lengths: Lengths) -> Words | None:
-    """Decimal digits, eight at most, with four bits for each; None where there is anything else."""
+    """Encode decimal digits, eight at most, with four bits for each; None where there is anything else."""
     # above the bytes of a short word there is nothing, and must be nothing else
     threes = np.uint64(0x3030303030303030) >> (_BITS - 8 * lengths.astype(np.int64)).astype(np.uint64)
     if (words & np.uint64(0xF0F0F0F0F0F0F0F0) != threes).any():
@@ -147,6 +147,6 @@ def _digits(words: Words, lengths: Lengths) -> Words | None:
 
 
 def mix(codes: Words, words: Words) -> Words:
-    """Hashes of what was mixed so far and a further word; equal ones say nothing, the bytes are compared."""
+    """Hash what was mixed so far and a further word; equal hashes prove nothing, the bytes are compared."""
     codes = (codes ^ words) * np.uint64(0x9E3779B97F4A7C15)
     return codes ^ (codes >> np.uint64(29))

@@ -49,7 +49,7 @@ class SetResult:
 
 
 class SetWriter:
-    """Executes blocks through one target session, inside the transaction that the caller opened.
+    """A writer of blocks through one target session, inside the transaction that the caller opened.
 
     :param rows: the session's writer of single rows: both share its pipeline and role.
     :param replica: whether session_replication_role = replica is in effect there.
@@ -63,7 +63,7 @@ class SetWriter:
         self._deviation: SetFallback | None = None
 
     def begin(self) -> None:
-        """A new target transaction: nothing of an earlier one is left to check."""
+        """Begin a target transaction: nothing of an earlier one is left to check."""
         self._deviation = None
 
     def apply(
@@ -114,7 +114,7 @@ class SetWriter:
         return sets
 
     def _reason_for_all(self, relations: Sequence[RelationMap]) -> str | None:
-        """Why all changes must stay in their order, whatever their relations."""
+        """Return why all changes must stay in their order, whatever their relations."""
         if not self._replica:
             return "session_replication_role is not replica"
         for relation in relations:
@@ -229,7 +229,7 @@ class _Known:
         self._statements: dict[tuple[str, tuple[Parameter, ...], tuple[Parameter, ...]], Statement] = {}
 
     def statement(self, verb: str, keys: tuple[Parameter, ...], values: tuple[Parameter, ...]) -> Statement:
-        """The statement of that verb; the same object each time, which the pipeline prepares once."""
+        """Return the statement of that verb; the same object each time, which the pipeline prepares once."""
         shape = verb, keys, values
         known = self._statements.get(shape)
         if known is None:
@@ -246,7 +246,7 @@ class _Known:
 
 
 def _parameters(positions: Sequence[int], rows: Rows, places: Sequence[int]) -> tuple[Parameter, ...]:
-    """Parameters for columns.
+    """Make parameters for columns.
 
     :param positions: of the remote columns, ``places`` their array rows in ``rows``.
     """

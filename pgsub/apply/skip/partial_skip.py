@@ -41,7 +41,7 @@ _Key = tuple[int, tuple[bytes | str | None, ...]]
 
 
 class PartialSkip:
-    """Applies what can be applied of one transaction."""
+    """The application of what can be applied of one transaction."""
 
     def __init__(
         self, session: TargetSession, executor: Executor, ledger_commit: LedgerCommit, left: SkippedChanges
@@ -56,7 +56,7 @@ class PartialSkip:
         self._conflicts: list[ResolvedConflict] = []  #: to be recorded
 
     def run(self, transaction: RemoteTransaction, should_apply: Filter) -> None:
-        """Row by row, as far as it must be."""
+        """Apply row by row, as far as it must be."""
         self._transaction = transaction
         self._executor.begin(should_apply)
         with self._executor.row_by_row():
@@ -149,7 +149,7 @@ class PartialSkip:
         return known
 
     def _identical(self, payload: bytes, error: ApplyError) -> bool:
-        """Whether the row that could not be inserted is there already: nothing of it is missing then."""
+        """Return whether the row that could not be inserted is there already: nothing of it is missing then."""
         message = self._decoded(payload)
         if error.conflict is None or not isinstance(message, Insert) or BINARY in message.new.kinds:
             return False
@@ -168,7 +168,7 @@ class PartialSkip:
             self._left.keep(self._session.relations.remote(relid), message, {"skipped": "row", **reason})
 
     def _keys(self, message: Message) -> list[_Key]:
-        """Which rows a change is about: the one that it looks for, then the one that it leaves."""
+        """Return which rows a change is about: the one that it looks for, then the one that it leaves."""
         match message:
             case Insert():
                 rows: list[Tuple] = [message.new]

@@ -51,7 +51,7 @@ class ReplayRequest:
 
 
 class ReplayFilter:
-    """Decides which tables still take skipped changes of one transaction.
+    """The filter of tables that still take skipped changes of one transaction.
 
     :param connection: of the target.
     """
@@ -103,7 +103,7 @@ def replay(sub: Subscription, request: ReplayRequest) -> list[OriginDiffers]:
 
 
 def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[OriginDiffers]:
-    """In a transaction that is left open."""
+    """Apply the changes in a transaction that is left open."""
     connection, ids = session.connection, request.kept.ids
     connection.execute("BEGIN")
     if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
@@ -154,7 +154,10 @@ def _refused(remote: Relation, why: str) -> StateForbids:
 
 
 def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
-    """:raises ApplyError: a row is missing, which apply would only report."""
+    """Check that no row is missing, which apply would only report.
+
+    :raises ApplyError: a row is missing, which apply would only report.
+    """
     for one in records:
         # guard: a replay that misses a row changes nothing
         if isinstance(one, MissingRow):

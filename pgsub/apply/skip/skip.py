@@ -38,7 +38,7 @@ class SkipHandler:
         self._executor = executor
 
     def part(self, skip: Skip, batch: Batch) -> Batch:
-        """The first transactions of a batch that :meth:`run` takes at once.
+        """Return the first transactions of a batch that :meth:`run` takes at once.
 
         Up to one with changes, and with it; of a skip that waits for its transaction up to that, or the first behind.
         """
@@ -78,7 +78,7 @@ class SkipHandler:
             self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, relations.subname, messages))
 
     def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, should_apply: Filter) -> None:
-        """Nothing is applied, and the target need not even have the tables."""
+        """Skip all of it: nothing is applied, and the target need not even have the tables."""
         relations = self._session.relations
         taken: dict[int, bool] = {}
         for payload in transaction.payloads():
@@ -94,7 +94,7 @@ class SkipHandler:
         relations.learn_from(transaction)
 
     def _taken(self, remote: Relation, transaction: RemoteTransaction, should_apply: Filter) -> bool:
-        """Whether apply would have made the changes of a relation; those of one that the target lacks stop it."""
+        """Return whether apply would have made the changes of a relation. It stops at one that the target lacks."""
         oids = self._session.relations.oids([local_name(remote)])
         if not oids:
             return self._session.progress.applies

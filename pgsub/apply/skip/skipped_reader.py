@@ -27,7 +27,7 @@ SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
 
 
 class SkippedReader:
-    """Reads the skipped changes of one transaction.
+    """A reader of the skipped changes of one transaction.
 
     :param connection: of the target; asked for each table at once, for later it may be in a pipeline.
     :param finish_lsn: of the transaction.
@@ -44,7 +44,7 @@ class SkippedReader:
         self.transaction = RemoteTransaction(kept.xid, finish_lsn, finish_lsn)
 
     def changes(self, rows: Iterable[SkippedChange]) -> Iterator[tuple[SkippedChange, list[Relation], RowMessage]]:
-        """Each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
+        """Yield each change with the relations it names; TRUNCATEs that follow each other are one, of all their tables.
 
         They were one on the publisher where foreign keys are between those tables; where they were several, it comes
         to the same.
@@ -65,7 +65,7 @@ class SkippedReader:
             yield _truncate(emptied)
 
     def _relation(self, row: SkippedChange) -> Relation:
-        """The publisher's table as the row describes it; with other columns it is another relation."""
+        """Return the publisher's table as the row describes it; with other columns it is another relation."""
         body = row.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
@@ -116,7 +116,7 @@ def _tuple(relation: Relation, row: dict[str, Any]) -> Tuple:
 
 
 def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
-    """Kind and value, as :meth:`SkippedChanges._value` kept them."""
+    """Return kind and value, as :meth:`SkippedChanges._value` kept them."""
     if name not in row:
         return "u", None
     value = row[name]

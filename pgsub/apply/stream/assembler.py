@@ -48,16 +48,16 @@ class StreamWatch:
     """Hears of transactions in progress as their stream blocks come in; this one ignores them."""
 
     def started(self, xid: int, spooled: SpooledTransaction) -> None:
-        """A stream block begins."""
+        """Take note that a stream block begins."""
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """More of the open block came in."""
+        """Take note that more of the open block came in."""
 
     def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
-        """A stream block ended: everything of it is in the file."""
+        """Take note that a stream block ended: everything of it is in the file."""
 
     def aborted(self, xid: int, subxid: int) -> None:
-        """A subtransaction was rolled back, or with ``subxid == xid`` all of it."""
+        """Take note that a subtransaction was rolled back, or with ``subxid == xid`` all of it."""
 
 
 class Assembler:
@@ -126,7 +126,7 @@ class Assembler:
             yield transaction
 
     def _run(self, received: Frames, start: int, end: int) -> TransactionRun | None:
-        """Many transactions that need no looking at one by one."""
+        """Take many transactions that need no looking at one by one."""
         if received.codes.count(_COMMIT, start, end) < RUN_FROM:
             return None
         run = TransactionRun.of(received.range(start, end))

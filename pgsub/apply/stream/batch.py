@@ -30,7 +30,7 @@ _Numbers = NDArray[np.int64]
 
 
 def _breaks() -> NDArray[np.bool_]:
-    """By the types of two messages, 256 times the first plus the second: they do not follow each other in a run.
+    """Return by the types of two messages, 256 times the first plus the second, that they do not follow in a run.
 
     There is nothing but plain transactions in it; keepalives may stand between them, and an origin behind BEGIN.
     """
@@ -44,7 +44,7 @@ _BREAKS = _breaks()
 
 
 class RunBounds:
-    """Where whole plain transactions one behind the other end, by the types of received messages.
+    """The ends of whole plain transactions one behind the other, by the types of received messages.
 
     :param codes: the types.
     """
@@ -57,7 +57,7 @@ class RunBounds:
         self._ends: list[int] = [*(np.flatnonzero(_BREAKS[pairs]) + 1).tolist(), len(codes)]
 
     def end(self, start: int) -> int:
-        """Behind the last COMMIT of those that begin with a message; ``start`` where not one is whole."""
+        """Find the end of the last COMMIT of those that begin with a message; ``start`` where not one is whole."""
         stop = self._ends[bisect.bisect_right(self._ends, start)]
         return max(self._codes.rfind(_COMMIT, start, stop) + 1, start)
 
@@ -118,7 +118,7 @@ class TransactionRun:
         return int(self.end_lsns[-1])
 
     def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
-        """The first ``count`` and the rest; neither is empty."""
+        """Split it after the first ``count`` transactions; neither part is empty."""
         found, middle = self.segment.frames, int(self._begins[count])
         first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
         rest = found.range(middle, self.segment.end)
@@ -132,11 +132,11 @@ class TransactionRun:
         )
 
     def segments(self) -> Iterator[Segment]:
-        """Its messages."""
+        """Return its messages."""
         yield self.segment
 
     def transactions(self) -> list[RemoteTransaction]:
-        """Each by itself."""
+        """Yield each transaction by itself."""
         return [self.one(number) for number in range(len(self))]
 
     def transaction_of(self, frame: int) -> RemoteTransaction:
@@ -195,7 +195,7 @@ class Batch:
         return item.one(len(item) - 1) if isinstance(item, TransactionRun) else item
 
     def transactions(self) -> Iterator[RemoteTransaction]:
-        """Each by itself."""
+        """Yield each transaction by itself."""
         for item in self.items:
             if isinstance(item, TransactionRun):
                 yield from item.transactions()
@@ -203,7 +203,7 @@ class Batch:
                 yield item
 
     def cut(self, count: int) -> tuple[Batch, Batch]:
-        """The first ``count`` transactions, and the rest; either may be empty."""
+        """Split it after the first ``count`` transactions; either part may be empty."""
         first, left = Batch(), count
         for number, item in enumerate(self.items):
             size = _count(item)
@@ -226,7 +226,7 @@ class Batch:
 
 
 def _alternate(begins: _Numbers, commits: _Numbers, size: int) -> bool:
-    """Whether each of some messages but keepalives is of one transaction, from its BEGIN to its COMMIT."""
+    """Return whether each of some messages but keepalives is of one transaction, from its BEGIN to its COMMIT."""
     if not len(begins) or len(begins) != len(commits) or begins[0] != 0 or commits[-1] != size - 1:
         return False
     return bool((begins < commits).all() and (commits[:-1] < begins[1:]).all())
@@ -237,5 +237,5 @@ def _count(item: Item) -> int:
 
 
 def _words(buffer: bytes, offsets: _Numbers) -> _Numbers:
-    """Eight bytes at each offset as a number; an LSN beyond 2^63 is negative, and no publisher has one."""
+    """Read eight bytes at each offset as a number; an LSN beyond 2^63 is negative, and no publisher has one."""
     return np.ndarray((len(buffer) - 7,), ">i8", buffer, strides=(1,))[offsets].astype(np.int64)

@@ -35,13 +35,13 @@ class PublisherShutdown:
         self._refused = False
 
     def asked(self, clock: float) -> None:
-        """The publisher wants a reply."""
+        """Note that the publisher wants a reply."""
         if clock - self._asked > _AGAIN_SECONDS:
             self._asks_since = clock
         self._asked = clock
 
     def in_vain(self, clock: float, progress: object, *, unread: bool) -> bool:
-        """Whether it shuts down and waits for what does not come.
+        """Return whether it shuts down and waits for what does not come.
 
         :param progress: differs where anything was received, applied or confirmed since it was asked last.
         :param unread: what the publisher says is left in the socket.

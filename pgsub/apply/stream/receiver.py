@@ -44,7 +44,7 @@ EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 
 
 def now() -> int:
-    """Microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
+    """Return microseconds since 2000-01-01 UTC: the wire's clock, for display and feedback only."""
     return time.time_ns() // 1000 - EPOCH_2000
 
 
@@ -69,7 +69,7 @@ class Timing:
         status_interval: float | None = None,
         wal_sender_timeout: float | None = None,
     ) -> Timing:
-        """From settings of the two servers in seconds, where 0 means never and None that it is not known."""
+        """Derive them from settings of the two servers in seconds; 0 means never, None that it is not known."""
         default = cls()
         asked = default.status_interval if status_interval is None else float(status_interval)
         intervals = [one for one in (asked, float(wal_sender_timeout or 0) / _ANSWERS) if one > 0]
@@ -79,7 +79,7 @@ class Timing:
 
 
 class Receiver(SupervisedThread):
-    """Receives until :meth:`close`; errors of the stream come out of :meth:`take`.
+    """A thread that receives until :meth:`close`; errors of the stream come out of :meth:`take`.
 
     :param walsender: a started stream.
     :param position: where it started; the first write position.
@@ -120,7 +120,7 @@ class Receiver(SupervisedThread):
     # what the applying thread calls
 
     def take(self, timeout: float) -> Frames | None:
-        """Next burst of CopyData messages, None when none came in time.
+        """Take the next burst of CopyData messages, None when none came in time.
 
         :raises PgsubError: the stream ended or broke, after everything received before was taken.
         """
@@ -139,7 +139,7 @@ class Receiver(SupervisedThread):
             return None
 
     def idle(self) -> bool:
-        """Whether nothing more is at hand."""
+        """Return whether nothing more is at hand."""
         return not self._queue and not self._held_since
 
     def progress(self, *, applied: int | None = None, flushed: int | None = None) -> None:
@@ -221,7 +221,7 @@ class Receiver(SupervisedThread):
         return max(0.0, min(longest, last_status + self._status_interval - time.monotonic()))
 
     def _silent(self, seconds: float) -> bool:
-        """Whether the publisher was silent for so long that it is asked for a sign of life."""
+        """Return whether the publisher was silent for so long that it is asked for a sign of life."""
         # guard: a silent publisher is given up
         if seconds > self._timeout:
             raise PublisherUnavailable("terminating logical replication worker due to timeout")
@@ -255,7 +255,7 @@ class Receiver(SupervisedThread):
         return False
 
     def _wait(self, timeout: float) -> bool:
-        """Until something comes or is to be said; whether it came from the publisher.
+        """Wait until something comes or is to be said; return whether it came from the publisher.
 
         What libpq holds already does not make the socket readable.
         """

@@ -45,7 +45,7 @@ _unpack = INT32.unpack_from
 
 
 def limit() -> int:
-    """Bytes that the spool of one worker may take by PGSUB_SPOOL_LIMIT, 0 where nothing is said.
+    """Return the bytes that the spool of one worker may take by PGSUB_SPOOL_LIMIT, 0 where nothing is said.
 
     :raises UsageError: it is no size.
     """
@@ -70,7 +70,7 @@ class SpoolSpace:
         self._taken = self._seen = 0
 
     def take(self, size: int) -> None:
-        """Before so many bytes are written.
+        """Reserve so many bytes before they are written.
 
         :raises SpoolFailed: there is no room for them.
         """
@@ -97,7 +97,7 @@ class SpoolSpace:
             )
 
     def give(self, size: int) -> None:
-        """So many bytes were removed."""
+        """Give back so many bytes that were removed."""
         self._taken -= size
         self._seen = min(self._seen, self._taken)
 
@@ -126,7 +126,7 @@ class Spool:
         self._room = SpoolSpace(self._folder, limit)
 
     def open(self, xid: int) -> SpooledTransaction:
-        """A new, empty file for a top-level transaction."""
+        """Open a new, empty file for a top-level transaction."""
         return SpooledTransaction(self._folder / f"{xid}.changes", self._room)
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class SpooledTransaction:
         self._ended.append(message)
 
     def segments(self, start: int, end: int) -> Iterator[Segment]:
-        """The messages as they came, aborted ones included, and Stream Aborts.
+        """Yield the messages as they came, aborted ones included, and Stream Aborts.
 
         :param start: 0, or the ``end`` of an earlier call.
         :param end: a value that :attr:`end` had.
@@ -253,7 +253,7 @@ class SpooledTransaction:
                     rest = rest[edges[-1] :]
 
     def kept(self) -> Iterator[Segment]:
-        """The messages in order, without those of aborted subtransactions."""
+        """Yield the messages in order, without those of aborted subtransactions."""
         self.pause()
         inside: set[int] = set()  # aborted ones that the session was in here
         for segment in self.segments(0, self.end):
@@ -298,7 +298,7 @@ class _Recent:
         self._size = 0
 
     def add(self, offset: int, messages: Segment) -> bool:
-        """One more segment; whether there are too many now."""
+        """Add one more segment; return whether there are too many now."""
         with self._lock:
             self._kept.append((offset, messages))
             self._size += messages.size
@@ -317,7 +317,7 @@ class _Recent:
 
 
 def by_subtransaction(segment: Segment) -> Iterator[tuple[int, Segment]]:
-    """RunBounds of messages of one subtransaction each, without Stream Aborts.
+    """Yield RunBounds of messages of one subtransaction each, without Stream Aborts.
 
     :return: its xid with each; 0 for logical messages, which belong to the subtransaction that they stand in, whatever
         xid they bear.

@@ -55,7 +55,7 @@ class StandbyNames:
 
 
 def named(connection: publisher.Connection) -> bool:
-    """Whether synchronous_standby_names names this session's application_name, or every one.
+    """Return whether synchronous_standby_names names this session's application_name, or every one.
 
     A name that only contains it counts as well: that costs some writes to the ledger and nothing else.
 

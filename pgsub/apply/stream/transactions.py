@@ -18,7 +18,7 @@ _DECODED = frozenset(b"RT")
 
 
 class Kind(Enum):
-    """How a remote transaction ended, or how a prepared one was decided."""
+    """The way a remote transaction ended, or a prepared one was decided."""
 
     COMMIT = "COMMIT"
     PREPARE = "PREPARE"
@@ -59,26 +59,26 @@ class RemoteTransaction:
         return self.finish_lsn if self.kind is Kind.COMMIT else MAX_LSN
 
     def segments(self) -> Iterator[Segment]:
-        """Its messages in order; may be asked for again."""
+        """Yield its messages in order; may be asked for again."""
         if self.spooled is not None:
             yield from self.spooled.kept()
         yield from self.received
 
     def payloads(self) -> Iterator[bytes]:
-        """The same, one by one."""
+        """Yield the same, one by one."""
         for segment in self.segments():
             yield from segment.payloads()
 
     def relids(self) -> set[int]:
-        """Remote relations it changes."""
+        """Return the remote relations that it changes."""
         return self._scan()[0]
 
     def described(self) -> list[Relation]:
-        """Its Relation messages."""
+        """Return its Relation messages."""
         return self._scan()[1]
 
     def _scan(self) -> tuple[set[int], list[Relation]]:
-        """Asked again and again while a claim keeps the transaction back, and its file may be long: read once."""
+        """Read the file once: it may be long, and is asked for repeatedly while a claim keeps the transaction back."""
         if self._scanned is None:
             found: set[int] = set()
             described: list[Relation] = []

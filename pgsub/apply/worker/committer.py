@@ -47,7 +47,7 @@ _MESSAGES = 1000
 
 
 class Committer:
-    """Applies transactions through the worker's own session, or has what a parallel worker did committed.
+    """The applier of transactions through the worker's own session, and of what parallel workers did.
 
     :param policy: decides what is applied.
     :param stop_streaming: ends the parallel workers where this session is in a deadlock; False if there are none.
@@ -155,7 +155,7 @@ class Committer:
         return None
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
-        """After a rollback: what the batch said of relations was not said. False if the session is lost."""
+        """Undo after a rollback what the batch said of relations. False if the session is lost."""
         if not self.ledger_commit.rolled_back():
             return False
         self._session.relations.restore(relations)
@@ -311,7 +311,7 @@ class Committer:
 
 
 def _ours(error: PgsubError) -> bool:
-    """Whether a change is to blame, and row by row it shows which; or the batch is too large for the target."""
+    """Return whether a change is to blame, and row by row it shows which; or the batch is too large for the target."""
     located = error.directive is Directive.STOP and error.context is not None
     return error.directive is Directive.FAULT or located or error.sqlstate == _OUT_OF_MEMORY
 

@@ -38,7 +38,7 @@ PAUSE_SECONDS = 0.2
 
 
 class HeldRelease:
-    """Applies the kept changes of released tables for one apply worker."""
+    """The application of the kept changes of released tables, for one apply worker."""
 
     def __init__(self, streams: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams = streams
@@ -113,7 +113,7 @@ class HeldRelease:
 
 
 class _HeldPolicy:
-    """Decides about kept changes, which the transaction that applies them removes from the ledger.
+    """The policy for kept changes, which the transaction that applies them removes from the ledger.
 
     A :class:`~pgsub.apply.worker.policy.ChangePolicy`.
     """
@@ -185,5 +185,5 @@ class _HeldPolicy:
         return self._skip
 
     def holds(self) -> bool:
-        """Never."""
+        """Return False."""
         return False

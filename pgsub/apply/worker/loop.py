@@ -115,7 +115,7 @@ class ApplyLoop:
         return self._committer.remote_lsn
 
     def run(self) -> str:
-        """Until asked to stop or the policy is done.
+        """Run until asked to stop or the policy is done.
 
         :return: ``stopped``, ``reached`` (until_lsn) or ``done``.
         :raises PgsubError: located where it can be.
@@ -155,7 +155,7 @@ class ApplyLoop:
         self._committer.record_messages()
 
     def _keepalive(self, keepalive: Keepalive) -> None:
-        """A position without a transaction: it counts once everything before it is applied."""
+        """Take a position without a transaction: it counts once everything before it is applied."""
         self._later_keepalive = keepalive
         self._asked |= keepalive.reply_requested
         if self._batch or self._ending:
@@ -166,7 +166,7 @@ class ApplyLoop:
         self._receiver.progress(applied=self._reportable)
 
     def _take_run(self, run: TransactionRun) -> None:
-        """Many at once, where none of them needs to be looked at."""
+        """Take many at once, where none of them needs to be looked at."""
         lsns = run.finish_lsns
         if covered(int(lsns[0]), self.remote_lsn) or (self._until and not covered(int(lsns[-1]), self._until)):
             for transaction in run.transactions():
@@ -211,7 +211,7 @@ class ApplyLoop:
         )
 
     def _gathered(self, quiet: bool) -> bool:
-        """Whether waiting for more would only delay what was received."""
+        """Return whether waiting for more would only delay what was received."""
         if not self._receiver.idle():
             return False
         if len(self._batch) < LONE:
@@ -291,7 +291,7 @@ class ApplyLoop:
         self._asked = False  # a publisher that still waits asks again
 
     def _wanted(self, clock: float) -> bool:
-        """Whether the ledger is to be written for WAL without a transaction.
+        """Return whether the ledger is to be written for WAL without a transaction.
 
         Each write makes WAL on the target, which others may replicate, and two subscriptions may feed each other. So
         it is written only where the publisher asks, a commit there waits, or the interval is over.

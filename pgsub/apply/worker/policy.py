@@ -12,7 +12,7 @@ from pgsub.target.ledger.skip import Skip
 
 
 class Positions(Protocol):
-    """Where the worker is."""
+    """The positions of a worker."""
 
     @property
     def remote_lsn(self) -> int:
@@ -24,7 +24,7 @@ class Positions(Protocol):
 
 
 class ChangePolicy(Protocol):
-    """Decides what a committer may apply."""
+    """The decisions about what a committer may apply."""
 
     def admit(self, batch: Batch) -> int:
         """Return how many of these may be applied now, under the lock; 0 makes the loop wait and ask again."""
@@ -36,26 +36,26 @@ class ChangePolicy(Protocol):
         """Return what is to be skipped of the transactions that :meth:`admit` admitted last."""
 
     def holds(self) -> bool:
-        """Whether :meth:`should_apply` may have a change kept."""
+        """Return whether :meth:`should_apply` may have a change kept."""
 
 
 class WorkerPolicy(ChangePolicy, Protocol):
-    """Decides what an apply worker and a tablesync worker do differently."""
+    """The differences between an apply worker and a tablesync worker."""
 
     def attach(self, loop: Positions) -> None:
-        """Take the loop whose positions the policy reads; called once, before anything else."""
+        """Take the loop whose positions the policy looks at; called once, before anything else."""
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """The filter for transactions that have no finish LSN yet, and the states_version it decides by.
+        """Return the filter for transactions that have no finish LSN yet, and the states_version it decides by.
 
         None while the decision needs one. The caller checks the version when the transaction ends.
         """
 
     def refused(self) -> bool:
-        """Called without the lock after :meth:`admit` gave 0; True: what waits is not this worker's any more."""
+        """Act without the lock after :meth:`admit` gave 0; True: what waits is not this worker's any more."""
 
     def boundary(self, control: Control | None) -> bool:
-        """Called between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
+        """Act between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
 
     def unfinished(self) -> bool:
-        """Whether something is left to do in :meth:`boundary` although the stream was applied as far as it is to be."""
+        """Return whether :meth:`boundary` has something to do although the stream was applied as far as it is to be."""

@@ -48,7 +48,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
 
 
 def _aborted(sub: Subscription, xid: int, *, must: bool) -> bool:
-    """Whether the publisher says so: a transaction that was committed never is."""
+    """Return whether the publisher says so: a transaction that was committed never is."""
     connection = publisher.connect(sub.connection, application_name=sub.name, must_use_password=must)
     with contextlib.closing(connection):
         following = int(str(scalar(connection, _NEXT_XID)))

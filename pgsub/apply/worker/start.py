@@ -115,7 +115,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
         two_phase=prepares,
         messages=sub.messages and spec.applies,
     )
-    parallel = walsender.negotiated(options).parallel_streaming
+    parallel = options.get("streaming") == "parallel"
     standby = StandbyNames(sub.connection, spec.application_name, named(replication))
     timing = _timing(own.connection, replication, spec.subscription)
     sender = walsender.WalSender(replication)
@@ -136,7 +136,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
 
 
 def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
-    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    """Open a writing session: a take-over finds it by its name, the ledger lets it in by the claim."""
     sub, name = spec.subscription, SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
     return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)
 
@@ -152,7 +152,7 @@ def _say_untagged(session: psycopg.Connection, sub: Subscription) -> None:
 
 
 def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
-    """One more, while the claim stands: a take-over ended those that it found, and this one may have come too late.
+    """Open one more, while the claim stands: a take-over ended those that it found, this one may have come too late.
 
     :param tagged: whether the worker's own carries a replication origin: peers with ``origin = none`` would take for
         local, and send back, what comes from a session without.
@@ -171,7 +171,7 @@ def _further_session(spec: WorkerSpec, *, tagged: bool) -> TargetSession:
 def _two_phase(
     session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec, slot: slots.SlotState | None
 ) -> tuple[bool, bool, int]:
-    """Whether two_phase is pending, whether the stream asks for it, and from where at least.
+    """Return whether two_phase is pending, whether the stream asks for it, and from where at least.
 
     :raises StateForbids: the slot is two-phase and the subscription is not, or the publisher cannot be.
     """

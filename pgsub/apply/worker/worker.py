@@ -37,7 +37,7 @@ _PAUSE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """How a worker ended: ``stopped``, ``reached`` or ``done``, and where."""
+    """The end of a worker: ``stopped``, ``reached`` or ``done``, and its position."""
 
     outcome: str
     remote_lsn: int
@@ -78,7 +78,7 @@ def _run(spec: WorkerSpec) -> WorkerResult:
 
 
 class ApplyPolicy:
-    """Decides for the apply worker: should_apply_changes_for_rel, with the states that hold under the lock."""
+    """The apply worker's policy: should_apply_changes_for_rel, with the states that hold under the lock."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:
         self._streams, self._session = opened, opened.session
@@ -146,7 +146,7 @@ class ApplyPolicy:
         return bool(self._keeps)
 
     def unfinished(self) -> bool:
-        """Whether kept changes of a table that is being released can be seen."""
+        """Return whether kept changes of a table that is being released can be seen."""
         released = self._released
         return bool(released) and bool(held_tables.with_changes(self._session.connection, self._subid, released))
 
@@ -155,7 +155,7 @@ class ApplyPolicy:
         return {relid for relid, releasing in self._held.items() if releasing}
 
     def _tables(self, transaction: RemoteTransaction, described: dict[int, set[tuple[str, str]]]) -> set[int]:
-        """Oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
+        """Find oids of the tables that a transaction changes, by what this batch or an earlier one says of them."""
         names: set[tuple[str, str]] = set()
         relations = self._session.relations
         for relid in transaction.relids():
@@ -166,7 +166,7 @@ class ApplyPolicy:
         return relations.oids(names)
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """``r`` or ``s``, and not covered by srsublsn; every other table's change is left to its sync worker.
+        """Take ``r`` and ``s`` not covered by srsublsn; every other table's change is left to its sync worker.
 
         A table that is not subscribed but has got the name of one that is: that one's oid, which will be refused.
         """
@@ -178,7 +178,7 @@ class ApplyPolicy:
         return Decision(state.srrelid, held=state.srrelid in self._keeps)
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Only once every table is ready (pa_can_start): then it takes no LSN to decide. Nor is any held."""
+        """Give a filter once every table is ready (pa_can_start) and none is held: then it takes no LSN to decide."""
         states, names = self._states, self._names
         if self._held or any(state.srsubstate != "r" for state in states.values()):
             return None
@@ -203,7 +203,7 @@ class ApplyPolicy:
         return False
 
     def boundary(self, control: Control | None) -> bool:
-        """Tables whose srsublsn apply has passed become ``r``."""
+        """Let tables whose srsublsn apply has passed become ``r``."""
         if control is not None and control.states_version != self._version:
             self._take(control.states_version)
         if self._flips:

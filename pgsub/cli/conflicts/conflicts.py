@@ -67,7 +67,7 @@ pgsub-conflicts(7) explains each type with an example.
 
 
 class ConflictsCommand(Command):
-    """Suggests an action where only a subscription is named."""
+    """A command that suggests an action where only a subscription is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as every command does."""

@@ -36,7 +36,7 @@ With a bound, run ends with 3 if the state folder has no subscription.
 
 
 class Options:
-    """Which subscriptions are served, and until when."""
+    """The subscriptions to serve, and until when."""
 
     names: Annotated[
         list[str], typer.Argument(metavar="NAME", help="Subscriptions to serve; all if none is named.")

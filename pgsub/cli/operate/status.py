@@ -74,7 +74,7 @@ class StatusCommand(Command):
 
 
 class Options:
-    """What is shown, and how."""
+    """The contents of the output, and its form."""
 
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this subscription.")] = None
     view: Annotated[str | None, typer.Option(metavar="VIEW", help="Print this table or view of the state store.")] = (
@@ -100,7 +100,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of which subscription, and in which format."""
+    """The contents of the output: of which subscription, and in which format."""
 
     name: str | None
     view: str | None

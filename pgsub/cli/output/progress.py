@@ -73,7 +73,7 @@ def portion(row: TableProgress) -> float | None:
 
 
 class Lines:
-    """For logs of CI and files: a summary and the tables at work, every few seconds and at the end."""
+    """Progress for logs of CI and files: a summary and the tables at work, every few seconds and at the end."""
 
     def __init__(self) -> None:
         self._last: Sequence[TableProgress] = ()
@@ -136,7 +136,7 @@ def _speed(row: TableProgress) -> list[str]:
 
 
 class Bars:
-    """For people: a bar for the whole and one for each table at work, redrawn in place."""
+    """Progress for people: a bar for the whole and one for each table at work, redrawn in place."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -24,7 +24,7 @@ _ORDER = "idfsr"
 
 
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
-    """Subscriptions, one a row."""
+    """Show subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors", "last_error"]
     if any(one.definition.skips for one in found):

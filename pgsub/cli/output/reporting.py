@@ -112,7 +112,7 @@ class LogFile:
 
 
 class ConsoleReporter:
-    """For commands that end: warnings and notices as client programs say them, progress while tables synchronize.
+    """The reporter of commands that end: warnings and notices as client programs have them, progress of tables.
 
     :param log_from: verbosity at which records of the log are shown too, if their level allows it.
     """
@@ -164,7 +164,7 @@ class ConsoleReporter:
 
 
 class LogReporter:
-    """For ``pgsub run``: everything is a record of the log, on stderr or in a file.
+    """The reporter of ``pgsub run``: everything is a record of the log, on stderr or in a file.
 
     :param state_dir: where ``status`` learns that the log cannot be written; None: nowhere.
     """

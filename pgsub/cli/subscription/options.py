@@ -36,7 +36,7 @@ _COPY_DATA = switch("copy-data", "Copy pre-existing data of the tables.")
 
 
 class Service:
-    """Who synchronizes the tables, and for how long the command waits."""
+    """The synchronization that follows: who does it, and for how long the command waits."""
 
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False
     wait: Annotated[
@@ -70,7 +70,7 @@ class Unsupported:
 
 
 class Parameters:
-    """What ``create`` and ``alter`` store as given: fields of :class:`~pgsub.common.subscription.Subscription`."""
+    """The values that ``create`` and ``alter`` store: fields of :class:`~pgsub.common.subscription.Subscription`."""
 
     binary: Annotated[
         bool, typer.Option(help="Request the publisher to send the data in binary format (as opposed to text).")
@@ -133,7 +133,7 @@ SETTINGS = tuple(Parameters.__annotations__)
 
 
 class OtherParameters:
-    """What ``create`` sets and ``alter`` changes with more than the definition."""
+    """The values that ``create`` sets and ``alter`` changes with more than the definition."""
 
     two_phase: Annotated[
         bool, typer.Option(help="Enable two-phase commit: apply PREPARE TRANSACTION as such, not at its commit.")
@@ -183,7 +183,7 @@ class Create:
 
 
 class Checks:
-    """How ``create`` goes about it."""
+    """The checks of ``create``, and what follows from them."""
 
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Issue a notice if it exists, and end.")] = (
         False

@@ -246,7 +246,7 @@ def _follow(session: psycopg.Connection, before: Subscription, after: Subscripti
 
 
 def _restarts(before: Subscription, after: Subscription) -> bool:
-    """Whether a launcher starts the workers anew: a command that is repeated may find everything as it wants it."""
+    """Return whether a launcher starts the workers anew: a repeated command may find everything as it wants it."""
     from pgsub.launcher.runner import same_service  # here and not above: it loads Spark
 
     return not same_service(before, after)

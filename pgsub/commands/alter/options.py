@@ -20,7 +20,7 @@ _DUPLICATE, _UNDEFINED, _STATE = "42710", "42704", "55000"
 
 @dataclass(frozen=True, slots=True)
 class AlterOptions(ServiceOptions):
-    """What the command line says; None, or empty, where an option was not given.
+    """The options of the command line; None, or empty, where one was not given.
 
     :ivar settings: options of SET (…), by field of Subscription.
     """

@@ -27,7 +27,10 @@ from pgsub.target.session.connect import must_use_password
 
 
 def check_allowed(sub: Subscription) -> None:
-    """:raises StateForbids: the subscription is enabled, or has no slot that could have come along."""
+    """Check that the subscription is disabled and has a slot that can have come along.
+
+    :raises StateForbids: the subscription is enabled, or has no slot that could have come along.
+    """
     require_disabled(sub, "cannot go over to an upgraded publisher while the subscription is enabled")
     if sub.slot_name is None:
         raise StateForbids(

@@ -23,7 +23,7 @@ _FITS = "Change the target's table, or make sure that no row of the publisher is
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What the publications of a table publish."""
+    """The actions that the publications of a table publish."""
 
     updates: bool
     deletes: bool
@@ -162,7 +162,7 @@ def _constraints(pair: Pair) -> Iterator[Caution]:
 
 
 def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
-    """CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements on these tables."""
+    """Warn of tables where CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements."""
     for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
         found = [pair.table for pair in pairs if pair.actions.words == what and _anonymous(pair)]
         names = [quoting.name(table.remote.schema, table.remote.name) for table in found]

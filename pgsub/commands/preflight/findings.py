@@ -51,7 +51,7 @@ class Table:
         return RelationState(to.oid, to.schema, to.name, state, copy_bytes=self.remote.bytes)
 
     def document(self) -> dict[str, Any]:
-        """The table object of the JSON documents; its schema is part of the contract."""
+        """Return the table object of the JSON documents; its schema is part of the contract."""
         remote = self.remote
         return {
             "schemaname": remote.schema,
@@ -68,14 +68,14 @@ class Table:
 
 @dataclass(slots=True)
 class Preflight:
-    """What was found."""
+    """The findings on both servers."""
 
     tables: list[Table] = field(default_factory=list)
     warnings: list[Caution] = field(default_factory=list)
     two_phase: str = "d"  #: subtwophasestate as it is, or would be at first
 
     def document(self) -> dict[str, Any]:
-        """What ``--dry-run --json`` shows of it."""
+        """Return what ``--dry-run --json`` shows of it."""
         warnings = [
             {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
         ]

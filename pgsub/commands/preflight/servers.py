@@ -116,7 +116,7 @@ def _role(session: psycopg.Connection) -> str:
 
 
 def _settings(session: psycopg.Connection) -> Iterator[Caution]:
-    """Settings of the target by which the server's subscriber would read text otherwise; see docs/differences.md."""
+    """Compare settings by which the server's subscriber would read text otherwise; see docs/differences.md."""
     setting = publisher.scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
     if setting == "off":
         yield Caution(

@@ -36,7 +36,7 @@ SELECT n.nspname::text, c.relname::text, c.oid::bigint
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a refresh would do; tables of ``found`` are those of ``add``."""
+    """The steps of a refresh; tables of ``found`` are those of ``add``."""
 
     sub: Subscription
     found: Preflight = field(default_factory=Preflight)
@@ -57,7 +57,7 @@ class Plan:
         return bool(self.add or self.drop or self.rename or self.again)
 
     def document(self) -> dict[str, Any]:
-        """What ``--dry-run --json`` shows of it."""
+        """Return what ``--dry-run --json`` shows of it."""
         return {
             **self.found.document(),
             "removed": [_name(one) for one in self.drop],
@@ -66,7 +66,7 @@ class Plan:
         }
 
     def summary(self) -> str:
-        """``2 tables added, 1 removed``."""
+        """Format it in a line: ``2 tables added, 1 removed``."""
         counts = {"added": self.add, "removed": self.drop, "renamed": self.rename, "to be copied again": self.again}
         said = [f"{len(tables)} {word}" for word, tables in counts.items() if tables]
         return f"tables: {', '.join(said)}" if said else "no change of tables"
@@ -117,7 +117,10 @@ def plan(
 
 
 def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[RelationState]) -> None:
-    """:raises StateForbids: a table would leave the subscription, and changes of it with it that were never made."""
+    """Refuse to let a table leave the subscription with changes that were never made.
+
+    :raises StateForbids: a table would leave the subscription, and changes of it with it that were never made.
+    """
     kept = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     for one in drop:
         if kept.get(one.srrelid):

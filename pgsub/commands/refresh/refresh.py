@@ -30,7 +30,7 @@ Confirm = Callable[[Sequence[TruncatedTable]], None]
 
 @dataclass(frozen=True, slots=True)
 class RefreshOptions(ServiceOptions):
-    """What the command line says."""
+    """The options of the command line."""
 
     name: str
     state_dir: Path

@@ -71,7 +71,10 @@ class _Attempt:
         self._slots: set[str] = set()  #: named by the fenced tables
 
     def make(self, claims: Sequence[Claim]) -> None:
-        """:param claims: of the tables that had, or may have, a sync worker."""
+        """Make the change and wait as long as it takes.
+
+        :param claims: of the tables that had, or may have, a sync worker.
+        """
         session, wanted = self._session, self._wanted
         subid = wanted.sub.subid
         failpoints.point("refresh.after_fence")

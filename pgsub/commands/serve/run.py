@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     names: tuple[str, ...]
     state_dir: Path

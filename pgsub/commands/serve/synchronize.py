@@ -30,7 +30,7 @@ GONE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """What the command line says of the synchronization that follows a command.
+    """The options of the command line for the synchronization that follows a command.
 
     :ivar wait: whether to stay until the tables are synchronized.
     :ivar timeout: of the whole command in seconds, from when the options were made; None for no limit.
@@ -56,7 +56,7 @@ class ServiceOptions:
 
 
 class Service:
-    """Holds the subscription's lock from before it is registered until it is served or left to others.
+    """The subscription's lock, held from before it is registered until it is served or left to others.
 
     :param sub: the subscription, which may be still to come.
     :param shared: whether somebody who serves it already goes on with it; then the work is his.

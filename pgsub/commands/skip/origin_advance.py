@@ -40,7 +40,7 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 
 @dataclass(slots=True)
 class SkippedRange:
-    """What lies between the present position and the wanted one.
+    """The transactions between the present position and the wanted one.
 
     :ivar bytes: of what the publisher would send of them.
     :ivar tables: changes that apply would not make, by table and operation.

@@ -46,7 +46,7 @@ _LOST = {
 
 @dataclass(slots=True)
 class Preview:
-    """What skipping a transaction would do.
+    """The effects that skipping a transaction would have.
 
     :ivar totals: changes by table and outcome.
     :ivar omitted: changes that are counted but not in ``findings``.
@@ -71,7 +71,7 @@ class Preview:
             self.omitted += 1
 
     def count(self, *outcomes: str) -> int:
-        """Changes with one of these outcomes."""
+        """Count changes with one of these outcomes."""
         return sum(table[outcome] for table in self.totals.values() for outcome in outcomes)
 
     @property

@@ -43,7 +43,7 @@ Confirm = Callable[["Replay"], None]
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What the command line says: either a conflict's number, or a transaction and perhaps a table of it."""
+    """The options of the command line: a conflict's number, or a transaction and perhaps a table of it."""
 
     name: str
     state_dir: Path
@@ -62,7 +62,7 @@ class ReplayOptions:
 
 @dataclass(slots=True)
 class Replay:
-    """What is to be replayed, or was.
+    """The changes to replay, or that were replayed.
 
     :ivar preview: of a dry run, what it would do; ``refused`` how many changes would keep all from being replayed.
     """

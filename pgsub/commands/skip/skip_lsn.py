@@ -35,7 +35,7 @@ Confirm = Callable[[str, Skip], None]
 
 @dataclass(frozen=True, slots=True)
 class SkipOptions:
-    """What the command line says.
+    """The options of the command line.
 
     :ivar lsns: none of them for the recorded one, None to skip nothing.
     """

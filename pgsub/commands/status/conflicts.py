@@ -42,7 +42,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Conflicts:
-    """What was found.
+    """The conflicts that were found.
 
     :ivar more: there are further ones beyond the limit.
     :ivar dropped: how many the bound of the history has taken.
@@ -81,7 +81,10 @@ def conflicts(
 
 
 def check_type(conflict_type: str) -> None:
-    """:raises UsageError: there is no such type."""
+    """Check that there is such a type.
+
+    :raises UsageError: there is no such type.
+    """
     if conflict_type not in TYPES:
         raise UsageError(
             f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."

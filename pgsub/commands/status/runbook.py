@@ -28,7 +28,7 @@ _NAME = re.compile(r'"((?:[^"]|"")+)"|([^",]+?)(?:, |$)')
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do, and the lines to paste: commands of the shell, or SQL for the target."""
+    """A step of the remedy, with lines to paste: commands of the shell, or SQL for the target."""
 
     text: str
     commands: tuple[str, ...] = ()

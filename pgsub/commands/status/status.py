@@ -83,7 +83,7 @@ class SubscriptionStatus:
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
 
     def document(self) -> Row:
-        """The subscription object of the JSON documents; its schema is part of the contract."""
+        """Return the subscription object of the JSON documents; its schema is part of the contract."""
         parts = ("relations", "origin", "workers", "stats", "slot", "prepared", "held", "skipped", "copies", "state")
         return {
             **self.columns,
@@ -96,7 +96,7 @@ class SubscriptionStatus:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a health check has to object to."""
+    """A finding of the health check."""
 
     code: int  #: exit code
     message: str
@@ -140,8 +140,9 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
 def check(
     found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
 ) -> list[Finding]:
-    """What is not healthy, the gravest first: slot lost, stopped by an error, not recorded, served by nobody, over the
-    threshold.
+    """Find what is not healthy, the gravest first.
+
+    That is: slot lost, stopped by an error, not recorded, served by nobody, over the threshold.
 
     :param max_lag: seconds.
     :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.

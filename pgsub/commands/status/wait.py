@@ -36,7 +36,7 @@ Condition = Callable[[StateStore, Subscription], str | None]
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """What to wait for."""
+    """The condition to wait for."""
 
     name: str
     state_dir: Path

@@ -22,7 +22,7 @@ NAME_BYTES = 63  #: NAMEDATALEN - 1
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions(ServiceOptions):
-    """What the command line says; None where an option was not given.
+    """The options of the command line; None where one was not given.
 
     :ivar settings: options of WITH (…) that are stored as they are given, by field of Subscription.
     """
@@ -109,7 +109,10 @@ def resolve(options: CreateOptions) -> Definition:
 
 
 def check_name(name: str) -> None:
-    """:raises UsageError: no name that the server would take."""
+    """Check that the server would take the name.
+
+    :raises UsageError: no name that the server would take.
+    """
     if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
         raise UsageError(
             "invalid subscription name", detail=f"A name is 1 to {NAME_BYTES} bytes long, without control characters."

@@ -44,7 +44,7 @@ SELECT subid, slot_name, slot_intent,
 
 @dataclass(frozen=True, slots=True)
 class InterruptedCreate:
-    """What a ``create`` that was killed left in the ledger, and perhaps on the publisher."""
+    """The traces of a ``create`` that was killed, in the ledger and perhaps on the publisher."""
 
     subid: int
     slot_name: str | None

@@ -36,7 +36,7 @@ class Waiting:
 
 
 class Backlog:
-    """Counts what waits for one subscription.
+    """The count of what waits for one subscription.
 
     :param known: what the ledger knows of the publisher.
     :param must_use_password: see :func:`pgsub.publisher.connect.connect`.

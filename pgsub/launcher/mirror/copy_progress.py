@@ -51,7 +51,7 @@ class Chunks:
 
 
 class CopyProgress:
-    """Remembers of each copy when it was first seen and how fast it is.
+    """A memory of when each copy was first seen and how fast it is.
 
     :param clock: seconds, never backwards.
     """

@@ -14,7 +14,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 
 
 class HeldTableStats:
-    """Of one subscription.
+    """The statistics of one subscription's held tables.
 
     :param session: the launcher's own target session.
     """
@@ -44,7 +44,7 @@ class HeldTableStats:
 
 
 def rows(relations: Sequence[RelationState], found: Sequence[HeldTable]) -> list[HeldRow]:
-    """By the names that the tables bear now."""
+    """Return rows by the names that the tables bear now."""
     names = {one.srrelid: (one.schemaname, one.relname) for one in relations}
     return [
         HeldRow(one.srrelid, *names[one.srrelid], one.held_at, one.releasing, one.changes, one.bytes)

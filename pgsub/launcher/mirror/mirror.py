@@ -62,7 +62,7 @@ SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phas
 
 
 class Mirror:
-    """Keeps one subscription's rows of the state store.
+    """The mirror of one subscription's ledger in the state store.
 
     :param session: the launcher's own target session.
     :param run: does what concerns the store, or raises StateStoreError; see the launcher's recorder.

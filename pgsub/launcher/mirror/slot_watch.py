@@ -25,7 +25,7 @@ _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(sl
 
 
 class SlotWatch:
-    """Reads pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up.
+    """A reader of pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up.
 
     A look that came to nothing, however it ended, is followed by another.
     """

@@ -35,5 +35,5 @@ class ThrottledQuery(Generic[Found]):
         return self.last
 
     def again(self) -> None:
-        """Whatever it costs, look at the next call."""
+        """Look at the next call, whatever it costs."""
         self._next = 0.0

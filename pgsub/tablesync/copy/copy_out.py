@@ -24,7 +24,7 @@ _COUNT = re.compile(rb"COPY [0-9]{1,20}\0")
 
 
 class Stage(enum.Enum):
-    """What came last, as far as it decides what may come next."""
+    """The last message, as far as it decides what may come next."""
 
     ASKED = "the query"
     ROWS = "CopyOutResponse"
@@ -46,7 +46,7 @@ _NEXT: dict[tuple[Stage, bytes], Stage] = {
 
 
 class CopyOut:
-    """Finds the rows in the publisher's answer, however its bytes arrive.
+    """A parser that finds the rows in the publisher's answer, however its bytes arrive.
 
     A message of any size passes through a small buffer: it comes out in parts.
 

@@ -31,7 +31,7 @@ from pgsub.target.session.transactions import durable
 
 @dataclass(slots=True)
 class Prepared:
-    """What there is to copy; ``errors`` are of tables that cannot be.
+    """The pieces to copy; ``errors`` are of tables that cannot be.
 
     :ivar chunked: tables that are ``f`` only when all their pieces are done.
     """

@@ -72,7 +72,7 @@ def _end(target: pq.abc.PGconn) -> int:
 
 
 class _Meter:
-    """Reports progress, and gives a failpoint its chance once a block."""
+    """A meter that reports progress, and gives a failpoint its chance once a block."""
 
     def __init__(self, moved: Moved) -> None:
         self._moved = moved

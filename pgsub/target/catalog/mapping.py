@@ -123,7 +123,7 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
 
 
 def _lookup(remote: Relation, target: TargetRelation) -> tuple[tuple[int, ...], tuple[TargetColumn, ...]]:
-    """Remote positions of the columns that find a row, and the target's columns that must be NULL in it."""
+    """Return remote positions of the columns that find a row, and the target's columns that must be NULL in it."""
     positions = {c.name: i for i, c in enumerate(remote.columns)}
     if target.identity:
         return tuple(positions[n] for n in target.identity if n in positions), ()

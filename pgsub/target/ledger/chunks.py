@@ -20,7 +20,7 @@ from pgsub.target.session.connect import SessionName
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """Which chunk of which attempt of which table's copy, and the claim under which it is copied."""
+    """A chunk of an attempt of a table's copy, and the claim under which it is copied."""
 
     claim: Claim
     attempt: int

@@ -15,7 +15,7 @@ from pgsub.target.query import row
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where apply is.
+    """The position of apply.
 
     :ivar remote_lsn: the end of its last transaction; ``reported_lsn`` what it let the publisher forget.
     """

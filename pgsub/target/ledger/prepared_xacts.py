@@ -35,7 +35,7 @@ ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of one prepared transaction: see the table above."""
+    """The traces of one prepared transaction: see the table above."""
 
     prepared: bool
     marker: bool

@@ -72,7 +72,7 @@ _Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 @dataclass(slots=True)
 class Control:
-    """What an idle worker looks at: its flags and apply's version of the table states."""
+    """The flags of a worker, and apply's version of the table states."""
 
     stop: bool
     states_version: int

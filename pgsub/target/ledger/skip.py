@@ -34,7 +34,7 @@ COLUMNS = "skip_lsn::text, skip_rows, skip_lsns::text[]"
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """What is set.
+    """The skip that is set.
 
     :ivar lsn: the finish LSN of the transaction, of several the next one's.
     :ivar rows: ``whole``, or ``conflicting``: only the rows that cannot be applied.

@@ -38,7 +38,7 @@ class SkippedChange:
 
 @dataclass(frozen=True, slots=True)
 class SkippedTransaction:
-    """What is kept of one transaction, or of a part of it.
+    """The skipped changes of one transaction, or of a part of it.
 
     :ivar ids: of the changes that were not replayed, in their order.
     :ivar totals: how many of them by schema, table and operation.
@@ -53,7 +53,7 @@ class SkippedTransaction:
 
 
 class Usage(NamedTuple):
-    """How much ``pgsub.skipped_change`` holds of a subscription.
+    """The size of a subscription's part of ``pgsub.skipped_change``.
 
     :ivar waiting: changes that were not replayed; ``replayed`` those that were.
     :ivar bytes: that all of them take, as stored.
@@ -65,7 +65,7 @@ class Usage(NamedTuple):
 
 
 class Pruning(NamedTuple):
-    """Which changes are to be removed.
+    """The changes to be removed.
 
     :ivar replayed: only those that were replayed.
     :ivar before: only those that were skipped before this time of the target, as RFC 3339 text; None for any.

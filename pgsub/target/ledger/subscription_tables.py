@@ -34,7 +34,7 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one refresh does to the set of tables.
+    """A change of the set of tables by one refresh.
 
     :ivar claims: fence the sync workers of all tables in ``drop`` and ``again`` that had one.
     """

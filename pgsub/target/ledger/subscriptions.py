@@ -29,7 +29,7 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose slot, on which system: compared at every connect."""
+    """The slot's owner and system: compared at every connect."""
 
     subid: int
     subname: str

@@ -58,7 +58,7 @@ _PASSWORD_STATES = ("28P01", "28000")
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """Who a target session belongs to: how a take-over finds the sessions of older epochs."""
+    """The owner of a target session: a take-over finds the sessions of older epochs by it."""
 
     subid: int
     role: str  #: launcher, apply, sync:<relid>, copy:<relid>

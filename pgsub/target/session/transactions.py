@@ -18,5 +18,5 @@ def durable(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
 
 
 def lock_timeout(connection: psycopg.Connection) -> None:
-    """Bound the wait for a lock of the ledger: it is waited for while another is held."""
+    """Limit the wait for a lock of the ledger: it is waited for while another is held."""
     connection.execute("SET LOCAL lock_timeout = '1s'")

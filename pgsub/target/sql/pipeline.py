@@ -53,7 +53,7 @@ class StatementFailed(Exception):
 
 
 class Pipeline:
-    """Sends prepared statements and checks their row counts.
+    """A sender of prepared statements that checks their row counts.
 
     :param connection: an autocommit session; between :meth:`sync` and the next :meth:`send` others may use it.
     :param prefix: of the names of what it prepares, its own in the session.

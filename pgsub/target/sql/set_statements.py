@@ -55,7 +55,7 @@ def plan(*, pinned: bool) -> Statement:
 
 
 def element_type(column: TargetColumn, *, binary: bool) -> int:
-    """Oid of the type that a column's values have in an array."""
+    """Return the oid of the type that a column's values have in an array."""
     return column.type_oid if binary else TEXT
 
 
