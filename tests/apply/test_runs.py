@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply.stream import assembler
+from pgsub.apply.rows import relation_map
+from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.stream import assembler, transactions
 from pgsub.apply.stream import spool as spool_module
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.batch import Batch, Item, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
+from pgsub.common.subscription import Subscription
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import (
@@ -32,6 +35,7 @@ from pgsub.protocol.messages import (
     Origin,
     Relation,
     Truncate,
+    TypeName,
     Update,
 )
 
@@ -231,3 +235,33 @@ def test_who_follows_a_file_reads_what_is_in_it_whether_it_is_still_in_memory_or
     for start in marks:
         assert b"".join(bytes(segment.wire) for segment in made.segments(start, made.end)) == whole[start:]
     made.remove()
+
+
+def _describing(relations: Sequence[Relation | TypeName]) -> list[bytes]:
+    messages = [Begin(1000, 1, 500), *relations, Commit(1000, 1008, 1)]
+    return [b"w" + bytes(24) + encode(message) for message in messages]
+
+
+def test_what_is_remembered_of_a_publishers_relations_is_bounded(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembler, "MAX_DESCRIBED_BYTES", 10 * len(encode(_RELATION)))
+    [transaction] = _received(_describing([_RELATION] * 1000), 100, spool)  # each replaces the one before
+    assert isinstance(transaction, RemoteTransaction) and len(transaction.described()) == 1
+    _received(_describing([_RELATION._replace(relid=relid) for relid in range(1, 11)]), 100, spool)
+    with pytest.raises(ProtocolViolation, match="described its relations in more than"):
+        _received(_describing([_RELATION._replace(relid=relid) for relid in range(1, 12)]), 100, spool)
+
+
+def test_names_of_one_relation_and_types_are_remembered_only_to_a_bound(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in transactions, relation_map:
+        monkeypatch.setattr(module, "MAX_RELATIONS", 10)
+    [transaction] = _received(_describing([_RELATION._replace(name=f"t{n}") for n in range(11)]), 100, spool)
+    assert isinstance(transaction, RemoteTransaction)
+    with pytest.raises(ProtocolViolation, match="more than 10 relations"):
+        transaction.described()
+    cache = RelationCache(None, Subscription(1, "s", "", "", (), None), replica=True)  # type: ignore[arg-type]
+    for oid in range(1, 11):
+        cache.learn(TypeName(oid, "public", f"t{oid}"))
+    with pytest.raises(ProtocolViolation, match="more than 10 types"):
+        cache.learn(TypeName(11, "public", "t11"))

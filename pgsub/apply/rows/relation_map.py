@@ -17,7 +17,7 @@ from pgsub.common import conflict_rules, quoting
 from pgsub.common.conflict_rules import Rule, RuleSet
 from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.messages import Message, Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
@@ -69,6 +69,8 @@ class RelationCache:
         """Take a Relation message, which replaces the old map, or a Type message, which only hints need."""
         if isinstance(message, TypeName):
             self._types[message.oid] = message
+            if len(self._types) > MAX_RELATIONS:
+                raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} types")
         elif isinstance(message, Relation):
             self._oids.pop(local_name(message), None)
             if self._remote.get(message.relid) != message:

@@ -13,7 +13,7 @@ from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import envelope, frames
 from pgsub.protocol.changes import relid_of
-from pgsub.protocol.decoder import MAX_RELATIONS, Decoder, decode_change
+from pgsub.protocol.decoder import MAX_DESCRIBED_BYTES, MAX_RELATIONS, Decoder, decode_change
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import (
@@ -76,6 +76,7 @@ class Assembler:
         self._streams: dict[int, _Stream] = {}
         self._stream: _Stream | None = None
         self._described: dict[int, tuple[bytes, bool]] = {}  #: the newest Relation message of each, undecoded
+        self._described_bytes = 0
         self.watch = StreamWatch()
         self.on_message: Callable[[LogicalMessage], object] = lambda message: None
 
@@ -154,11 +155,17 @@ class Assembler:
         while at >= 0:
             payload = messages.frames.payload(messages.start + at)
             found.append(relid_of(payload, in_stream=in_stream))
-            self._described[found[-1]] = (payload, in_stream)
+            self._describe(found[-1], payload, in_stream)
             at = codes.find(_RELATION, at + 1)
+        return found
+
+    def _describe(self, relid: int, payload: bytes, in_stream: bool) -> None:
+        self._described_bytes += len(payload) - len(self._described.get(relid, (b"", False))[0])
+        self._described[relid] = (payload, in_stream)
         if len(self._described) > MAX_RELATIONS:
             raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
-        return found
+        if self._described_bytes > MAX_DESCRIBED_BYTES:
+            raise ProtocolViolation(f"publisher described its relations in more than {MAX_DESCRIBED_BYTES} bytes")
 
     def _spill(self, current: RemoteTransaction) -> None:
         if current.spooled is None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pgsub.apply.stream.spool import SpooledTransaction
+from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol.changes import relid_of
-from pgsub.protocol.decoder import decode_change
+from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Relation, Truncate
@@ -47,7 +48,7 @@ class RemoteTransaction:
     #: what the publisher takes for known of the relations that a streamed transaction described: it may have
     #: described them anew, in other transactions, since
     leaves: tuple[Relation, ...] = ()
-    _scanned: tuple[set[int], list[Relation]] | None = None
+    _scanned: tuple[set[int], set[Relation]] | None = None
 
     @property
     def decision_lsn(self) -> int:
@@ -73,22 +74,28 @@ class RemoteTransaction:
         """Return the remote relations that it changes."""
         return self._scan()[0]
 
-    def described(self) -> list[Relation]:
-        """Return its Relation messages."""
+    def described(self) -> set[Relation]:
+        """Return its Relation messages, without their columns.
+
+        :raises ProtocolViolation: there are more than any publisher has relations.
+        """
         return self._scan()[1]
 
-    def _scan(self) -> tuple[set[int], list[Relation]]:
+    def _scan(self) -> tuple[set[int], set[Relation]]:
         """Read the file once: it may be long, and is asked for repeatedly while a claim keeps the transaction back."""
         if self._scanned is None:
             found: set[int] = set()
-            described: list[Relation] = []
+            described: set[Relation] = set()
             for payload in self.payloads():
                 if payload[0] in _ROWS:
                     found.add(relid_of(payload, in_stream=self.in_stream))
                 elif payload[0] in _DECODED:
                     message = decode_change(payload, self.in_stream)
                     found.update(message.relids if isinstance(message, Truncate) else ())
-                    described += [message] if isinstance(message, Relation) else []
+                    if isinstance(message, Relation):
+                        described.add(message._replace(columns=()))
+                if len(described) > MAX_RELATIONS:
+                    raise ProtocolViolation(f"transaction describes more than {MAX_RELATIONS} relations")
             self._scanned = found, described
         return self._scanned
 
