@@ -37,6 +37,8 @@ class OriginRow:
 
     remote_lsn: Lsn | None
     local_lsn: Lsn | None
+    #: WAL without a transaction included: what feedback has named
+    reported_lsn: Lsn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,26 @@ class WorkerRow:
     latest_end_time: Time | None = None
     silent_since: Time | None = None
     waits_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """pgsub_task: the task of the apply worker.
+
+    :ivar stage: ``none``; ``submitted`` to Spark; ``claimed`` on the target; ``alive``, a sign of life was seen.
+    :ivar since: when that stage began.
+    :ivar host: where it was claimed, by process ``pid``, as far as that was asked.
+    :ivar silent_since: since when there is no sign of life; NULL where there was one a moment ago.
+    :ivar waits_for: what is missing then; ``next`` is the command of an operator.
+    """
+
+    stage: str
+    since: Time
+    host: str | None = None
+    pid: int | None = None
+    silent_since: Time | None = None
+    waits_for: str | None = None
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

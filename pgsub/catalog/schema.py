@@ -61,7 +61,8 @@ _PROGRESS = """
 CREATE TABLE pgsub_origin (
     subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
     remote_lsn TEXT,
-    local_lsn TEXT
+    local_lsn TEXT,
+    reported_lsn TEXT
 );
 CREATE VIEW pg_replication_origin_status AS
     SELECT subid AS local_id, 'pg_' || subid AS external_id, remote_lsn, local_lsn FROM pgsub_origin;
@@ -133,6 +134,16 @@ CREATE TABLE pgsub_slot (
     wal_bytes_per_second INTEGER,
     waiting_transactions INTEGER,
     waiting_at_least INTEGER
+);
+CREATE TABLE pgsub_task (
+    subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,
+    stage TEXT NOT NULL,
+    since TEXT NOT NULL,
+    host TEXT,
+    pid INTEGER,
+    silent_since TEXT,
+    waits_for TEXT,
+    next TEXT
 );
 CREATE TABLE pgsub_server (
     subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,

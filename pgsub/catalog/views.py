@@ -24,6 +24,7 @@ from pgsub.catalog.rows import (
     SkippedRow,
     SlotRow,
     StatsRow,
+    TaskRow,
     WorkerRow,
 )
 from pgsub.catalog.subscriptions import SubscriptionCatalog
@@ -41,6 +42,7 @@ _WORKER = Table("pgsub_worker", WorkerRow, "subid")
 _COPY = Table("pg_stat_progress_copy", CopyRow, "subid")
 _SLOT = Table("pgsub_slot", SlotRow, "subid")
 _SERVER = Table("pgsub_server", ServerRow, "subid")
+_TASK = Table("pgsub_task", TaskRow, "subid")
 _STATS = Table("pgsub_stats", StatsRow, "subid")
 _ERROR = Table("pgsub_error", ErrorRow, "subid")
 _COUNTERS = [column for column in _STATS.kinds if column != "stats_reset"]
@@ -101,14 +103,19 @@ class ViewsCatalog(SubscriptionCatalog):
     _slot = _rows(_SLOT)
     _put_server = _put(_SERVER)
     _server = _rows(_SERVER)
+    _put_task = _put(_TASK)
+    _task = _rows(_TASK)
 
-    def put_origin(self, subid: int, remote_lsn: int | None, local_lsn: int | None) -> None:
+    def put_origin(
+        self, subid: int, remote_lsn: int | None, local_lsn: int | None, reported_lsn: int | None = None
+    ) -> None:
         """Set the origin's progress.
 
         :param remote_lsn: end LSN on the publisher up to which everything is durable on the target.
         :param local_lsn: the target's LSN of that commit.
+        :param reported_lsn: the same with WAL without a transaction: what feedback has named.
         """
-        self._put_origin(subid, [OriginRow(remote_lsn, local_lsn)])
+        self._put_origin(subid, [OriginRow(remote_lsn, local_lsn, reported_lsn)])
 
     def origin(self, subid: int) -> OriginRow | None:
         """Return the origin's progress, None before the first :meth:`put_origin`."""
@@ -133,6 +140,17 @@ class ViewsCatalog(SubscriptionCatalog):
         """Return the subscription's slot as it was last seen."""
         return next(iter(self._slot(subid)), None)
 
+    def put_task(self, subid: int, row: TaskRow | None) -> None:
+        """Set what is known of the task of the apply worker.
+
+        :param row: None where nothing serves the subscription.
+        """
+        self._put_task(subid, [row] if row else [])
+
+    def task(self, subid: int) -> TaskRow | None:
+        """Return the task of the apply worker, None where nothing serves the subscription."""
+        return next(iter(self._task(subid)), None)
+
     def put_server(self, subid: int, pid: int, host: str) -> None:
         """Note the launcher that serves a subscription from now on.
 
@@ -149,6 +167,7 @@ class ViewsCatalog(SubscriptionCatalog):
         """Record that no launcher serves the subscription any more; nothing happens if it is gone."""
         with self._database.transaction():
             self._database.run("DELETE FROM pgsub_server WHERE subid = ?", subid)
+            self._database.run("DELETE FROM pgsub_task WHERE subid = ?", subid)
 
     def add_stats(self, subid: int, **increments: int) -> None:
         """Add to counters of pg_stat_subscription_stats.

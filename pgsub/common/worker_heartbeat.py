@@ -13,6 +13,7 @@ import errno
 import hashlib
 import hmac
 import json
+import math
 import os
 import socket
 import threading
@@ -189,6 +190,12 @@ class HeartbeatReceiver:
         with self._lock:
             _, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
             return heartbeat
+
+    def seconds_since(self, subid: int, worker: int, epoch: int) -> float:
+        """Return the age of the newest heartbeat of a worker of that epoch; infinity if there is none."""
+        with self._lock:
+            at, heartbeat = self._newest.get((subid, worker, -1), (0.0, None))
+        return time.monotonic() - at if heartbeat is not None and heartbeat.epoch == epoch else math.inf
 
     def of(self, subid: int) -> list[tuple[float, Heartbeat]]:
         """Return newest heartbeats of a subscription's workers, each with its age in seconds.

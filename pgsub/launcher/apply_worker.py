@@ -9,13 +9,14 @@ import psycopg
 from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
-from pgsub.common.errors import PgsubError, log_text
+from pgsub.common.errors import PgsubError, WorkerDied, log_text
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
+from pgsub.launcher.worker_watch import WorkerWatch
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.target.ledger import subscriptions, workers
 from pgsub.target.ledger.workers import Claim
@@ -51,6 +52,7 @@ class ApplyWorkerHandle:
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
         self.reached = False
+        self.watch = WorkerWatch(context.subscription, heartbeats, context.log, lambda: engine.slots(self._job))
 
     @property
     def alive(self) -> bool:
@@ -68,14 +70,28 @@ class ApplyWorkerHandle:
             if self._job.done():
                 self._ended(self._job, session)
                 self._job = None
+                self.watch.ended()
+            else:
+                self.watch.look(session)
+                self._take_over_if_silent(session)
         elif self._retry.due() and not self.reached:
             self._start(session)
+
+    def _take_over_if_silent(self, session: psycopg.Connection) -> None:
+        """Give up a worker that hangs; the next one ends its sessions and goes on where the ledger is."""
+        why = self.watch.overdue
+        if why is None:
+            return
+        self.watch.taken_over()
+        self.cancel()
+        self._failed(WorkerDied(why, detail="It is taken over."), session)
 
     def _start(self, session: psycopg.Connection) -> None:
         """Start a worker once Spark has started; until then return at once, so that a stop is seen."""
         opening, self._opening = self._opening or self._engine.start(), None
         if opening.is_alive():
             self._opening = opening
+            self.watch.look(session)
             return
         if opening.fatal_error is not None:
             raise opening.fatal_error
@@ -85,6 +101,7 @@ class ApplyWorkerHandle:
         context = self._context
         spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, context.heartbeat, self._until, context.spool_dir)
         self._job = context.submit(f"apply {sub.name}", worker.run, [spec])
+        self.watch.submitted(claim)
         if self._retry.failures == 0:
             text = f'logical replication apply worker for subscription "{sub.name}" has started'
             context.log("LOG", log_text(text))
@@ -94,27 +111,26 @@ class ApplyWorkerHandle:
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:
-            self._retry.failed(error)
-            position = None
-            with contextlib.suppress(psycopg.Error):  # a lost session is noticed again at once
-                position = subscriptions.apply_position(session, self._sub.subid)
-            self._errors.report(APPLY, error, "apply_error_count", position)
+            self._failed(error, session)
             return
         self._retry.succeeded()
         self.reached = result.outcome == "reached"
 
+    def _failed(self, error: PgsubError, session: psycopg.Connection) -> None:
+        self._retry.failed(error)
+        position = None
+        with contextlib.suppress(psycopg.Error):  # a lost session is noticed again at once
+            position = subscriptions.apply_position(session, self._sub.subid)
+        self._errors.report(APPLY, error, "apply_error_count", position)
+
     def clear_if_past(self, mirror: Mirror) -> None:
         """Forget an error that the running worker got past."""
-        heartbeat, place = mirror.apply_heartbeat(), self._errors.place(APPLY)
-        if (
-            self.alive
-            and heartbeat is not None
-            and heartbeat.position > place
-            and not (place and mirror.held.is_next(place))
-        ):
+        place = self._errors.place(APPLY)
+        position = mirror.position()
+        if self.alive and self.watch.alive and position > place and not (place and mirror.held.is_next(place)):
             if self._retry.error is not None:
                 self._retry.succeeded()
-            self._errors.clear(APPLY, heartbeat.position)
+            self._errors.clear(APPLY, position)
 
     def withdraw(self, session: psycopg.Connection) -> None:
         """Cancel a worker whose task has not begun: it could only see the stop once its process is up."""
@@ -126,3 +142,4 @@ class ApplyWorkerHandle:
         if self._job is not None and not self._job.done():
             self._job.cancel()
         self._job = None
+        self.watch.ended()

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
 _POLL = 0.05  #: seconds between looks at ``stopping`` while Spark starts
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Answer of Spark about a job: whether its task runs, and how many slots there are for all tasks."""
+
+    runs: bool
+    registered: int
+    master: str
 
 
 class Engine:
@@ -54,6 +64,8 @@ class Engine:
         self._closed = False
         self._context: Any = None
         self._submitter: jobs.Submitter | None = None
+        self._asked: set[Any] = set()  #: jobs that Spark is to be asked about
+        self._answers: dict[Any, Slots] = {}
 
     def driver_host(self) -> str:
         """Return where executors reach this process: loopback for a local Spark, else Spark's own setting."""
@@ -117,6 +129,19 @@ class Engine:
         if opening.is_alive() or submitter is None:
             raise jobs.JobCancelled(f'job "{name}" was cancelled')
         return submitter.submit(name, function, items, len(items))
+
+    def slots(self, job: Any) -> Slots | None:
+        """Return Spark's last answer about a job, None where there is none yet; the next :meth:`look` asks again."""
+        self._asked.add(job)
+        return self._answers.get(job)
+
+    def look(self) -> None:
+        """Ask Spark about the jobs that somebody wants to know of; this may hang with its JVM."""
+        asked, submitter = self._asked, self._submitter
+        if asked and submitter is not None:
+            self._asked = set()
+            master, registered = submitter.master, submitter.slots()
+            self._answers = {job: Slots(job is not None and job.runs(), registered, master) for job in asked}
 
     def rotate_log(self) -> None:
         """Keep Spark's log below its limit."""

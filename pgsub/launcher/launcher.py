@@ -25,6 +25,8 @@ AGAIN_SECONDS = 30.0
 #: Seconds for all runners together to stop; each gives its workers half a minute.
 JOIN_SECONDS = 45.0
 TIDY_SECONDS = 10.0
+#: Between questions to Spark about tasks that have not begun, if there are any.
+LOOK_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ class Launcher:
         self._ended: dict[int, Ended] = {}
         self._unusable: dict[int, str] = {}
         self._janitor = TimedExecutor("janitor", TICK)
-        self._next_tidy = 0.0
+        self._next_tidy = self._next_look = 0.0
 
     def run(
         self, stop: threading.Event, timeout: float | None = None, tick: Callable[[Run], None] = lambda run: None
@@ -110,6 +112,7 @@ class Launcher:
                     tick(self._recorder.run)
                 self._reap()
                 self._reconcile()
+                self._look()
                 self._tidy()
         except TimeoutExpired as error:
             expired = error
@@ -119,6 +122,12 @@ class Launcher:
         if expired is not None:
             raise problem or expired
         return [replace(one, error=one.error or problem) for one in self._ended.values()]
+
+    def _look(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            with contextlib.suppress(CallTimedOut):
+                self._janitor.run(self._engine.look)
 
     def _tidy(self) -> None:
         if time.monotonic() >= self._next_tidy:

@@ -240,6 +240,8 @@ class Runner(SupervisedThread):
         finally:
             self._wind_down(serving)
             watch.close()
+        if self.outcome == "reached" and serving.mirror.reported_lsn < self._goal_position:
+            self.outcome = None  # only a heartbeat said so
 
     def _recorded(self, work: Callable[[], None]) -> None:
         """Run a write of the mirror, after the one that names this process as the launcher."""
@@ -264,7 +266,9 @@ class Runner(SupervisedThread):
             self._next_mirror = clock + MIRROR_SECONDS
             alive = serving.sync.alive
             with contextlib.suppress(StateStoreError):
-                serving.mirror.refresh(apply_alive=serving.apply.alive, syncing=alive)
+                watch = serving.apply.watch
+                there = serving.apply.alive and not watch.gone
+                serving.mirror.refresh(apply_alive=there, syncing=alive, task=watch.row)
             serving.apply.clear_if_past(serving.mirror)
             if self._errors.disabling is None:
                 serving.sync.tick(serving.mirror.relations, alive)
@@ -302,10 +306,8 @@ class Runner(SupervisedThread):
             return
         if not self._goal_position:
             self._goal_position = committed_position(self.sub.connection, self.sub.name)
-        heartbeat = serving.mirror.apply_heartbeat()
-        # heartbeats may be lost: the ledger is enough, only later
-        position = max(serving.mirror.reported_lsn, 0 if heartbeat is None else heartbeat.position)
-        if serving.apply.alive and position >= self._goal_position:
+        # heartbeats may be lost: the ledger is enough, only later; and what they say the ledger has to confirm
+        if serving.apply.alive and serving.mirror.position() >= self._goal_position:
             self._end("failed" if error else "reached", error)
 
     def _wind_down(self, serving: _Serving) -> None:

@@ -23,7 +23,7 @@ from pyspark import SparkContext
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
-from pgsub.spark.session import alive
+from pgsub.spark.session import alive, registered_slots
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -122,6 +122,16 @@ class Job(Generic[Item, Result]):
             return WorkerDied(f'the worker process of job "{self.name}" died', detail=_first_lines(text))
         return InternalError(f'job "{self.name}" failed in Spark', detail=_first_lines(text))
 
+    def runs(self) -> bool:
+        """Return whether an executor runs a task of the job; False where they wait for a slot, or Spark is gone."""
+        try:
+            tracker = self._context.statusTracker()
+            infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
+            stages = [tracker.getStageInfo(stage) for info in infos if info is not None for stage in info.stageIds]
+        except (Py4JError, OSError, AttributeError):
+            return False
+        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
     def done(self) -> bool:
         """Return whether nothing of the job runs any more in this process."""
         return not any(thread.is_alive() for thread in self._threads)
@@ -177,6 +187,18 @@ class Submitter:
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
+
+    @property
+    def master(self) -> str:
+        """The master that the context was opened with."""
+        return str(self._context.master)
+
+    def slots(self) -> int:
+        """Return how many tasks the executors that are registered run at once; 0 where Spark is gone."""
+        try:
+            return registered_slots(self._context)
+        except (Py4JError, OSError, AttributeError):
+            return 0
 
     def submit(
         self, name: str, function: Callable[[Item], Result], items: Sequence[Item], slots: int | None = None

@@ -166,13 +166,18 @@ def _check_cluster_slots(context: SparkContext, workers: int) -> None:
     if settings.is_local(context.master) or dynamic:
         return
     scala = context._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
     deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
-    while (slots := scala.maxNumConcurrentTasks(profile)) < workers and time.monotonic() < deadline:
+    while (slots := registered_slots(context)) < workers and time.monotonic() < deadline:
         if scala.isStopped():
             raise PgsubError(f'Spark master "{context.master}" cannot be reached, or gave the application up')
         time.sleep(0.2)
     settings.check_slots(slots, workers, context.master)
+
+
+def registered_slots(context: SparkContext) -> int:
+    """Return how many tasks run at once on the executors that have registered."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
 def alive(context: SparkContext) -> bool:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pexpect
 import pytest
 
-from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, TaskRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
 from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost
 
@@ -56,6 +56,7 @@ def test_a_subscription_object_has_the_columns_of_pg_subscription_and_its_parts(
         "last_error",
         "blocked",
         "waits",
+        "task",
     ]
     assert list(found) == columns + parts
     assert found["subenabled"] is True and found["subpublications"] == ["pub", "other"] and found["subskiplsn"] == "0/0"
@@ -311,3 +312,27 @@ def test_the_document_is_read_from_the_store_alone_while_another_writes(pgsub, s
             json.loads(pgsub("status", "orders", "--json").stdout)["subscriptions"][0]["stats"]["apply_error_count"]
             == 0
         )
+
+
+def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub, store, orders, served):
+    store.put_task(5, TaskRow("submitted", utc_now()))
+    assert (orders()["state"], orders()["task"]["stage"], pgsub("status", "orders", "--check").returncode) == (
+        "running",
+        "submitted",
+        0,
+    )
+    start = '"$SPARK_HOME"/sbin/start-worker.sh spark://h:7077'
+    waits = "a task slot: 1 needed, 0 registered"
+    store.put_task(5, TaskRow("submitted", utc_now(), silent_since=utc_now(), waits_for=waits, next=start))
+    assert orders()["state"] == "waiting"
+    checked = pgsub("status", "orders", "--check")
+    assert (checked.returncode, f'subscription "orders" waits for {waits}' in checked.stderr) == (3, True)
+    assert start in checked.stdout
+    assert start in pgsub("status", "orders", "--runbook").stdout
+    waited = pgsub("wait", "orders", "--for", "synced", "--timeout", "200ms")
+    assert (waited.returncode, f"The apply worker waits for {waits}." in waited.stderr) == (8, True)
+
+
+def test_nobody_who_serves_no_more_is_waiting(store, orders):
+    store.put_task(5, TaskRow("alive", utc_now(), silent_since=utc_now(), waits_for="a sign of life"))
+    assert (orders()["state"], orders()["task"]) == ("stopped", None)

@@ -37,6 +37,11 @@ A subscription is blocked when apply was restarted twice or more from one positi
 since when and why, how much waits behind that position, when the slot will be lost at the present rate (if
 max_slot_wal_keep_size is set), and the next command. --runbook prints the steps for the present state, ready to paste.
 
+A subscription is waiting when its apply worker has given no sign of life for four seconds: its task has no slot, or its
+process hangs or is gone. The status shows what is missing and the next command; task in the documents has the stage
+(submitted to Spark, claimed on the target, alive). Signs of life are heartbeats and the worker's session on the target.
+A worker that hangs is taken over after a minute, or after PGSUB_WORKER_TIMEOUT seconds.
+
 The lag is the age of the oldest change that the publisher has and the target has not. If the apply worker waits in a
 statement on the target, the status shows since when and for which lock; --check reports this after 30 seconds.
 
@@ -44,8 +49,9 @@ Conflicts are counted in pg_stat_subscription_stats as by the server. confl_upda
 server itself can see dead rows. confl_update_origin_differs and confl_delete_origin_differs are 0 if the target has
 track_commit_timestamp off or its role may not use replication origins.
 
-The exit code of --check is 0 if healthy, 3 if disabled, not served, or if the state folder has no subscription, 6 if
-stopped by an error, 7 if the slot is lost, 8 if the lag exceeds --max-lag, 10 if the launcher cannot record its work.
+The exit code of --check is 0 if healthy, 3 if disabled, not served, waiting, or if the state folder has no
+subscription, 6 if stopped by an error, 7 if the slot is lost, 8 if the lag exceeds --max-lag, 10 if the
+launcher cannot record its work.
 
 A launcher that cannot write to the state store or to its log goes on with its work. A warning, and not_written in the
 documents, say so; the status shown may then be outdated.
@@ -188,7 +194,7 @@ def _runbook(look: Shown) -> None:
     name = found.definition.name
     steps = []
     for step in runbook(found):
-        commands = [line for line in step.commands if line.split()[1] in PAGES]
+        commands = [line for line in step.commands if not line.startswith("pgsub ") or line.split()[1] in PAGES]
         if commands or not step.commands:
             steps.append({"text": step.text, "commands": commands, "statements": list(step.statements)})
     if look.as_json:

@@ -39,6 +39,8 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
     yield relations(one)
     if one.blocked:
         yield blocked(one)
+    elif one.state == "waiting":
+        yield waiting(one)
     elif one.next:
         yield rows(["next"], [{"next": one.next}], expanded=True)
     for shown, make in ((one.waits, waits), (one.held, held), (one.copies, copies)):
@@ -81,6 +83,13 @@ def waits(one: SubscriptionStatus) -> str:
     found = one.waits or {}
     shown = {"silent_since": found["since"], "waits_for": found["for"] or "a statement on the target"}
     return rows(["silent_since", "waits_for"], [shown], expanded=True)
+
+
+def waiting(one: SubscriptionStatus) -> str:
+    """Format what the task of the apply worker waits for."""
+    found = one.task or {}
+    shown = {"waiting_since": found["silent_since"], "waits_for": found["waits_for"], "next": one.next}
+    return rows(["waiting_since", "waits_for", "next"], [shown], expanded=True)
 
 
 def blocked(one: SubscriptionStatus) -> str:

@@ -55,10 +55,25 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
         published = ", ".join(f'"{publication}"' for publication in one.definition.publications)
         yield Step(f"No table is subscribed: check on the publisher that {published} exists and publishes a table.")
         yield Step("Then subscribe to its tables.", (f"pgsub refresh {name}",))
+    if one.state == "waiting" and one.task is not None:
+        yield from _waiting(one, one.task)
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
         yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
         yield Step("Check that it catches up.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
+
+
+def _waiting(one: SubscriptionStatus, task: Row) -> Iterator[Step]:
+    said = f"The apply worker waits for {task['waits_for']}, since {task['silent_since']}."
+    if task["next"] and not task["next"].startswith("pgsub "):
+        yield Step(f"{said} Start a Spark worker that has free cores.", (task["next"],))
+    elif task["stage"] == "claimed" or task["stage"] == "alive":
+        yield Step(
+            f"{said} It is taken over by itself; see that this happens.",
+            (f"pgsub status {word(one.definition.name)} --watch",),
+        )
+    else:
+        yield Step(f"{said} Give Spark more executors or cores; the page of its master shows what it has.")
 
 
 def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:

@@ -48,9 +48,10 @@ class SubscriptionStatus:
     """One subscription as its views show it."""
 
     definition: Subscription
-    state: str  #: running, stopped, disabled, blocked, error
+    state: str  #: running, waiting, stopped, disabled, blocked, error
     lag: float | None  #: seconds that apply is behind, as far as the last words of the publisher tell
     waits: Row | None  #: since when apply has given no sign of life, and what it waits for
+    task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
     relations: list[Row]
     origin: Row | None
@@ -80,6 +81,8 @@ class SubscriptionStatus:
     @property
     def next(self) -> str | None:
         """The next command of an operator, None where nothing has failed."""
+        if self.state == "waiting" and self.task is not None and self.task["next"]:
+            return str(self.task["next"])
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
 
     def document(self) -> Row:
@@ -91,6 +94,7 @@ class SubscriptionStatus:
             "last_error": _error_object(self.errors[0]) if self.errors else None,
             "blocked": self.blocked,
             "waits": self.waits,
+            "task": self.task,
         }
 
 
@@ -181,7 +185,8 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
 
     problems = store.errors(sub.subid)
     served = serving(store, folder, sub.subid)
-    state = _state(sub, problems, served)
+    task = row("pgsub_task", own=True) if served else None
+    state = _state(sub, problems, served, task)
     conflicts = store.conflicts(sub.subid, 10, action=STOPPED)
     left = {copy.relid: copy.seconds_left for copy in store.copy_progress(sub.subid)}
     copies = rows("pg_stat_progress_copy", "schemaname", "relname")
@@ -190,6 +195,7 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
         state=state,
         lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)),
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
+        task=task,
         columns=rows("pg_subscription")[0],
         relations=rows("pg_subscription_rel", "schemaname", "relname"),
         origin=row("pg_replication_origin_status"),
@@ -208,13 +214,15 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
     )
 
 
-def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool) -> str:
+def _state(subscription: Subscription, problems: Sequence[ErrorRow], served: bool, task: Row | None) -> str:
     if not subscription.enabled:
         return "disabled"
     failed = next((problem for problem in problems if problem.worker == APPLY), None)
     if failed is not None:
         return "blocked" if blocked_state.blocks(failed) else "error"
-    return "running" if served else "stopped"
+    if not served:
+        return "stopped"
+    return "waiting" if task is not None and task["waits_for"] else "running"
 
 
 def _lag(workers: Sequence[WorkerRow], origin: OriginRow | None, now: datetime) -> float | None:
@@ -248,6 +256,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
     if one.errors:
         return Finding(6, f"{name}: {one.errors[0].message}")
+    if one.state == "waiting" and one.task is not None:
+        return Finding(3, f"{name} waits for {one.task['waits_for']}")
     if one.state != "running":
         return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any launcher'}")
     text = _late(one, max_lag)

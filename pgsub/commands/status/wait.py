@@ -117,7 +117,7 @@ def _released(store: StateStore, subscription: Subscription) -> str | None:
 def _reached(position: int) -> Condition:
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
         origin = store.origin(subscription.subid)
-        done = (origin.remote_lsn if origin else None) or 0
+        done = max((origin.remote_lsn or 0, origin.reported_lsn or 0) if origin else (0,))
         for worker in store.workers(subscription.subid):
             if worker.worker_type == APPLY:
                 done = max(done, worker.latest_end_lsn or 0)
@@ -201,6 +201,8 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
         details.append("The subscription is disabled.")
     elif not serving(store, options.state_dir, subscription.subid):
         details.append("No launcher serves the subscription.")
+    elif (task := store.task(subscription.subid)) is not None and task.waits_for:
+        details.append(f"The apply worker waits for {task.waits_for}.")
     details += [f"Last error: {row.message}." for row in store.errors(subscription.subid)[:1]]
     return TimeoutExpired(
         f'timeout while waiting for subscription "{options.name}" to be {what}',

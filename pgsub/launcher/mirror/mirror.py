@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, WorkerRow
+from pgsub.catalog.rows import CopyRow, HeldRow, PreparedRow, RelationRow, SkippedRow, TaskRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
@@ -106,18 +106,21 @@ class Mirror:
         self.two_phase = sub.two_phase
         self.relations: list[RelationState] = []
         self.remote_lsn = self.reported_lsn = 0
+        self._task: TaskRow | None = None
 
     def _look(self) -> None:
         for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
             shown.look()
 
-    def refresh(self, *, apply_alive: bool, syncing: set[int]) -> None:
+    def refresh(self, *, apply_alive: bool, syncing: set[int], task: TaskRow | None = None) -> None:
         """Read the ledger and write what changed; again where a command has shown meanwhile what was not read yet.
 
         :raises StateStoreError: nothing was written; what was read is known all the same.
         :param apply_alive: whether the apply job runs.
         :param syncing: relids whose sync worker runs.
+        :param task: of the apply worker; None where nothing serves the subscription.
         """
+        self._task = task
         for _ in range(TRIES):
             self._outdated = False
             self._refresh(apply_alive, syncing)
@@ -155,10 +158,11 @@ class Mirror:
         with self._store.batch():
             self._write_relations()
             if row is not None:
-                self._store.put_origin(subid, parse_lsn(row[0]), None)
+                self._store.put_origin(subid, parse_lsn(row[0]), None, parse_lsn(row[7]))
                 self._two_phase(row[2], prepared)
                 self._skip(skip.decoded(*row[3:6]), skip.decoded_rules(row[6]))
             self._store.put_workers(subid, workers)
+            self._store.put_task(subid, self._task)
             self._store.put_copy_progress(subid, copies)
             self._write_held(held)
             self._write_skipped(skipped)
@@ -257,6 +261,11 @@ class Mirror:
         """Return the apply worker's newest heartbeat."""
         return self._heartbeats.newest(self._sub.subid, workers.APPLY)
 
+    def position(self) -> int:
+        """Return how far apply is, WAL without a transaction included, by the ledger or a newer heartbeat."""
+        heartbeat = self.apply_heartbeat()
+        return max(self.reported_lsn, 0 if heartbeat is None else heartbeat.position)
+
     def _workers(
         self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]
     ) -> list[WorkerRow]:
@@ -274,6 +283,9 @@ class Mirror:
                     )
                 elif heartbeat.chunk < 0:
                     self._silent.pop(heartbeat.worker, None)
+        task = self._task
+        if apply_alive and workers.APPLY not in rows and task is not None and task.pid is not None:
+            rows[workers.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
         shown = [rows[worker] for worker in sorted(rows)]
         apply = self.apply_heartbeat() if apply_alive else None
         if apply is not None and workers.APPLY in rows:  # threads of the leader's process

@@ -15,6 +15,8 @@ READ COMMITTED re-reads only the locked row after a wait. So states are read in 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,9 +122,10 @@ class Progress:
         """
         # guard: an epoch is claimed once, without " AND claimed_by IS NULL"
         query = """
-            UPDATE pgsub.control SET claimed_by = %s WHERE subid = %s AND worker = %s
+            UPDATE pgsub.control SET claimed_by = %s, claimed_host = %s, claimed_pid = %s
+             WHERE subid = %s AND worker = %s
                AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true"""
-        if scalar(self._connection, query, (uuid.uuid4(), *self._fence)) is None:
+        if scalar(self._connection, query, (uuid.uuid4(), socket.gethostname(), os.getpid(), *self._fence)) is None:
             raise Fenced("another attempt of this worker holds the claim")
         self._read("")
 

@@ -65,6 +65,8 @@ CREATE TABLE pgsub.control (
     epoch bigint NOT NULL DEFAULT 0,
     token uuid NOT NULL,
     claimed_by uuid,
+    claimed_host text,
+    claimed_pid integer,
     stop boolean NOT NULL DEFAULT false,
     skip_lsn pg_lsn,
     skip_rows text CHECK (skip_rows IN ('whole', 'conflicting')),

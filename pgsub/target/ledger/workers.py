@@ -37,6 +37,17 @@ SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_acti
 """
 
 
+_SIGN = """
+SELECT c.claimed_by IS NOT NULL, c.claimed_host, c.claimed_pid, a.sessions, a.works, a.changed
+  FROM pgsub.control c CROSS JOIN (
+       SELECT count(*) AS sessions, max(state_change)::text AS changed, coalesce(pg_catalog.bool_or(
+              state NOT LIKE 'idle%%' AND wait_event_type IS DISTINCT FROM 'Client'), false) AS works
+         FROM pg_catalog.pg_stat_activity
+        WHERE datname = pg_catalog.current_database() AND application_name = %s) AS a
+ WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The fence of one try of one worker: given to its task, checked by every commit."""
@@ -45,6 +56,32 @@ class Claim:
     worker: int
     epoch: int
     token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Evidence of a worker on the target.
+
+    :ivar claimed: a task has begun, in process ``pid`` of ``host``.
+    :ivar sessions: how many sessions it has.
+    :ivar works: whether a statement of it runs and does not wait for the worker itself.
+    :ivar changed: when a statement of it began or ended last.
+    """
+
+    claimed: bool = False
+    host: str | None = None
+    pid: int | None = None
+    sessions: int = 0
+    works: bool = False
+    changed: str | None = None
+
+
+def sign(connection: psycopg.Connection, claim: Claim) -> Sign:
+    """Look for a worker's sessions on the target; an epoch that was raised shows none."""
+    [role, *_] = _roles(claim.worker)
+    name = f"pgsub {claim.subid} {role} {claim.epoch}"
+    row = connection.execute(_SIGN.encode(), (name, claim.subid, claim.worker, claim.epoch)).fetchone()
+    return Sign() if row is None else Sign(*row)
 
 
 def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
@@ -67,7 +104,7 @@ def take_over_many(connection: psycopg.Connection, subid: int, workers: Collecti
             "INSERT INTO pgsub.control AS c (subid, worker, epoch, token)"
             " SELECT %s, w, 1, %s FROM pg_catalog.unnest(%s::oid[]) AS w ORDER BY w"
             " ON CONFLICT (subid, worker) DO UPDATE SET epoch = c.epoch + 1, token = excluded.token,"
-            " claimed_by = NULL, stop = false RETURNING worker::bigint, epoch",
+            " claimed_by = NULL, claimed_host = NULL, claimed_pid = NULL, stop = false RETURNING worker::bigint, epoch",
             (subid, token, list(workers)),
         ).fetchall()
     epochs: dict[int, int] = dict(rows)

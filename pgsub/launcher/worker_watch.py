@@ -1,0 +1,207 @@
+"""Whether the task of an apply worker is submitted, claimed, or alive: on a cluster these are three things.
+
+NOTES
+*Submitted*: a job of this process. Where no slot is free, Spark keeps its task waiting, silently and for ever.
+*Claimed*: the ledger says that a task has reached the target under this epoch.
+*Alive*: a sign of life was seen a moment ago. A sign is a heartbeat, or that the worker's session on the target did
+something: an idle worker reads its control row several times a second. A statement that runs is a sign, too, unless
+the server waits for the worker in it. So a worker is alive though every heartbeat is lost, and a stopped process is
+not though its session is there.
+
+Time is counted in looks, none of which adds more than a second: after a launcher was suspended, its workers get their
+time again. A take-over is harmless where it was not needed (the older worker is fenced off), so it needs no proof.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from pgsub.catalog.rows import TaskRow
+from pgsub.catalog.times import ago
+from pgsub.common.errors import Log, UsageError, log_text
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.launcher.engine import Slots
+from pgsub.target.ledger import workers
+from pgsub.target.ledger.workers import Claim, Sign
+
+#: Seconds without a sign of life after which a worker counts as waiting, as does one that never began.
+WAITING_SECONDS = 4.0
+#: Seconds without a heartbeat after which the target is asked, and between two such questions.
+ASK_SECONDS = 1.0
+#: Seconds without a sign of life after which a worker is taken over: the server's wal_receiver_timeout.
+TAKE_OVER_SECONDS = 60.0
+#: A worker that is taken over again and again gets twice the time with each, up to that of so many doublings.
+_DOUBLINGS = 5
+_STEP = 1.0
+
+
+def take_over_seconds() -> float:
+    """Return the seconds without a sign of life until a take-over, which PGSUB_WORKER_TIMEOUT sets.
+
+    :raises UsageError: it is no number of seconds.
+    """
+    text = os.environ.get("PGSUB_WORKER_TIMEOUT")
+    if not text:
+        return TAKE_OVER_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not WAITING_SECONDS <= seconds < float("inf"):
+        raise UsageError(
+            f'invalid value for PGSUB_WORKER_TIMEOUT: "{text}"',
+            detail=f"It is a number of seconds, {WAITING_SECONDS:g} or more.",
+        )
+    return seconds
+
+
+class WorkerWatch:
+    """State of the task of one apply worker.
+
+    :param ask: asks Spark about the job that runs now; None where Spark has not answered yet.
+    """
+
+    def __init__(
+        self, sub: Subscription, heartbeats: HeartbeatReceiver, log: Log, ask: Callable[[], Slots | None]
+    ) -> None:
+        self._sub = sub
+        self._heartbeats = heartbeats
+        self._log = log
+        self._ask = ask
+        self._patience = take_over_seconds()
+        self._taken_over = 0  #: times in a row
+        self._reported: str | None = None  #: what the log says that it waits for
+        self._claim: Claim | None = None
+        self._reset("none")
+
+    def _reset(self, stage: str) -> None:
+        self._stage, self._since = stage, ago(0)
+        self._clock = time.monotonic()
+        self._quiet = 0.0  #: seconds without a sign of life
+        self._asked = -ASK_SECONDS
+        self._sign: Sign | None = None
+        self._slots: Slots | None = None
+        self._silent_since: str | None = None
+
+    def submitted(self, claim: Claim) -> None:
+        """Follow a new task from now on."""
+        self._claim = claim
+        self._reset("submitted")
+
+    def ended(self) -> None:
+        """Follow nothing until the next task; the reason of its end is an error of its own."""
+        self._claim = None
+        self._reset("none")
+
+    def look(self, session: psycopg.Connection) -> None:
+        """See whether there is a sign of life.
+
+        :param session: the launcher's, on the target.
+        """
+        clock = time.monotonic()
+        self._quiet += min(clock - self._clock, _STEP)
+        self._clock = clock
+        claim = self._claim
+        if claim is None:
+            self._slots = self._ask() if self._quiet >= ASK_SECONDS else None
+        elif self._heartbeats.seconds_since(claim.subid, claim.worker, claim.epoch) < ASK_SECONDS:
+            if self._sign is None or not self._sign.claimed:
+                self._sign = workers.sign(session, claim)  # once, for its host
+            self._alive()
+        elif self._quiet >= self._asked + ASK_SECONDS:
+            self._asked = self._quiet
+            self._look_closer(workers.sign(session, claim))
+        self._silent_since = (self._silent_since or ago(self._quiet)) if self._waits else None
+        self._report()
+
+    def _look_closer(self, sign: Sign) -> None:
+        before, self._sign = self._sign, sign
+        if sign.claimed and self._stage == "submitted":
+            self._stage, self._since = "claimed", ago(0)
+        if sign.sessions and (sign.works or (before is not None and sign.changed != before.changed)):
+            self._alive()
+        else:
+            self._slots = self._ask()
+
+    def _alive(self) -> None:
+        if self._stage != "alive":
+            self._stage, self._since = "alive", ago(0)
+        self._quiet, self._asked, self._taken_over = 0.0, 0.0, 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether this task has given a sign of life, and not too long ago."""
+        return self._stage == "alive" and not self._waits
+
+    @property
+    def gone(self) -> bool:
+        """Whether the worker has no session on the target any more."""
+        return self._waits and self._sign is not None and not self._sign.sessions
+
+    @property
+    def _waits(self) -> bool:
+        return self._quiet >= WAITING_SECONDS
+
+    @property
+    def row(self) -> TaskRow:
+        """What ``state.db`` shows."""
+        sign = self._sign
+        host, pid = (None, None) if sign is None else (sign.host, sign.pid)
+        return TaskRow(self._stage, self._since, host, pid, self._silent_since, self._waits_for(), self._next())
+
+    def _waits_for(self) -> str | None:
+        slots, sign = self._slots, self._sign
+        if not self._waits:
+            return None
+        if self._claim is None:
+            registered = "" if slots is None else f", {slots.registered} registered"
+            return f"Spark to start, and for its executors{registered}"
+        if slots is not None and not slots.runs:
+            return f"a task slot: 1 needed, {slots.registered} registered" + (
+                ", all in use" if slots.registered else ""
+            )
+        if sign is None or not sign.claimed:
+            return "its process on an executor, which has not reached the target"
+        return f"a sign of life of PID {sign.pid} on {sign.host}"
+
+    def _next(self) -> str | None:
+        slots = self._slots
+        if not self._waits:
+            return None
+        if slots is not None and not slots.registered and slots.master.startswith("spark://"):
+            return f'"$SPARK_HOME"/sbin/start-worker.sh {slots.master}'
+        return f"pgsub status {word(self._sub.name)} --runbook"
+
+    @property
+    def overdue(self) -> str | None:
+        """Why the worker is to be taken over; None as long as it is not. One that only waits for a slot never is."""
+        waits = self._waits_for()
+        slots = self._slots
+        if waits is None or self._claim is None or (slots is not None and not slots.runs):
+            return None
+        if self._quiet < self._patience * 2 ** min(self._taken_over, _DOUBLINGS):
+            return None
+        return f"the apply worker gave no sign of life for {self._quiet:.0f} s"
+
+    def taken_over(self) -> None:
+        """Count a take-over; :meth:`ended` follows."""
+        self._taken_over += 1
+
+    def _report(self) -> None:
+        """Log once that it waits, and once that it does not any more."""
+        waits = self._waits_for()
+        kind = None if waits is None else waits.partition(":")[0].partition(",")[0]
+        if kind == self._reported:
+            return
+        self._reported = kind
+        name = f'logical replication apply worker for subscription "{self._sub.name}"'
+        if waits is not None:
+            self._log("WARNING", log_text(f"{name} waits for {waits}", hint=f"See what to do:\n{self._next()}"))
+        elif self._stage == "alive":
+            self._log("LOG", log_text(f"{name} is alive"))

@@ -1,0 +1,79 @@
+"""Submitted, claimed and alive: what is shown of a worker that hangs, and what rests on the ledger alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fix_faults import Site, until
+
+from pgsub.catalog.store import StateStore
+from pgsub.cli.main import run
+from pgsub.cli.settings import Settings, current
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
+
+ROOT = Path(__file__).parents[2]
+
+
+def _check(case: Site) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "pgsub", "--state-dir", str(case.state), "status", "--check", "--json", case.name]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    return done.returncode, json.loads(done.stdout)["subscriptions"][0]
+
+
+def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_over(site: Callable[[], Site]) -> None:
+    case = site()
+    writer = case.make_ready("audit1", "counter1")
+    process = case.run("--timeout", "200s", PGSUB_WORKER_TIMEOUT="15")
+    writer.some(10)
+    stopped, epoch = case.worker_pid(), case.epoch()
+    until(lambda: _check(case)[1]["task"]["stage"] == "alive", "no sign of life is shown")
+    os.kill(stopped, signal.SIGSTOP)
+    until(lambda: _check(case)[1]["state"] == "waiting", case.said)
+    code, seen = _check(case)
+    assert (code, seen["task"]["stage"], seen["task"]["pid"]) == (3, "alive", stopped)
+    assert seen["task"]["waits_for"].startswith(f"a sign of life of PID {stopped} on ")
+    assert seen["task"]["next"].startswith(f"pgsub status {case.name} --runbook")
+    until(lambda: case.epoch() > epoch, case.said)
+    case.wait_equal()
+    until(lambda: _check(case)[1]["state"] == "running", case.said)
+    assert _check(case)[1]["last_error"] is None
+    said = case.said()
+    assert "waits for a sign of life" in said and "gave no sign of life for" in said and "is alive" in said
+    case.terminate(process)
+    case.check()
+
+
+def test_where_no_heartbeat_arrives_create_and_status_rest_on_the_ledger(
+    site: Callable[[], Site], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(HeartbeatReceiver, "_keep", lambda self, heartbeat: None)
+    shown: set[tuple[str, int | None]] = set()
+    put = StateStore.put_workers
+
+    def seen(self: StateStore, subid: int, rows: Any) -> None:
+        shown.update((row.worker_type, row.pid) for row in rows)
+        put(self, subid, rows)
+
+    monkeypatch.setattr(StateStore, "put_workers", seen)
+    case = site()
+    writer = case.make("audit1", "keyed1")
+    writer.some(10)
+    writer.rest()
+    words = ["--connection", case.pubdb.conninfo, "--target", case.subdb.conninfo, "--publication", "p"]
+    before = dict(vars(current))
+    try:
+        assert run(["--state-dir", str(case.state), "create", case.name, *words, "--timeout", "2m"]) == 0, capfd
+    finally:
+        vars(current).update(before or vars(Settings()))
+    assert [pid is not None for kind, pid in shown if kind == "apply"] == [True]
+    case.check()
