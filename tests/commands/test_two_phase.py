@@ -226,8 +226,16 @@ def test_drop_rolls_back_what_is_prepared_names_it_and_leaves_that_of_others(sto
         session.execute("BEGIN")
         session.execute("INSERT INTO b VALUES (3, 1)")
         session.execute(f"PREPARE TRANSACTION '{other}'")
+    stranger, alike = f"stranger_{subdb.name}", gids[0] + "0"
+    subdb.execute(f"CREATE ROLE {stranger} LOGIN")
+    with subdb.connect(stranger) as session:
+        session.execute("BEGIN")
+        session.execute(f"PREPARE TRANSACTION '{alike}'")
     ended = stored("drop", "s", "--yes", *options)
     assert ended.returncode == 0, ended.stderr
+    assert f'WARNING:  prepared transaction "{alike}" on the target is left as it is\n' in ended.stderr
+    subdb.execute(f"ROLLBACK PREPARED '{alike}'")
+    subdb.execute(f"DROP ROLE {stranger}")
     for gid in gids:
         assert f'NOTICE:  rolled back prepared transaction "{gid}" on the target\n' in ended.stderr
     assert subdb.rows(_PREPARED) == [(other,)]

@@ -9,7 +9,16 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
-from pgsub.target.ledger import states, subscription_tables, subscriptions, two_phase, workers
+from pgsub.target.ledger import (
+    owner,
+    prepared_xacts,
+    states,
+    subscription_tables,
+    subscriptions,
+    two_phase,
+    workers,
+)
+from pgsub.target.ledger.prepared_xacts import Found
 from pgsub.target.ledger.subscription_tables import Change
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import APPLY
@@ -171,7 +180,7 @@ def test_only_who_prepared_a_transaction_may_finish_it_and_is_told_so(
     pending: psycopg.Connection, connect: Connect, prepare: Callable[..., None], subdb
 ) -> None:
     role = f"other_{subdb.name}"
-    subdb.execute(f"CREATE ROLE {role} LOGIN")
+    subdb.execute(f"CREATE ROLE {role} LOGIN; {owner.grants(role)}")
     try:
         prepare("pgsub_7_600_10")
         with subdb.connect(role) as session:
@@ -185,5 +194,27 @@ def test_only_who_prepared_a_transaction_may_finish_it_and_is_told_so(
         two_phase.roll_back(pending, ours)
         two_phase.roll_back(pending, ours)  # gone meanwhile
         assert two_phase.prepared(pending, SUBID) == []
+    finally:
+        subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_what_a_stranger_prepared_under_a_name_of_the_subscription_is_not_taken_for_its_own(
+    pending: psycopg.Connection, prepare: Callable[..., None], subdb
+) -> None:
+    role, gid = f"other_{subdb.name}", "pgsub_7_600_10"
+    subdb.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        with subdb.connect(role) as session:
+            session.execute("BEGIN")
+            session.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+            assert two_phase.prepared(pending, SUBID) == []
+            assert prepared_xacts.PreparedTransactions(pending, SUBID).find(gid) == Found(False, False, False)
+            two_phase.disable(pending, SUBID)  # not held up by it
+            [found] = prepared_xacts.all_prepared(pending, SUBID)
+            assert (found.gid, found.owner, found.genuine) == (gid, role, False)
+            session.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+        prepare(gid)
+        [ours] = two_phase.prepared(pending, SUBID)
+        assert ours.genuine and prepared_xacts.PreparedTransactions(pending, SUBID).find(gid).prepared
     finally:
         subdb.execute(f"DROP ROLE {role}")

@@ -17,21 +17,22 @@ from pgsub.commands.subscription.drop_slots import drop_slots
 from pgsub.common import failpoints
 from pgsub.common.errors import SlotLost, SubscriptionNotFound, TargetUnavailable
 from pgsub.common.plural import counted
-from pgsub.common.quoting import word
+from pgsub.common.quoting import statement, word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.target.ledger import (
     held_tables,
     owner,
+    prepared_xacts,
     schema,
     skipped_changes,
     subscriptions,
     two_phase,
     workers,
 )
+from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.skipped_changes import Usage
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.two_phase import Prepared
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
@@ -138,8 +139,10 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)
         workers.evict_all(session, sub.subid)
-    prepared = two_phase.prepared(session, sub.subid)
+    found = prepared_xacts.all_prepared(session, sub.subid, ledger=known)
+    prepared = [one for one in found if one.genuine]
     two_phase.check_finishable(prepared)
+    _warn_of_foreign([one for one in found if not one.genuine], reporter)
     if not keep_slot:
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")
@@ -151,6 +154,16 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         subscriptions.forget(session, sub.subid)
         origins.drop_all(session, sub.subid)
         _report_leftovers(session, sub, skipped, reporter)
+
+
+def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:
+    for one in found:
+        reporter.warning(
+            f'prepared transaction "{one.gid}" on the target is left as it is',
+            f'It is named as those of this subscription, but role "{one.owner}" prepared it, which may not write to the'
+            " ledger.",
+            f"If it is not needed, let that role or a superuser run:\n{statement(prepared_xacts.rollback(one.gid))};",
+        )
 
 
 def _roll_back(session: psycopg.Connection, prepared: Sequence[Prepared], reporter: Reporter) -> None:

@@ -32,6 +32,41 @@ ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + 
     "ALTER SYSTEM SET max_prepared_transactions = 20;"
 )
 
+# Anyone may prepare a transaction of any name, but only who may write to the ledger can have done it for pgsub.
+_GENUINE = """
+x.owner = current_user
+    OR EXISTS (SELECT FROM pgsub.prepared_pending l WHERE l.subid = %(subid)s AND l.gid = x.gid)
+    OR EXISTS (SELECT FROM pg_catalog.pg_roles o WHERE o.rolname = x.owner
+                  AND pg_catalog.has_table_privilege(o.oid, 'pgsub.control', 'UPDATE'))
+"""
+_FIND = f"""
+SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x
+                WHERE x.gid = %(gid)s AND x.database = pg_catalog.current_database() AND ({_GENUINE})),
+       EXISTS (SELECT FROM pgsub.prepared_xact WHERE subid = %(subid)s AND gid = %(gid)s),
+       EXISTS (SELECT FROM pgsub.prepared_pending WHERE subid = %(subid)s AND gid = %(gid)s)
+"""
+_PREPARED = """
+SELECT x.gid, x.owner::text, x.owner = current_user OR r.rolsuper, {}
+  FROM pg_catalog.pg_prepared_xacts x, pg_catalog.pg_roles r
+ WHERE x.database = pg_catalog.current_database() AND pg_catalog.starts_with(x.gid, %(prefix)s)
+   AND r.rolname = current_user
+ ORDER BY x.prepared, x.gid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A transaction on the target that is prepared under a name of the subscription.
+
+    :ivar ours: whether this session's role may finish it.
+    :ivar genuine: whether it can have been prepared for the subscription.
+    """
+
+    gid: str
+    owner: str
+    ours: bool
+    genuine: bool
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -72,13 +107,7 @@ class PreparedTransactions:
 
     def find(self, gid: str) -> Found:
         """Look up prepared transaction, marker and ledger row."""
-        row = self._connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE gid = %(gid)s"
-            "   AND database = pg_catalog.current_database()),"
-            " EXISTS (SELECT FROM pgsub.prepared_xact WHERE subid = %(subid)s AND gid = %(gid)s),"
-            " EXISTS (SELECT FROM pgsub.prepared_pending WHERE subid = %(subid)s AND gid = %(gid)s)",
-            {"gid": gid, "subid": self._subid},
-        ).fetchone()
+        row = self._connection.execute(_FIND.encode(), {"gid": gid, "subid": self._subid}).fetchone()
         assert row is not None
         return Found(*row)
 
@@ -104,6 +133,16 @@ class PreparedTransactions:
                 sql.SQL("DELETE FROM {} WHERE subid = %s AND gid = %s").format(sql.Identifier("pgsub", table)),
                 (self._subid, gid),
             )
+
+
+def all_prepared(connection: psycopg.Connection, subid: int, *, ledger: bool = True) -> list[Prepared]:
+    """Return the transactions that are prepared under names of the subscription, oldest first.
+
+    :param ledger: whether there is one; without, only what this session's role prepared counts as genuine.
+    """
+    query = _PREPARED.format(_GENUINE if ledger else "x.owner = current_user")
+    params = {"subid": subid, "prefix": gid_prefix(subid)}
+    return [Prepared(*row) for row in connection.execute(query.encode(), params)]
 
 
 def prepare(gid: str) -> sql.Composed:

@@ -17,6 +17,7 @@ from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import prepared_xacts, subscriptions, workers
+from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import transactions
@@ -35,14 +36,6 @@ SELECT greatest(p.remote_lsn, p.reported_lsn,
 _ALL_READY = """
 SELECT count(*) > 0 AND pg_catalog.bool_and(srsubstate = 'r') FROM pgsub.subscription_rel WHERE subid = %s
 """
-_PREPARED = """
-SELECT x.gid, x.owner::text, x.owner = current_user OR r.rolsuper
-  FROM pg_catalog.pg_prepared_xacts x, pg_catalog.pg_roles r
- WHERE x.database = pg_catalog.current_database() AND pg_catalog.starts_with(x.gid, %s) AND r.rolname = current_user
- ORDER BY x.prepared, x.gid
-"""
-
-
 _PENDING = """
 SELECT gid, xid, prepare_lsn::text,
        pg_catalog.to_char(prepared_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
@@ -58,18 +51,6 @@ class Pending:
     xid: int
     prepare_lsn: int
     prepared_at: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A transaction of the subscription that is prepared on the target.
-
-    :ivar ours: whether this session's role may finish it.
-    """
-
-    gid: str
-    owner: str
-    ours: bool
 
 
 def state(connection: psycopg.Connection, subid: int) -> str:
@@ -163,7 +144,7 @@ def pending(connection: psycopg.Connection, subid: int) -> list[Pending]:
 
 def prepared(connection: psycopg.Connection, subid: int) -> list[Prepared]:
     """Return the subscription's prepared transactions on the target, oldest first."""
-    return [Prepared(*row) for row in connection.execute(_PREPARED, (prepared_xacts.gid_prefix(subid),))]
+    return [one for one in prepared_xacts.all_prepared(connection, subid) if one.genuine]
 
 
 def check_finishable(found: Sequence[Prepared]) -> None:
