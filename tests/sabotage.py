@@ -50,6 +50,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_comes",
     ),
     "a table changes hands only where apply has not passed it": ("test_a_table_does_not_change_hands_behind_apply",),
+    "a table is copied by the definition that it was added by": (
+        "test_no_copy_starts_by_a_definition_that_has_changed_since",
+    ),
     "a chunk is copied once": ("test_a_large_table_is_copied_in_chunks",),
     "a failed copy removes only its own rows": (
         "test_rows_of_a_failed_attempt_go_although_local_writers_are_at_work_in_the_table",

@@ -224,9 +224,17 @@ class Runner(SupervisedThread):
         apply = ApplyWorkerHandle(context, self._engine, heartbeats, self._errors, until_lsn=until, interval=interval)
         mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
         events = Events(session, self._store, sub, self._log, self._recorded)
-        return _Serving(
-            session, mirror, events, apply, SyncWorkers(context, heartbeats, self._errors, interval), stopping
-        )
+        sync = SyncWorkers(context, heartbeats, self._errors, interval, self._is_current)
+        return _Serving(session, mirror, events, apply, sync, stopping)
+
+    def _is_current(self) -> bool:
+        """Return whether the definition that is served is still the one of the state store, as far as it can be read.
+
+        The launcher notices a new one a moment later; a table that was added by it must not be copied by this one.
+        """
+        self._recorder.subscriptions()
+        now = self._recorder.current(self.sub.subid)
+        return now is not None and same_service(self.sub, now)
 
     def _serve(self, serving: _Serving, backlog: Backlog) -> None:
         watch = SlotWatch(self.sub, self._store, backlog, self._recorder.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pgsub.common.errors import Directive, PgsubError
@@ -39,6 +39,7 @@ class SyncWorkers:
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param interval: see :func:`pgsub.launcher.retry.interval`.
+    :param current: whether the definition of the context is still in effect; nothing is started where not.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class SyncWorkers:
         heartbeats: HeartbeatReceiver,
         errors: ErrorReporter,
         interval: float = RETRY_SECONDS,
+        current: Callable[[], bool] = lambda: True,
     ) -> None:
         self._context = context
         self._sub = context.subscription
         self._heartbeats = heartbeats
         self._errors = errors
         self._interval = interval
+        self._current = current
         self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
         self._states: dict[int, str] = {}  #: as of the last look
@@ -76,7 +79,9 @@ class SyncWorkers:
         busy = {relid for sync in self._running for relid in sync.relids}
         free = self._sub.max_sync_workers - len(self._running)
         waiting = [rel for rel in open_tables if rel.srrelid not in busy and self._retry(rel.srrelid).due()]
-        if free > 0 and waiting:
+        # Asked after the tables were read: a command writes the definition first, and then the tables that follow it.
+        # guard: a table is copied by the definition that it was added by, without " and self._current()"
+        if free > 0 and waiting and self._current():
             alone = {relid for relid, retry in self._retries.items() if retry.own}
             for relids in order.next_workers(waiting, free, alone=alone):
                 self._start(relids)

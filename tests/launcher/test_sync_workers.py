@@ -15,7 +15,10 @@ from pgsub.common.errors import PgsubError, TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import sync_workers
+from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import ErrorReporter
+from pgsub.launcher.recorder import Recorder
+from pgsub.launcher.runner import Goal, Runner
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger.subscriptions import RelationState
@@ -60,3 +63,25 @@ def test_the_error_of_a_copy_that_a_refresh_has_made_void_is_not_told(
         Failing.let.set()
         _tick(side, seen, lambda alive: not alive)
         assert [row.worker for row in store.errors(_SUB.subid)] == ["table synchronization 1"] * told
+
+
+def test_no_copy_starts_by_a_definition_that_has_changed_since(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_workers, "TableSync", Failing)
+    monkeypatch.setattr(Failing, "let", threading.Event())
+    quiet = lambda level, text: None  # noqa: E731
+    with StateStore.open(state_dir) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
+        store.add_subscription(_SUB)
+        errors = ErrorReporter(store, _SUB, quiet)
+        with contextlib.closing(Recorder(store, quiet)) as recorder:
+            runner = Runner(_SUB, store, recorder, Engine(state_dir, None, {}, []), heartbeats, quiet, Goal())
+            context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
+            side = SyncWorkers(context, heartbeats, errors, current=runner._is_current)
+            store.alter(_SUB.subid, publications=("pub", "second"))
+            _tick(side, "i")  # the command that altered it has gone on, or was killed: the table may be of either
+            assert side.alive == set()
+            store.alter(_SUB.subid, publications=("pub",), disable_on_error=True)
+            _tick(side, "i")
+            assert side.alive == {1}
+            Failing.let.set()
