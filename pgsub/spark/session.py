@@ -32,6 +32,9 @@ from pgsub.spark.java import cache_folder, find_java, write_atomically
 #: Spark's own setting for how long executors of a cluster may take to register, and its default.
 _REGISTRATION = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
 
+#: Seconds that a JVM may take to end; it takes less than one. Nothing is lost with one that is killed.
+ENDING_SECONDS = 8.0
+
 #: pyspark keeps the JVM and its context in class attributes: one at a time in a process.
 _lock = threading.RLock()
 
@@ -193,7 +196,7 @@ def alive(context: SparkContext) -> bool:
         return False
 
 
-def close_context(context: SparkContext, patience: float = 20, train: bool = True) -> None:
+def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:
     """End Spark, its JVM and its python workers; also after the JVM was killed.
 
     The JVM's own way out at the end of its standard input is taken: it stops the context in a third of the time.
@@ -227,9 +230,22 @@ def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:
         pass
     try:
         process.wait(patience)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # while an interpreter starts, nothing of the JVM that uses interpreters ends
+        children = _children(process.pid)
         process.kill()
         process.wait()
+        for child in children:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started; none where the system does not list them."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
 
 
 @contextmanager

@@ -254,7 +254,7 @@ class TableSync:
                 spool_dir=self._context.spool_dir,
                 relation=(state.schemaname, state.relname),
             )
-            self._await(self._context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
+            self._await(session, claim, self._context.submit(f"catch up {state.relname}", sync_worker.run, [spec]))
         except SlotLost as error:
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
@@ -262,10 +262,13 @@ class TableSync:
             )
             raise
 
-    def _await(self, job: Job) -> None:
+    def _await(self, session: psycopg.Connection, claim: Claim, job: Job) -> None:
+        """Wait for a job; when asked to stop, only if its task has begun, for that reads the stop itself."""
         try:
             while not job.done():
                 if self._context.stopping.wait(_POLL):
+                    if workers.withdraw(session, claim):
+                        raise Fenced("asked to stop")
                     job.result(30)
             job.result(0)
         finally:

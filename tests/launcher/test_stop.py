@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from fix_program import Cli, until
 from fix_proxy import Link, Proxy
 from fix_servers import Database
+
+from pgsub.spark import session
 
 MakeCli = Callable[[str, str], Cli]
 #: The workers' interpreter, which begins once a file is there.
@@ -56,6 +59,21 @@ def test_a_stop_is_seen_while_the_process_of_a_worker_starts(
     until(lambda: tables[1].rows(control) == [(epoch + 1, None)])  # a process that begins after all is refused
     (tmp_path / "go").touch()
     assert running.wait(patience.SECONDS) == 0
+
+
+def test_an_interpreter_that_never_starts_holds_up_no_end_and_is_not_left(
+    cli: Cli, tables: tuple[Database, Database], tmp_path: Path
+) -> None:
+    assert cli.create("s", "--no-wait").returncode == 0
+    python, pid_file = tmp_path / "python", tmp_path / "pid"
+    python.write_text(f'#!/bin/sh\necho $$ > "{pid_file}"\nexec sleep 100000\n')
+    python.chmod(0o755)
+    running = cli.launcher(env={"PYSPARK_PYTHON": str(python)})
+    until(lambda: pid_file.exists() and pid_file.read_text())
+    began = time.monotonic()
+    _stops_without_a_word(cli, running)
+    assert time.monotonic() - began < 2 * session.ENDING_SECONDS + 10  # JVM and workers are bounded each by itself
+    until(lambda: not Path(f"/proc/{pid_file.read_text().strip()}").exists())
 
 
 def _stalled_target(
