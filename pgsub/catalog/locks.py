@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from pgsub.common.errors import LockHeld, StateStoreError
 
 _RETRY_SECONDS = 0.01
 _MAX_TEXT = 400
+_HOLDER = re.compile(r"pid (\d+) on host (\S+) ")
 
 
 class Lock:
@@ -170,8 +172,16 @@ def lock_held(lock: Lock, what: str) -> LockHeld:
     return LockHeld(
         f"{what} is in use by another process",
         detail=f"The lock is held by {holder}." if holder else "The lock was freed in the meantime.",
-        hint="Wait until it ends, or stop it.",
+        hint=_ending(holder) if holder else "Try again.",
     )
+
+
+def _ending(holder: str) -> str:
+    """Say how to end the holder; a kill reaches only a process of this machine."""
+    match = _HOLDER.match(holder)
+    if match is None or match[2] != socket.gethostname():
+        return "Wait until it ends, or stop it where it runs."
+    return f"Wait until it ends; a pgsub run that is not needed any more is ended by:\nkill {match[1]}"
 
 
 def _flock(descriptor: int, operation: int) -> bool:

@@ -22,6 +22,8 @@ SUMMARY = "PostgreSQL logical-replication subscriber outside the server"
 DESCRIPTION = """
 pgsub creates subscriptions against a PostgreSQL publisher, copies their tables and applies their changes to a target
 database, and shows how far they are. Words, options and states are those of CREATE SUBSCRIPTION.
+
+Start with pgsub create --dry-run: it changes nothing and names what is missing. pgsub demo needs no servers of yours.
 """
 
 #: of the commands in the help; each registered itself when its module was imported

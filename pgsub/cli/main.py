@@ -5,7 +5,9 @@ Nowhere else does pgsub end the process. Mirrors ``main()`` of the client progra
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -17,6 +19,10 @@ from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
 from pgsub.common.errors import InternalError, PgsubError, UsageError
 
+_LIKE = re.compile(r": (--?\S+) \((?:Possible options: |Did you mean )(.*?)\??\)")
+_ONE_OF = re.compile(r"'([^']*)' is not one of (.*)")
+_NUMBER = re.compile(r"Input should be a valid (?:integer|number).*")
+_AT_LEAST = re.compile(r"Input should be greater than or equal to (\S+)")
 INTERRUPTED = 130  #: 128 + SIGINT, as shells have it
 
 
@@ -67,9 +73,21 @@ def _usage(error: typer.TyperException) -> UsageError:
     """Turn an error of the parser into one of pgsub's."""
     text = console.redacted(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
     text = text.replace(": Value error, ", ": ")  # the words of a validator that the parser calls
+    text = _NUMBER.sub("must be a number", text)
+    text = _AT_LEAST.sub(r"must be at least \1", _ONE_OF.sub(_one_of, _LIKE.sub(_like, text)))
     context = getattr(error, "ctx", None)
     hint = _help(context.command_path) if context is not None else None
     return UsageError(text[:1].lower() + text[1:], hint=hint)
+
+
+def _one_of(match: re.Match[str]) -> str:
+    return f'"{match[1]}" is not one of {match[2].replace(chr(39), "")}'
+
+
+def _like(match: re.Match[str]) -> str:
+    """Name the options that a mistyped one resembles; the parser's own choice is generous."""
+    near = difflib.get_close_matches(match[1], match[2].split(", "), cutoff=0.7)
+    return f": {match[1]}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
 
 
 def _help(path: str) -> str:

@@ -80,9 +80,10 @@ def parse(text: str) -> Rule:
     left, equals, resolution = text.rpartition("=")
     table, _, conflict = left.rpartition(":")
     if not equals or not conflict or (":" in left and "." not in table.strip(".")):
+        bare = equals and conflict and ":" in left
         raise UsageError(
             f'invalid conflict rule "{text}"',
-            detail=f"A rule reads {_FORM}.",
+            detail=f'Table "{table}" needs its schema, as in public.{table}.' if bare else f"A rule reads {_FORM}.",
             hint="For example:\n--on-conflict insert_exists=keep_local --on-conflict public.t:update_missing=skip",
         )
     _check(conflict, resolution)

@@ -8,6 +8,7 @@ and only ever complete the *target*.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ KEEPALIVES = {
     "tcp_user_timeout": "60000",
 }
 
+#: of libpq's words only the name of an option is shown: anything else may be a part of a password
+_UNKNOWN_KEYWORD = re.compile(r'invalid (?:connection option|URI query parameter:?) ("[a-z_]{1,30}")')
 POOLER_HINT = "Give the address and port of the server itself."
 
 
@@ -64,9 +67,11 @@ def parse(conninfo: str, side: str) -> dict[str, str]:
     """
     try:
         parsed = conninfo_to_dict(conninfo)
-    except Exception:
+    except Exception as error:
+        unknown = _UNKNOWN_KEYWORD.search(str(error))
         raise UsageError(
             f"invalid connection string for the {side}",
+            detail=f"It has no option {unknown[1]}." if unknown else None,
             hint='Use keywords and values ("host=db1 dbname=app user=repl") or a URI (postgresql://repl@db1/app).',
         ) from None
     return {key: str(value) for key, value in parsed.items() if value is not None}

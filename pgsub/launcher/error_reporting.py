@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, Log, PgsubError, StateStoreError, SubscriptionNotFound, log_text
+from pgsub.common.errors import Directive, Log, LogText, PgsubError, StateStoreError, SubscriptionNotFound, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
 from pgsub.launcher.recorder import Recorder
@@ -17,8 +19,19 @@ from pgsub.protocol.lsn import MAX_LSN
 APPLY = "apply"  #: the apply worker in the record of errors
 #: Starts from one position after the first from which a subscription is called blocked.
 RESTARTS = 2
+#: Seconds after which an error that goes on is logged with all its fields again.
+WHOLE_AGAIN = 3600.0
 #: Records that wait for the state store at most; the oldest are dropped, the log has them.
 WAITING = 1000
+
+
+@dataclass(slots=True)
+class _Logged:
+    """A record of the log that may come again."""
+
+    text: LogText
+    whole_at: float
+    repeats: int = 0
 
 
 class ErrorReporter:
@@ -36,6 +49,7 @@ class ErrorReporter:
         self._recorder = recorder
         #: finish LSN (0: none to blame) of the errors that the store shows, those of earlier launchers included
         self._shown: dict[str, int] = {}
+        self._logged: dict[str, _Logged] = {}  #: the last error of each worker
         self._records: deque[Callable[[], None]] = deque(maxlen=WAITING)
         self.disabling: PgsubError | None = None
         self.disabled_by: PgsubError | None = None
@@ -73,13 +87,23 @@ class ErrorReporter:
         """
         if not worth_reporting(error):
             return
-        self._log("ERROR", error.log_text())
+        self._log("ERROR", self._text(worker, error))
         self._shown[worker] = faults.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
         if counts is not None and self._disables():
             self.disabling = error
         self._record(lambda: self._write(worker, error, row, counts))
+
+    def _text(self, worker: str, error: PgsubError) -> LogText:
+        """Return the record of the log; that of an error which goes on is short, but for once an hour."""
+        text, now = error.log_text(), time.monotonic()
+        known = self._logged.get(worker)
+        if known is None or known.text != text or now - known.whole_at >= WHOLE_AGAIN:
+            self._logged[worker] = _Logged(text, now)
+            return text
+        known.repeats += 1
+        return log_text(error.message, detail=f"This is attempt {known.repeats + 1} with the same error.")
 
     def _disables(self) -> bool:
         """Return whether faults disable the subscription, as of the last time that the store could be read."""
@@ -115,6 +139,7 @@ class ErrorReporter:
 
         :param position: where it is; conflicts that this covers are no longer in the way.
         """
+        self._logged.pop(worker, None)
         if self._shown.pop(worker, None) is not None:
             self._record(lambda: self._passed(worker, position))
 

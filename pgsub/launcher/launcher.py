@@ -156,10 +156,22 @@ class Launcher:
         wanted = self._wanted()
         for subid, served in self._served.items():
             if subid not in wanted or not same_service(served.runner.sub, wanted[subid]):
+                self._log_stop(served.runner, subid in wanted)
                 served.runner.stop()
         for subid, sub in wanted.items():
             if subid not in self._served and subid not in self._ended:
                 self._start(sub, refuse=refuse)
+
+    def _log_stop(self, runner: Runner, restarts: bool) -> None:
+        """Log once, in the server's words, that a changed definition ends a worker."""
+        if runner.stopping:
+            return
+        if restarts:
+            why = "restart because of a parameter change"
+        else:
+            removed = self._recorder.current(runner.sub.subid) is None
+            why = f"stop because the subscription was {'removed' if removed else 'disabled'}"
+        self._log("LOG", log_text(f'logical replication worker for subscription "{runner.sub.name}" will {why}'))
 
     def _start(self, sub: Subscription, *, refuse: bool) -> None:
         lock = self._locks.pop(sub.subid, None)

@@ -148,6 +148,11 @@ class Runner(SupervisedThread):
                 line.shutdown(socket.SHUT_RDWR)
 
     @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stop_event.is_set()
+
+    @property
     def at_work(self) -> bool:
         """Whether there may be workers to stop: there are none while it only connects to the target."""
         return self.is_alive() and not self._connecting

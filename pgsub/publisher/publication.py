@@ -95,6 +95,12 @@ def missing_publications(connection: Connection, publications: Sequence[str]) ->
     return [name for name in publications if name not in there]
 
 
+def existing_publications(connection: Connection) -> list[str]:
+    """Return the names of all publications in the publisher's database."""
+    query = sql.SQL("SELECT p.pubname::text FROM pg_catalog.pg_publication p ORDER BY 1")
+    return [name for (name,) in _rows(connection, query, (), "receive list of publications from the publisher")]
+
+
 def publishing_sequences(connection: Connection, publications: Sequence[str]) -> list[str]:
     """Find the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
     if connection.info.server_version < 190000:

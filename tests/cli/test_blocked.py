@@ -127,7 +127,10 @@ def test_the_runbook_of_a_conflict_names_rows_and_positions(store, served, faile
     assert what[0].startswith("Apply stopped, 3 times since 2") and MESSAGE in what[0]
     assert compare[1] == ["pgsub conflicts show orders 1"]
     assert change[2] == ["""DELETE FROM "My.s"."t" WHERE "id" = '1' AND "Day" = 'O''Hara';"""]
-    assert preview[1] == ["pgsub skip-lsn orders 0/14C0378 --preview"]
+    assert preview[1] == [
+        "pgsub skip-lsn orders 0/14C0378 --rows conflicting --preview",
+        "pgsub skip-lsn orders 0/14C0378 --preview",
+    ]
     assert skip[1] == ["pgsub skip-lsn orders 0/14C0378 --rows conflicting", "pgsub skip-lsn orders 0/14C0378"]
     assert hold[1] == ["pgsub alter orders --hold My.s.t"]
     assert see[1] == ["pgsub wait orders --for caught-up --timeout 1m"]

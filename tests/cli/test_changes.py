@@ -30,7 +30,7 @@ def test_enabling_without_a_slot_name_is_refused_in_the_servers_words(pgsub, sto
 
 def test_enabling_what_nobody_serves_says_so(pgsub, store):
     store.alter(5, enabled=False)
-    assert "no launcher serves it" in pgsub("enable", "orders").stderr
+    assert "no pgsub run serves it" in pgsub("enable", "orders").stderr
     store.alter(5, enabled=False)
     assert pgsub("-q", "enable", "orders").stderr == ""
 

@@ -13,7 +13,7 @@ import pytest
 
 from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, TaskRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
-from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost
+from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, TargetUnavailable
 
 
 def _fail(store, cls=ApplyError, worker="apply"):
@@ -255,7 +255,7 @@ def test_check_of_a_healthy_subscription_is_0(pgsub, store, served):
 def test_check_of_a_subscription_that_nobody_serves_is_3(pgsub, store):
     ended = pgsub("status", "orders", "--check")
     assert ended.returncode == 3
-    assert ended.stderr == 'pgsub: warning: subscription "orders" is not served by any launcher\n'
+    assert ended.stderr == 'pgsub: warning: subscription "orders" is not served by any pgsub run\n'
 
 
 def test_check_of_a_disabled_subscription_is_3(pgsub, store, served):
@@ -269,6 +269,52 @@ def test_check_after_an_error_is_6_also_when_it_disabled_the_subscription(pgsub,
     assert pgsub("status", "orders", "--check").returncode == 6
     store.alter(5, enabled=False)
     assert pgsub("status", "orders", "--check").returncode == 6
+
+
+def test_check_tells_a_publisher_and_a_target_that_are_down_from_a_conflict(pgsub, store, served):
+    _fail(store, PublisherUnavailable, "table synchronization 101")
+    assert pgsub("status", "orders", "--check").returncode == 4
+    _fail(store, TargetUnavailable)
+    assert pgsub("status", "orders", "--check").returncode == 5
+    _fail(store, ApplyError)
+    ended = pgsub("status", "orders", "--check")
+    assert ended.returncode == 6 and "duplicate key" in ended.stderr
+
+
+def test_check_of_a_subscription_without_tables_is_3(pgsub, store, served):
+    store.put_relations(5, [])
+    ended = pgsub("status", "orders", "--check")
+    assert ended.returncode == 3 and 'subscription "orders" has no tables' in ended.stderr
+
+
+def test_the_applied_position_is_known_before_the_first_transaction(pgsub, store):
+    store.put_origin(5, 0, None)
+    store.put_slot(5, SlotRow("orders", confirmed_flush_lsn=0x16))
+    assert "applied_lsn  | 0/16\n" in pgsub("status", "orders", "-x").stdout
+    store.put_workers(5, [_apply_worker(0x20, 0x20)])
+    assert "applied_lsn  | 0/20\n" in pgsub("status", "orders", "-x").stdout
+
+
+def test_the_lag_of_a_subscription_that_nobody_serves_is_not_known(pgsub, store):
+    store.put_workers(5, [_apply_worker(0x20, 0x20)])
+    assert "lag          |\n" in pgsub("status", "orders", "-x").stdout
+
+
+def test_a_terminal_shows_no_empty_columns_and_says_when_all_is_well(environment, store, served):
+    def shown():
+        command = [sys.executable, ["-m", "pgsub", "status", "orders"]]
+        child = pexpect.spawn(*command, env=environment, encoding="utf-8", dimensions=(40, 80))
+        return child.read().splitlines()
+
+    store.put_workers(5, [_apply_worker(0x20, 0x20)])
+    lines = shown()
+    assert "prepared" not in lines[0] and "last_error" not in lines[0]
+    assert 'Subscription "orders" is running: 1 of 2 tables synchronized, nothing is waiting.' in lines
+    assert any(line.startswith("srsubstate: i initialize, d data copy") for line in lines)
+    _fail(store)
+    lines = shown()
+    assert not any("nothing is waiting" in line for line in lines)
+    assert max(map(len, lines[:12])) <= 80 and "state        | error" in lines
 
 
 def test_check_of_a_lost_slot_is_7_by_error_and_by_what_the_publisher_said(pgsub, store, served):
@@ -300,7 +346,7 @@ def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(
 def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, valid, served):
     _fail(store, PublisherUnavailable)
     ended = pgsub("status", "--check", "--json")
-    assert ended.returncode == 6
+    assert ended.returncode == 4
     assert len(valid("status", ended.stdout)["subscriptions"]) == 2
     assert len(ended.stderr.splitlines()) == 2
 

@@ -49,7 +49,7 @@ def test_synced_names_the_tables_that_are_not(store, folder):
     with pytest.raises(TimeoutExpired) as caught:
         _until(folder, "synced")
     assert '"public.b" (d)' in caught.value.detail and "public.a" not in caught.value.detail
-    assert "No launcher serves the subscription." in caught.value.detail
+    assert "No pgsub run serves the subscription." in caught.value.detail
     assert caught.value.hint.splitlines()[-1] == "pgsub status orders"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -156,6 +157,8 @@ def _ask(name: str, skip: Skip) -> None:
         "Skip it?",
         f"{what} of the {which} finished at {finished} will be applied by subscription {name}; the rest goes to"
         " pgsub.skipped_change on the target.",
+        "To see first what would be lost: "
+        + shlex.join(["pgsub", "skip-lsn", name, format_lsn(skip.lsn), "--rows", skip.rows, "--preview"]),
     )
 
 

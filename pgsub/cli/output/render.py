@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import unicodedata
 from collections import Counter
@@ -21,17 +22,47 @@ if TYPE_CHECKING:
     from pgsub.commands.status.status import SubscriptionStatus
 
 _ORDER = "idfsr"
+_CUT, _LEAST = "last_error", 20  #: the column that is cut on a narrow terminal, and what is left of it at least
+LEGEND = "srsubstate: i initialize, d data copy, f finished copy, s synchronized, r ready"
 
 
 def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
     """Show subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
-    columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors", "last_error"]
+    columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors_total", "last_error"]
     if any(one.definition.skips for one in found):
         columns.append("to_be_skipped")
     if expanded:
         columns += ["on_conflict", "skipped", "unavailable"]
-    return rows(columns, [_summary_row(one) for one in found], expanded=expanded)
+    shown = [_summary_row(one) for one in found]
+    if expanded or not _terminal():
+        return rows(columns, shown, expanded=expanded)
+    columns = [name for name in columns if any(row[name] not in (None, 0) for row in shown)]
+    table = rows(columns, [_fitting(columns, row, shown) for row in shown])
+    return table if _broadest(table) <= _screen() else rows(columns, shown, expanded=True)
+
+
+def _fitting(columns: Sequence[str], row: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Cut the last error of a row, so that the table fits the screen if that can be had."""
+    others = [max(_width(cell(one[name])) for one in (*every, {name: name})) for name in columns if name != _CUT]
+    room = max(_screen() - sum(others) - 3 * len(others) - 2, _LEAST)
+    text = row[_CUT] or ""
+    return {**row, _CUT: text if len(text) <= room else f"{text[: room - 3]}..."}
+
+
+def well(found: Sequence[SubscriptionStatus]) -> str | None:
+    """Say in one line that nothing needs attention; None where something does."""
+    if not found or any(one.state != "running" or one.errors or one.waits or not one.relations for one in found):
+        return None
+    name = found[0].definition.name
+    which = f'Subscription "{name}" is' if len(found) == 1 else f"All {len(found)} subscriptions are"
+    tables = [row["srsubstate"] for one in found for row in one.relations]
+    lag = max((one.lag for one in found if one.lag is not None), default=None)
+    copied = f"{counted(len(tables), 'table')} synchronized"
+    if any(state != "r" for state in tables):
+        copied = f"{sum(state == 'r' for state in tables)} of {copied}"
+    behind = "" if lag is None else ", nothing is waiting" if lag < 1 else f", {lag:.0f} s behind"
+    return f"{which} running: {copied}{behind}."
 
 
 def details(one: SubscriptionStatus) -> Iterator[str]:
@@ -50,7 +81,9 @@ def details(one: SubscriptionStatus) -> Iterator[str]:
 
 def relations(one: SubscriptionStatus) -> str:
     """Format the tables of one subscription, one a row."""
-    return rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
+    table = rows(["schemaname", "relname", "srsubstate", "srsublsn"], one.relations)
+    unready = any(row["srsubstate"] != "r" for row in one.relations)
+    return f"{table}\n{LEGEND}" if unready and _terminal() else table
 
 
 def copies(one: SubscriptionStatus) -> str:
@@ -117,11 +150,19 @@ def _copy_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "table": f"{row['schemaname']}.{row['relname']}",
         "done": f"{min(done / total, 0.99):.0%}" if total else None,
         "bytes": size(done) + (f" of {size(total)}" if total else ""),
-        "rows": str(row["tuples_processed"]) + (f" of {row['tuples_total']}" if row["tuples_total"] else ""),
+        "rows": _copied_rows(row),
         "chunks": f"{row['chunks_done']} of {row['chunks_total']}",
         "rate": None if rate is None else f"{size(rate)}/s",
         "left": None if left is None else duration(left),
     }
+
+
+def _copied_rows(row: Mapping[str, Any]) -> str | None:
+    """Format the rows of a copy; their number is known once a piece of the table is committed."""
+    done, total = row["tuples_processed"], row["tuples_total"]
+    if not done and row["bytes_processed"]:
+        return f"of {total}" if total else None
+    return f"{done} of {total}" if total else str(done)
 
 
 def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expanded: bool = False) -> str:
@@ -131,9 +172,21 @@ def rows(columns: Sequence[str], content: Sequence[Mapping[str, Any]], *, expand
         line[:] = [pasted(text) if column == "next" else text for column, text in zip(columns, line, strict=True)]
     if expanded:
         return _vertical(columns, texts)
-    if sys.stdout is not None and sys.stdout.isatty():
+    if _terminal():
         return _aligned(columns, texts)
     return "\n".join("\t".join(line) for line in [list(columns), *texts])
+
+
+def _terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _screen() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _broadest(text: str) -> int:
+    return max(map(_width, text.split("\n")))
 
 
 def cell(value: Any) -> str:
@@ -157,11 +210,11 @@ def _summary_row(one: SubscriptionStatus) -> dict[str, Any]:
         "tables": ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state]) or "none",
         "held": ", ".join(f"{row['schemaname']}.{row['relname']}" for row in one.held) or None,
         "received_lsn": apply.get("received_lsn"),
-        "applied_lsn": (one.origin or {}).get("remote_lsn"),
+        "applied_lsn": one.applied_lsn,
         "lag": None if one.lag is None else f"{one.lag:.1f} s",
         "slot": slot.get("wal_status") or one.definition.slot_name,
         "prepared": _prepared(one),
-        "errors": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
+        "errors_total": (stats.get("apply_error_count") or 0) + (stats.get("sync_table_error_count") or 0),
         "last_error": one.errors[0].message if one.errors else None,
         "to_be_skipped": ", ".join(one.definition.skips) or None,
         "on_conflict": ", ".join(one.definition.on_conflict) or None,

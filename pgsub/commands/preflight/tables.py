@@ -47,7 +47,9 @@ def check_tables(
     names = sub.publications if named is None else tuple(named)
     absent = publication.missing_publications(connection, names)
     if absent:
-        found.warnings.append(Caution(publication.missing_warning(absent)))
+        there = publication.existing_publications(connection)
+        detail = f"Publications of its database are {some(there)}." if there else "Its database has no publication."
+        found.warnings.append(Caution(publication.missing_warning(absent), detail))
     for name in publication.publishing_sequences(connection, names):
         found.warnings.append(
             Caution(

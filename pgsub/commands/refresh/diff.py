@@ -5,7 +5,7 @@ Mirrors the first half of AlterSubscription_refresh, and fetch_table_list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +45,14 @@ class Plan:
     rename: tuple[Renamed, ...] = ()
     again: tuple[RelationState, ...] = ()
     emptied: tuple[TruncatedTable, ...] = ()
+    pending: tuple[RelationState, ...] = ()  #: subscribed before and not synchronized yet
+    discarded: tuple[tuple[str, int], ...] = ()  #: held tables of ``again``, and how many kept changes each has
 
     @property
     def unsynchronized(self) -> list[int]:
-        """Oids of the tables that will be copied."""
-        return [r.srrelid for r in (*self.add, *self.again) if r.srsubstate == "i" or r in self.again]
+        """Oids of the tables to wait for: they will be copied, or an earlier copy has not ended."""
+        copied = [r.srrelid for r in (*self.add, *self.again) if r.srsubstate == "i" or r in self.again]
+        return [*copied, *(r.srrelid for r in self.pending)]
 
     @property
     def changes(self) -> bool:
@@ -102,7 +105,8 @@ def plan(
     found = tables.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
     kept = {oids[name]: name for name in known}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
-    _refuse_kept(session, sub, drop)
+    held = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
+    _refuse_kept(held, sub, drop)
     again = _again(session, resync, present, drop)
     found.two_phase = two_phase.state(session, sub.subid)
     return Plan(
@@ -113,15 +117,16 @@ def plan(
         tuple(Renamed(oid, *n) for oid, n in kept.items() if n != _recorded(present[oid])),
         again,
         tuple(_emptied(session, sub, again)),
+        tuple(rel for rel in present.values() if rel.srsubstate != "r" and rel not in (*drop, *again)),
+        tuple((f"{rel.schemaname}.{rel.relname}", held[rel.srrelid]) for rel in again if rel.srrelid in held),
     )
 
 
-def _refuse_kept(session: psycopg.Connection, sub: Subscription, drop: Sequence[RelationState]) -> None:
+def _refuse_kept(kept: Mapping[int, int], sub: Subscription, drop: Sequence[RelationState]) -> None:
     """Refuse to let a table leave the subscription with changes that were never made.
 
     :raises StateForbids: a table would leave the subscription, and changes of it with it that were never made.
     """
-    kept = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     for one in drop:
         if kept.get(one.srrelid):
             table = f"{one.schemaname}.{one.relname}"

@@ -65,6 +65,7 @@ def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) ->
                 with verified_publisher(session, sub, sub.connection) as source:
                     wanted = _plan(session, source, sub, options)
                 findings.report(wanted.found.warnings, reporter, strict=options.strict)
+                table_changes.warn_of_discarded(wanted, reporter)
                 if wanted.emptied:
                     confirm(wanted.emptied)
                 if wanted.changes:

@@ -144,6 +144,15 @@ class _Attempt:
         )
 
 
+def warn_of_discarded(wanted: Plan, reporter: Reporter) -> None:
+    """Warn that a copy ends the hold of its table and takes the place of the changes that were kept."""
+    for name, changes in wanted.discarded:
+        reporter.warning(
+            f'table "{name}" is held: copying it again releases it',
+            f"Of its changes {changes} are kept; the copy contains them, and they are removed.",
+        )
+
+
 def report_done(wanted: Plan, reporter: Reporter) -> None:
     """Report what was done: a summary, and each table in the log."""
     subname = wanted.sub.name
@@ -159,6 +168,7 @@ def report_done(wanted: Plan, reporter: Reporter) -> None:
 
 def report_dry_run(wanted: Plan, reporter: Reporter) -> None:
     """Report what would be done to tables that are subscribed already (``--dry-run``)."""
+    warn_of_discarded(wanted, reporter)
     for rel in wanted.drop:
         reporter.notice(f'table "{rel.schemaname}.{rel.relname}" would be removed from the subscription')
     for one in wanted.rename:

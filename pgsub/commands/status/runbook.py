@@ -58,7 +58,7 @@ def _resume(one: SubscriptionStatus) -> Iterator[Step]:
     if one.state == "waiting" and one.task is not None:
         yield from _waiting(one, one.task)
     if not (one.served or one.launched) and (one.errors or one.state == "stopped"):
-        yield Step("See to it that a launcher serves it, unless one runs elsewhere.", (f"pgsub run {name}",))
+        yield Step("Start pgsub run, unless it runs elsewhere.", (f"pgsub run {name}",))
     if one.errors:
         yield Step("Check that it catches up.", (f"pgsub wait {name} --for caught-up --timeout 1m",))
 
@@ -91,7 +91,7 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
 
 
 def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
-    cls, table = error_class(row), _synchronizing(one, row)
+    cls, table, name = error_class(row), _synchronizing(one, row), word(one.definition.name)
     times = f", {row.attempts} times since {row.first_at}" if row.attempts > 1 else f" at {row.at}"
     said = f"{_who(row, table)} stopped{times}: {row.message}."
     if row.worker == APPLY and row.conflict:
@@ -102,6 +102,9 @@ def _error(one: SubscriptionStatus, row: ErrorRow) -> Iterator[Step]:
         yield from _hinted(row.hint)
     if table is not None and row.sqlstate == "23505":
         yield from _copied(one, row, table)
+    if row.relation and any(" ADD COLUMN " in line for line in (row.hint or "").split("\n")):
+        again = (f"pgsub refresh {name} --resync {word(row.relation)}",)
+        yield Step("Rows from before have no values in the new column: copy the table again where they matter.", again)
     if row.worker == APPLY and issubclass(cls, ApplyError | PermissionMissing):
         if not row.hint:
             cause = "a row, a constraint, a trigger, a missing partition"
@@ -185,7 +188,8 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
     name, lsn = word(one.definition.name), format_lsn(finish_lsn)
     applied = (one.origin or {}).get("remote_lsn")
     if applied is None or not covered(finish_lsn, parse_lsn(applied)):  # else only what a held table waits for is left
-        yield Step("Or see what would be lost without this transaction.", (f"pgsub skip-lsn {name} {lsn} --preview",))
+        previews = tuple(f"pgsub skip-lsn {name} {lsn}{rows} --preview" for rows in (" --rows conflicting", ""))
+        yield Step("Or see what would be lost without rows of this transaction, or without all of it.", previews)
     yield Step(
         f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),

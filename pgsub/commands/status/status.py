@@ -20,10 +20,10 @@ from pgsub.catalog.rows import ConflictRow, ErrorRow, OriginRow, WorkerRow
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.common import errors
-from pgsub.common.errors import PgsubError, ReplicationBroken
+from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, ReplicationBroken, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
-from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.lsn import format_lsn, parse_lsn
 
 Row = dict[str, Any]
 
@@ -40,7 +40,7 @@ _JSON = {
 }
 #: Seconds without a sign of life from which on a health check without a threshold of its own objects.
 STUCK_SECONDS = 30.0
-_SEVERITY = (7, 6, 10, 3, 8)
+_SEVERITY = (7, 6, 5, 4, 10, 3, 8)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,14 @@ class SubscriptionStatus:
         if self.state == "waiting" and self.task is not None and self.task["next"]:
             return str(self.task["next"])
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
+
+    @property
+    def applied_lsn(self) -> str | None:
+        """The position up to which the target has everything, those without a transaction for it included."""
+        apply = next((row for row in self.workers if row["worker_type"] == APPLY), {})
+        known = (self.origin or {}).get("remote_lsn"), apply.get("latest_end_lsn")
+        texts = filter(None, (*known, (self.slot or {}).get("confirmed_flush_lsn")))
+        return max(texts, key=parse_lsn, default=None)
 
     def document(self) -> Row:
         """Return the subscription object of the JSON documents; its schema is part of the contract."""
@@ -193,7 +201,7 @@ def _status(store: StateStore, folder: Path, sub: Subscription) -> SubscriptionS
     return SubscriptionStatus(
         definition=sub,
         state=state,
-        lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)),
+        lag=_lag(store.workers(sub.subid), store.origin(sub.subid), datetime.now(UTC)) if served else None,
         waits=_waits(store.workers(sub.subid), datetime.now(UTC)),
         task=task,
         columns=rows("pg_subscription")[0],
@@ -255,13 +263,21 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
     if one.lost:
         return Finding(7, f"{name}: {one.broken.message if one.broken else 'replication slot lost'}")
     if one.errors:
-        return Finding(6, f"{name}: {one.errors[0].message}")
+        code, row = min(((_code(row), row) for row in one.errors), key=lambda pair: _SEVERITY.index(pair[0]))
+        return Finding(code, f"{name}: {row.message}")
     if one.state == "waiting" and one.task is not None:
         return Finding(3, f"{name} waits for {one.task['waits_for']}")
     if one.state != "running":
-        return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any launcher'}")
+        return Finding(3, f"{name} is {'disabled' if one.state == 'disabled' else 'not served by any pgsub run'}")
+    if not one.relations:
+        return Finding(3, f"{name} has no tables")
     text = _late(one, max_lag)
     return None if text is None else Finding(8, f"{name}: {text}")
+
+
+def _code(row: ErrorRow) -> int:
+    cls = error_class(row)
+    return cls.exit_code if cls in (PublisherUnavailable, TargetUnavailable) else ApplyError.exit_code
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:

@@ -200,7 +200,7 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
     if not subscription.enabled and options.condition != "disabled":
         details.append("The subscription is disabled.")
     elif not serving(store, options.state_dir, subscription.subid):
-        details.append("No launcher serves the subscription.")
+        details.append("No pgsub run serves the subscription.")
     elif (task := store.task(subscription.subid)) is not None and task.waits_for:
         details.append(f"The apply worker waits for {task.waits_for}.")
     details += [f"Last error: {row.message}." for row in store.errors(subscription.subid)[:1]]

@@ -35,7 +35,7 @@ def enable(folder: Path, name: str, *, reporter: Reporter) -> None:
         store.journal("enable", sub.subid, name, {})
         served = serving(store, folder, sub.subid) or launcher_lock(folder).holder() is not None
     if not served:
-        reporter.notice(f'subscription "{name}" is enabled, but no launcher serves it yet')
+        reporter.notice(f'subscription "{name}" is enabled, but no pgsub run serves it yet')
 
 
 def disable(folder: Path, name: str, *, reporter: Reporter) -> None:

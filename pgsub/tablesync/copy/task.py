@@ -101,6 +101,7 @@ class _CopySessions:
         self._spec = spec
         self._session, self._source, self._tagged = session, source, tagged
         self._raw = plain(session, source)
+        self._user = source.info.user
         self._sender = HeartbeatSender(spec.heartbeat)
         self._writer: row_by_row.Writer | None = None
 
@@ -136,7 +137,7 @@ class _CopySessions:
             return self._copy(piece)
         except stream.SourceError as failure:
             doing = "copy the table from the publisher"
-            raise publisher_fault(failure.error, doing, table=piece.table.name) from None
+            raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
             raised.context = error.diag.context

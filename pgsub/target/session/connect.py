@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import conninfo as ci
+from pgsub.common import quoting
 from pgsub.common.errors import (
     ApplyError,
     InternalError,
@@ -53,6 +54,7 @@ _SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_
 #: and a backend that waits for a lock reads nothing. Others have
 #: :data:`pgsub.common.conninfo.KEEPALIVES`.
 _PATIENCE = {"tcp_user_timeout": "300000"}
+_DENIED = re.compile(r"^permission denied for (table|schema) (.+)$")
 _PASSWORD_STATES = ("28P01", "28000")
 
 
@@ -189,6 +191,9 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
 
 
 def _grant_hint(message: str) -> str:
-    if "schema" in message:
-        return "Grant the role of --target the right: GRANT USAGE ON SCHEMA … TO …"
-    return "Grant the role of --target the right: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON … TO …"
+    denied = _DENIED.search(message)
+    if denied is None:
+        return "Grant the role of --target the missing right."
+    privileges = "USAGE" if denied[1] == "schema" else "SELECT, INSERT, UPDATE, DELETE, TRUNCATE"
+    named = f"{denied[1].upper()} {quoting.name(denied[2])}"
+    return f"Run this on the target:\nGRANT {privileges} ON {named} TO <user of --target>;"
