@@ -50,7 +50,7 @@ _pgsub() {
             esac
             ;;
         run)
-            options="--until-caught-up --until-lsn --timeout --master --conf --log-file --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--until-caught-up --until-lsn --timeout --master --conf --metrics-listen --log-file --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --until-lsn|--timeout|--master|--conf) return ;;
@@ -85,7 +85,7 @@ _pgsub() {
             esac
             ;;
         wait)
-            options="--for --timeout --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--for --timeout --even-if-stopped --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --for) _pgsub_words "synced caught-up disabled error" "$cur"; return ;;
@@ -137,6 +137,12 @@ _pgsub() {
             options="--if-exists --keep-slot --keep-target --yes -y --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             ;;
+        metrics)
+            options="--state-dir --color --verbose -v --quiet -q --debug --help -h"
+            ;;
+        config)
+            options="--json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            ;;
         demo)
             options="--keep --rows --state-dir --color --verbose -v --quiet -q --debug --help -h"
             case $prev in
@@ -158,7 +164,7 @@ _pgsub() {
     if [[ $cur == -* ]]; then
         _pgsub_words "$options" "$cur"
     elif [[ -z $command ]]; then
-        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop demo version completion" "$cur"
+        _pgsub_words "create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop metrics config demo version completion" "$cur"
     elif [[ -n $names ]]; then
         _pgsub_names "$folder" "$cur"
     fi

@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop metrics config demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -24,6 +24,8 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a origin-advance -d 'Advance the replication origin past transactions that must not be applied'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a metrics -d 'Print metrics of all subscriptions'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a config -d 'Show every setting and where its value comes from'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a demo -d 'Try pgsub on two throw-away PostgreSQL servers'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a version -d 'Show the versions of pgsub and of its dependencies'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a completion -d 'Print the completion script of a shell'
@@ -93,6 +95,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from run' -l until-lsn -x -d 'End o
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l master -x -d 'Spark master; the default is local[N] with enough slots.'
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l conf -x -d 'A Spark setting; may be repeated.'
+complete -c pgsub -n '__fish_seen_subcommand_from run' -l metrics-listen -d 'Serve metrics there.'
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l log-file -r -F -d 'Append the log to a file.'
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from run' -l color -x -a 'auto always never' -d 'Colours on standard error.'
@@ -189,6 +192,7 @@ complete -c pgsub -n '__fish_seen_subcommand_from status' -l help -s h -d 'Show 
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l for -x -a 'synced caught-up disabled error' -d 'What to wait for.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
+complete -c pgsub -n '__fish_seen_subcommand_from wait' -l even-if-stopped -d 'Wait although it is disabled or no pgsub run serves it.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l color -x -a 'auto always never' -d 'Colours on standard error.'
 complete -c pgsub -n '__fish_seen_subcommand_from wait' -l verbose -s v -d 'Say more; twice for debugging messages.'
@@ -271,6 +275,19 @@ complete -c pgsub -n '__fish_seen_subcommand_from drop' -l verbose -s v -d 'Say 
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from metrics' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l json -d 'A JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from config' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from demo' -l keep -d 'Leave the servers running and say how to reach them.'
 complete -c pgsub -n '__fish_seen_subcommand_from demo' -l rows -x -d 'Rows in the largest table.'
 complete -c pgsub -n '__fish_seen_subcommand_from demo' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'

@@ -83,7 +83,7 @@ def test_an_unexpected_exception_is_code_12_and_shows_its_traceback_only_when_as
 
 
 def test_an_interrupted_command_is_code_130_without_a_traceback(environment, store, folder):
-    command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "synced"]
+    command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "synced", "--even-if-stopped"]
     waiting = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     _until_open(waiting, folder)
     waiting.send_signal(signal.SIGINT)

@@ -22,6 +22,8 @@ COMMANDS = [
     "skip-lsn",
     "origin-advance",
     "drop",
+    "metrics",
+    "config",
     "demo",
     "version",
     "completion",
@@ -115,7 +117,7 @@ def test_version_is_one_line(pgsub):
             ["alter", "orders", "--add-publication", "x", "--drop-publication", "y"],
             "--add-publication and --drop-publication cannot be used together",
         ),
-        (["alter", "orders", "--streaming", "maybe"], "invalid value for '--streaming': 'maybe' is not one of"),
+        (["alter", "orders", "--streaming", "maybe"], "invalid value for '--streaming': \"maybe\" is not one of"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_an_error_in_our_form(pgsub, store, args, message):

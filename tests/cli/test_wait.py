@@ -189,6 +189,21 @@ def test_a_subscription_that_is_dropped_meanwhile_ends_the_wait(store, folder, m
         _until(folder, condition, timeout=30)
 
 
+@pytest.mark.parametrize("condition", ["synced", "lsn=0/20", "error"])
+def test_a_disabled_subscription_is_not_waited_for(pgsub, store, served, condition):
+    store.alter(5, enabled=False)
+    ended = pgsub("wait", "orders", "--for", condition)
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (3, "pgsub enable orders")
+    assert pgsub("wait", "orders", "--for", condition, "--even-if-stopped", "--timeout", "100ms").returncode == 8
+
+
+def test_a_subscription_that_nothing_serves_is_not_waited_for(pgsub, store, folder):
+    ended = pgsub("wait", "orders", "--for", "synced")
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (3, "pgsub run orders")
+    assert '"public.b" (d)' in ended.stderr
+    assert pgsub("wait", "orders", "--for", "disabled", "--timeout", "100ms").returncode == 8
+
+
 def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
     assert pgsub("wait", "orders", "--for", "synced", "--timeout", "100ms").returncode == 8
     _fails(store)
@@ -199,7 +214,7 @@ def test_exit_codes_are_8_for_a_timeout_and_6_for_a_conflict(pgsub, store):
 def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environment, pubdb, store, folder, soon):
     store.alter(5, connection=pubdb.conninfo)
     store.put_relations(5, READY)
-    command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "caught-up"]
+    command = [sys.executable, "-m", "pgsub", "wait", "orders", "--for", "caught-up", "--even-if-stopped"]
     behind = subprocess.run([*command, "--timeout", "200ms"], env=environment, capture_output=True, text=True)
     assert behind.returncode == 8
     awaited = behind.stderr.partition("awaited is ")[2].partition(".")[0]

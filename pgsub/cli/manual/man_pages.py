@@ -14,6 +14,7 @@ from pgsub.cli.pages import Page
 from pgsub.common.errors import exit_code_table
 
 _ENVIRONMENT = (
+    ("PGSUB_CONFIG", "The configuration file, see pgsub.toml(5)."),
     ("PGSUB_STATE_DIR", "The state folder, if --state-dir is not given."),
     ("XDG_STATE_HOME", "Where the state folder pgsub is found otherwise; the default is ~/.local/state."),
     ("PGSUB_CONNECTION, PGSUB_TARGET", "Connection strings for pgsub create, if the options are not given."),
@@ -32,6 +33,7 @@ _ENVIRONMENT = (
     ("PGSUB_DEBUG", "If set to 1, as --debug."),
 )
 _FILES = (
+    ("~/.config/pgsub/config.toml, /etc/pgsub/config.toml", "Defaults of settings and options, see pgsub.toml(5)."),
     ("state.db", "The state store in the state folder, an SQLite file with the catalogs and statistics views."),
     ("launcher.lock, subscription-*.lock", "Locks in the state folder; each names the process that holds it."),
 )

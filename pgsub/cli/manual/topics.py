@@ -10,17 +10,28 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pgsub.cli.configuration import SETTINGS
 from pgsub.cli.manual.man_pages import escaped, head
 
-TOPICS = ("conflicts",)
+TOPICS = ("conflicts", "states", "pgsub.toml")
 _FOLDER = Path(__file__).parents[3] / "docs"
 _HEAD = re.compile(r"(\S+) (\d): (.*)")
-_PAGE = re.compile(r"(pgsub[\w-]*)\((\d)\)")
+_PAGE = re.compile(r"(pgsub[\w.-]*)\((\d)\)")
 
 
 def topics() -> dict[str, str]:
     """Make the pages, text by file name."""
-    return dict(_page((_FOLDER / f"{name}.txt").read_text(encoding="utf-8")) for name in TOPICS)
+    texts = ((_FOLDER / f"{name}.txt").read_text(encoding="utf-8") for name in TOPICS)
+    return dict(_page(text.replace("@SETTINGS@", _settings())) for text in texts)
+
+
+def _settings() -> str:
+    """Return the blocks of all settings."""
+    return "\n\n".join(
+        f"{one.name}\n: {one.help} Stands in for {one.variable}."
+        + (f" The default is {one.default}." if one.default else "")
+        for one in SETTINGS
+    )
 
 
 def _page(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import typer
 
 from pgsub.cli.command_tree.command import command, parameters
 from pgsub.cli.command_tree.values import Conf, Master, Timeout, collected, parse_lsn
+from pgsub.cli.operate.metrics import Address, listen, parse_address
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
 
@@ -25,6 +26,8 @@ wal_retrieve_retry_interval. These settings and wal_receiver_status_interval are
 The first SIGINT or SIGTERM lets open transactions finish and ends with 0; a second one ends at once. SIGHUP stops a run
 on a terminal in the same way; elsewhere it is only logged. A log file that was moved is created anew at the next
 record.
+
+--metrics-listen serves metrics without authentication, on the loopback address unless a host is named.
 
 With a bound, run ends with 3 if the state folder has no subscription.
 """,
@@ -50,6 +53,15 @@ class Options:
     timeout: Timeout = None
     master: Master = None
     conf: Conf = []
+    metrics_listen: Annotated[
+        Address | None,
+        typer.Option(
+            "--metrics-listen",
+            metavar="[HOST:]PORT",
+            parser=parse_address,
+            help="Serve metrics there.",
+        ),
+    ] = None
     log_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the log to a file.")] = None
 
 
@@ -58,6 +70,8 @@ def run(**given: Any) -> None:
     """Run the launcher."""
     if given["until_caught_up"] and given["until_lsn"] is not None:
         raise typer.BadParameter("cannot be used together with --until-caught-up", param_hint="--until-lsn")
+    if given["metrics_listen"] is not None:
+        listen(given["metrics_listen"], current.state_dir)
     from pgsub.cli.output.reporting import LogReporter
     from pgsub.commands.serve.run import RunOptions
     from pgsub.commands.serve.run import run as run_launcher

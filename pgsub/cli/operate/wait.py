@@ -44,6 +44,9 @@ ended. error: an error has been recorded.
 If the subscription fails meanwhile, the command ends at once with the exit code of that error, 6 for a conflict. An
 error that was there before is given two further attempts. After the timeout the command ends with 8 and names what is
 missing.
+
+On a subscription that is disabled, or that no pgsub run serves, the command ends at once with 3, unless disabled is
+awaited; with --even-if-stopped it waits.
 """,
     examples=(
         ("Wait for the copy before the application is switched.", "pgsub wait sales --for synced --timeout 2h"),
@@ -59,6 +62,9 @@ def wait(
         Awaited, typer.Option("--for", metavar=_METAVAR, parser=parse_condition, help="What to wait for.")
     ],
     timeout: Timeout = None,
+    even_if_stopped: Annotated[
+        bool, typer.Option("--even-if-stopped", help="Wait although it is disabled or no pgsub run serves it.")
+    ] = False,
 ) -> None:
     """Wait."""
     if awaited.condition == "caught-up":
@@ -66,4 +72,6 @@ def wait(
     from pgsub.commands.status.wait import WaitOptions
     from pgsub.commands.status.wait import wait as wait_for
 
-    wait_for(WaitOptions(name, current.state_dir, awaited.condition, awaited.lsn, timeout))
+    wait_for(
+        WaitOptions(name, current.state_dir, awaited.condition, awaited.lsn, timeout, even_if_stopped=even_if_stopped)
+    )

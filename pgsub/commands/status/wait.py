@@ -15,7 +15,8 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status.status import error_class, serving
-from pgsub.common.errors import ApplyError, Directive, TimeoutExpired
+from pgsub.common.errors import ApplyError, Directive, StateForbids, TimeoutExpired
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, sync_name
 from pgsub.protocol.lsn import format_lsn
@@ -29,6 +30,10 @@ _REPEATS = 2
 #: how long an error that apply got past may still be shown, before nobody is going to take it away
 _CLEARED = 2.0
 _NAMED = 10
+#: seconds that a pgsub run may take to begin, or to begin again, before it counts as none
+_STARTING = 2.0
+_ENABLE = "With --even-if-stopped the command waits until it is enabled; this enables it:"
+_START = "With --even-if-stopped the command waits until one is started; this starts it:"
 
 #: says what is still missing, or None when there is nothing left to wait for
 Condition = Callable[[StateStore, Subscription], str | None]
@@ -44,6 +49,7 @@ class WaitOptions:
     lsn: int | None = None  #: for the condition lsn
     timeout: float | None = None  #: seconds; None waits for ever
     tables: frozenset[int] | None = None  #: only these, by oid
+    even_if_stopped: bool = True  #: wait also for a subscription that is disabled or that nothing serves
 
 
 def wait(options: WaitOptions) -> None:
@@ -51,9 +57,10 @@ def wait(options: WaitOptions) -> None:
 
     :raises SubscriptionNotFound: if there is no such subscription, or it is dropped meanwhile.
     :raises PgsubError: the subscription's own error, if it fails while something else is awaited.
+    :raises StateForbids: it is disabled or nothing serves it, unless ``even_if_stopped`` or ``disabled`` is awaited.
     :raises TimeoutExpired: naming what is missing.
     """
-    begin = time.monotonic()
+    begin = served_at = time.monotonic()
     with StateStore.open(options.state_dir, create=False) as store:
         before = {_identity(row): row.attempts for row in store.errors(store.subscription(options.name).subid)}
         condition = _condition(options, store)
@@ -69,6 +76,10 @@ def wait(options: WaitOptions) -> None:
             expired = options.timeout is not None and elapsed >= options.timeout
             if problem and (expired or _of_now(problem, before) or _final(store, options, elapsed)):
                 raise _recorded(problem)
+            if _served(store, options, subscription):
+                served_at = time.monotonic()
+            if not options.even_if_stopped and options.condition != "disabled":
+                _refuse_stopped(subscription, missing, unserved=time.monotonic() - served_at)
             if expired:
                 raise _timeout(options, store, subscription, missing)
             time.sleep(_POLL)
@@ -169,9 +180,28 @@ def _of_now(row: ErrorRow, before: dict[tuple[str, Time | None], int]) -> bool:
 def _final(store: StateStore, options: WaitOptions, elapsed: float) -> bool:
     """Return whether an earlier error will stay: it is not retried, or retries have had their time."""
     subscription = store.subscription(options.name)
-    # what was enabled a moment ago is not served yet, but will be
-    served = serving(store, options.state_dir, subscription.subid) or launcher_lock(options.state_dir).holder()
-    return not (subscription.enabled and served) or elapsed >= _GRACE
+    return not (subscription.enabled and _served(store, options, subscription)) or elapsed >= _GRACE
+
+
+def _served(store: StateStore, options: WaitOptions, subscription: Subscription) -> bool:
+    """Return whether a launcher serves it; what was enabled a moment ago is not served yet, but will be."""
+    own = serving(store, options.state_dir, subscription.subid)
+    return own or launcher_lock(options.state_dir).holder() is not None
+
+
+def _refuse_stopped(subscription: Subscription, missing: str, *, unserved: float) -> None:
+    """End the wait for what cannot come.
+
+    :param unserved: seconds that nothing has served the subscription.
+    """
+    name = subscription.name
+    if not subscription.enabled:
+        raise StateForbids(
+            f'subscription "{name}" is disabled', detail=missing, hint=f"{_ENABLE}\npgsub enable {word(name)}"
+        )
+    if unserved >= _STARTING:
+        message = f'subscription "{name}" is not served by any pgsub run'
+        raise StateForbids(message, detail=missing, hint=f"{_START}\npgsub run {word(name)}")
 
 
 def _see_cleared(options: WaitOptions, store: StateStore, subscription: Subscription) -> None:

@@ -1,0 +1,123 @@
+"""``config.toml``: defaults of settings and of the options of commands. ``pgsub config`` shows what is in effect.
+
+A setting at the top of the file stands in for an environment variable that is not set, so workers get it as they get
+the environment. A table with the name of a command has defaults of its options. Mirrors the order of
+``guc-file.l`` and the clients: command line, environment, file, default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pgsub.common.errors import StateForbids
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the program."""
+
+    name: str  #: in config.toml
+    variable: str  #: of the environment
+    help: str
+    default: str | None = None
+
+
+#: in the order in which they are shown
+SETTINGS = (
+    Setting("state_dir", "PGSUB_STATE_DIR", "The state folder, if --state-dir is not given.", "~/.local/state/pgsub"),
+    Setting("connection", "PGSUB_CONNECTION", "The publisher for pgsub create, if --connection is not given."),
+    Setting("target", "PGSUB_TARGET", "The target for pgsub create, if --target is not given."),
+    Setting("color", "PG_COLOR", "Colours of standard error, if --color is not given: auto, always or never.", "auto"),
+    Setting("debug", "PGSUB_DEBUG", "1 as --debug.", "0"),
+    Setting(
+        "retry_seconds", "PGSUB_RETRY_SECONDS", "Seconds between tries, instead of wal_retrieve_retry_interval.", None
+    ),
+    Setting("set_based", "PGSUB_SET_BASED", "off applies every change by a statement of its own.", "on"),
+    Setting("spool_limit", "PGSUB_SPOOL_LIMIT", "Room for transactions in progress, for each worker.", "20GB"),
+    Setting("conflict_history", "PGSUB_CONFLICT_HISTORY", "Conflicts that are kept of each subscription.", "10000"),
+)
+
+
+@dataclass
+class Configuration:
+    """A configuration file as it was read."""
+
+    path: Path | None = None  #: None if there is none
+    settings: dict[str, str] = field(default_factory=dict)  #: by name
+    commands: dict[str, dict[str, Any]] = field(default_factory=dict)  #: defaults of options, by command and parameter
+    used: set[str] = field(default_factory=set)  #: names of settings that the environment did not override
+
+
+#: of this process
+configuration = Configuration()
+
+
+def find() -> Path | None:
+    """Return the file: ``PGSUB_CONFIG``, else the user's, else the machine's; None if there is none."""
+    chosen = os.environ.get("PGSUB_CONFIG")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    own = Path(base) if os.path.isabs(base) else Path("~/.config").expanduser()
+    places = own / "pgsub" / "config.toml", Path("/etc/pgsub/config.toml")
+    return next((place for place in places if place.is_file()), None)
+
+
+def load(commands: Mapping[str, Any]) -> Configuration:
+    """Read the file, and take its settings into the environment where that has none.
+
+    :param commands: of the program, by name; the file may only name their options.
+    :raises StateForbids: the file cannot be read, or has what no setting or option is called.
+    """
+    vars(configuration).update(vars(Configuration(find())))
+    if configuration.path is None:
+        return configuration
+    for name, value in _read(configuration.path).items():
+        if isinstance(value, dict):
+            configuration.commands[name] = _options(configuration.path, name, value, commands)
+        else:
+            configuration.settings[name] = _text(value)
+    unknown = configuration.settings.keys() - {setting.name for setting in SETTINGS}
+    if unknown:
+        raise _invalid(configuration.path, f'there is no setting "{min(unknown)}"')
+    for setting in SETTINGS:
+        if setting.name in configuration.settings and not os.environ.get(setting.variable):
+            os.environ[setting.variable] = configuration.settings[setting.name]
+            configuration.used.add(setting.name)
+    return configuration
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StateForbids(f'could not open configuration file "{path}": {error.strerror}') from None
+    except ValueError as error:
+        # the text may quote a line with a password
+        raise _invalid(path, str(error).rpartition("(")[2].rstrip(")") or "it is no TOML") from None
+
+
+def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in commands:
+        raise _invalid(path, f'there is no command "{name}"')
+    known = {option.lstrip("-").replace("-", "_"): one.name for one in commands[name].params for option in one.opts}
+    found = {}
+    for key, value in given.items():
+        parameter = known.get(key.replace("-", "_"))
+        if parameter is None:
+            raise _invalid(path, f'command "{name}" has no option "{key}"')
+        found[parameter] = value if isinstance(value, bool | list) else _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _invalid(path: Path, reason: str) -> StateForbids:
+    return StateForbids(f'invalid configuration file "{path}": {reason}', hint="See pgsub.toml(5).")

@@ -1,0 +1,81 @@
+"""pgsub config and config.toml: every setting has a value and an origin, and no password is shown."""
+
+import os
+
+import pytest
+from fix_program import one_error
+
+_FILE = """
+connection = "host=p password=hidden"
+retry_seconds = 2
+spool_limit = "1GB"
+
+[status]
+max-lag = "5s"
+check = true
+
+[run]
+conf = ["spark.a=b", "spark.c=d"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch, environment):
+    """Write the configuration file."""
+    before = dict(os.environ)
+    environment["PGSUB_CONFIG"] = str(tmp_path / "config.toml")
+
+    def write(text):
+        (tmp_path / "config.toml").write_text(text)
+        return str(tmp_path / "config.toml")
+
+    yield write
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _settings(pgsub, valid, *args):
+    document = valid("config", pgsub("config", "--json", *args).stdout)
+    return {one["setting"]: (one["value"], one["origin"]) for one in document["settings"]}
+
+
+def test_every_setting_is_shown_with_its_origin_and_without_passwords(file, environment, pgsub, valid, folder):
+    path = file(_FILE)
+    environment["PGSUB_SPOOL_LIMIT"] = "3GB"
+    os.environ["PGSUB_SPOOL_LIMIT"] = "3GB"
+    os.environ["PGSUB_CONFIG"] = path
+    found = _settings(pgsub, valid, "--color", "never")
+    assert found["connection"] == ("host=p password=****", path)
+    assert found["retry_seconds"] == ("2", path)
+    assert found["spool_limit"] == ("3GB", "environment PGSUB_SPOOL_LIMIT")
+    assert found["color"] == ("never", "flag --color")
+    assert found["set_based"] == ("on", "default")
+    assert found["state_dir"] == (str(folder), "environment PGSUB_STATE_DIR")
+    assert found["run.conf"] == ("spark.a=b, spark.c=d", path)
+    assert _settings(pgsub, valid, "--state-dir", "/else")["state_dir"] == ("/else", "flag --state-dir")
+
+
+def test_options_of_a_command_have_the_defaults_of_the_file(file, pgsub, store):
+    os.environ["PGSUB_CONFIG"] = file(_FILE)
+    assert pgsub("status", "orders").returncode == 3  # --check: nothing serves it
+    os.environ["PGSUB_CONFIG"] = file("")
+    assert pgsub("status", "orders").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('conection = "host=p password=hidden"', 'there is no setting "conection"'),
+        ("[runs]\nmaster = 1", 'there is no command "runs"'),
+        ("[run]\nmasters = 1", 'command "run" has no option "masters"'),
+        ('connection = "password=hidden', "at end of document"),
+    ],
+)
+def test_an_unknown_key_ends_every_command(file, pgsub, text, said):
+    os.environ["PGSUB_CONFIG"] = file(text)
+    assert "hidden" not in one_error(pgsub("status"), 3, said)
+
+
+def test_a_file_that_is_named_and_not_there_is_an_error(pgsub, tmp_path, monkeypatch):
+    monkeypatch.setenv("PGSUB_CONFIG", str(tmp_path / "none.toml"))
+    one_error(pgsub("status"), 3, "could not open configuration file", hint=False)
