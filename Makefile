@@ -12,7 +12,7 @@ ARGS ?=
 COMPAT ?= ../shared/tap/run
 FUZZ_MINUTES ?= 5
 
-.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs clean
+.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs dist clean
 
 venv: $(STAMP)
 
@@ -95,6 +95,16 @@ coverage: $(STAMP)
 
 docs: $(STAMP)
 	$(PY) -m pgsub.cli.docs
+
+# The wheel and the source archive, from what is committed.
+dist:
+	rm -rf build/dist-env build/dist-source dist
+	mkdir -p build/dist-source
+	git archive HEAD | tar -x -C build/dist-source
+	$(PYTHON) -m venv build/dist-env
+	build/dist-env/bin/pip install --quiet build
+	build/dist-env/bin/python -m build --outdir dist build/dist-source
+	rm -rf build/dist-env build/dist-source
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

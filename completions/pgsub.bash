@@ -28,7 +28,7 @@ _pgsub() {
                 folder=${COMP_WORDS[++i]}
                 [[ $folder == = ]] && folder=${COMP_WORDS[++i]}
                 ;;
-            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict)
+            --color|--publication|--connection|--target|--slot-name|--streaming|--synchronous-commit|--wal-receiver-timeout|--origin|--apply-mode|--max-sync-workers|--copy-workers|--max-parallel-apply-workers|--timeout|--master|--conf|--until-lsn|--log-file|--resync|--rename-to|--set-publication|--add-publication|--drop-publication|--hold|--release|--view|--max-lag|--columns|--for|--type|--table|--since|--limit|--lsn|--older-than|--rows|--conflict)
                 [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
                 ((++i))
                 ;;
@@ -77,11 +77,11 @@ _pgsub() {
             esac
             ;;
         status)
-            options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--view --watch --json --check --max-lag --reset-stats --runbook --expanded -x --columns --sort --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
-                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task" "$cur"; return ;;
-                --max-lag) return ;;
+                --view) _pgsub_words "pg_subscription pg_subscription_rel pg_replication_origin_status pg_stat_subscription pg_stat_subscription_stats pg_stat_progress_copy pgsub_conflict pgsub_journal pgsub_error pgsub_slot pgsub_prepared_pending pgsub_held_table pgsub_skipped pgsub_server pgsub_task pg_replication_slots pg_stat_replication_slots pg_stat_replication" "$cur"; return ;;
+                --max-lag|--columns) return ;;
             esac
             ;;
         wait)

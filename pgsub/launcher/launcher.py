@@ -18,6 +18,7 @@ from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
+from pgsub.launcher.service_manager import ServiceManager
 
 TICK = 0.1
 #: Seconds after which an unbounded run restarts a runner that failed for good.
@@ -78,6 +79,7 @@ class Launcher:
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}
         self._unusable: dict[int, str] = {}
+        self._manager = ServiceManager()
         self._janitor = TimedExecutor("janitor", TICK)
         self._next_tidy = self._next_look = 0.0
 
@@ -98,6 +100,7 @@ class Launcher:
             self._listen()
             self._reconcile(refuse=bool(self._names) or self._bounded)
             self._engine.start()  # not before: a run that gets no lock needs no JVM
+            self._manager.ready()
             while not stop.is_set():
                 if self._bounded and not self._served:
                     break
@@ -107,6 +110,7 @@ class Launcher:
                         detail=f"Not finished: {', '.join(s.runner.sub.name for s in self._served.values())}.",
                     )
                 stop.wait(TICK)
+                self._manager.alive()
                 self._listen()
                 with contextlib.suppress(StateStoreError):  # it only shows
                     tick(self._recorder.run)
@@ -117,6 +121,7 @@ class Launcher:
         except TimeoutExpired as error:
             expired = error
         finally:
+            self._manager.stopping()
             self._stop_all()
         problem = failed(self._recorder, expired) if self._bounded else expired
         if expired is not None:

@@ -1,6 +1,7 @@
 """pgsub status: documents, tables, views, and the verdict for monitoring."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from pgsub.catalog.rows import CopyRow, ErrorRow, PreparedRow, SlotRow, TaskRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
+from pgsub.cli.output.live import sparkline
+from pgsub.commands.status.status import PUBLISHER_VIEWS
 from pgsub.common.errors import ApplyError, PublisherUnavailable, SlotLost, TargetUnavailable
 
 
@@ -382,3 +385,58 @@ def test_a_task_without_a_slot_or_a_sign_of_life_is_waiting_and_no_health(pgsub,
 def test_nobody_who_serves_no_more_is_waiting(store, orders):
     store.put_task(5, TaskRow("alive", utc_now(), silent_since=utc_now(), waits_for="a sign of life"))
     assert (orders()["state"], orders()["task"]) == ("stopped", None)
+
+
+def test_columns_and_order_of_a_table_can_be_chosen(pgsub, store, valid):
+    assert pgsub("status", "--columns", "state,subscription", "--sort", "-subscription").stdout == (
+        "state\tsubscription\nstopped\torders\ndisabled\tbills\n"
+    )
+    rows = pgsub("status", "--view", "pg_subscription_rel", "--columns", "relname", "--sort", "srsublsn", "--json")
+    assert [list(row.values()) for row in valid("status", rows.stdout)["rows"]] == [["a"], ["b"]]  # NULL comes last
+    ended = pgsub("status", "--sort", "relnam")
+    assert ended.returncode == 2 and 'column "relnam" does not exist' in ended.stderr
+    assert pgsub("status", "--json", "--columns", "state").returncode == 2
+
+
+@pytest.mark.parametrize("view", PUBLISHER_VIEWS)
+def test_views_of_the_publisher_are_read_live_with_the_newest_columns(pgsub, store, pubdb, valid, view):
+    store.alter(5, connection=pubdb.conninfo)
+    pubdb.execute("SELECT pg_create_logical_replication_slot('orders', 'pgoutput')")
+    shown = pgsub("status", "orders", "--view", view)
+    assert shown.returncode == 0, shown.stderr
+    theirs = [name for (name,) in pubdb.rows(f"SELECT attname FROM pg_attribute WHERE attrelid = '{view}'::regclass")]
+    columns = shown.stdout.splitlines()[0].split("\t")
+    assert columns[0] == "subname" and [name for name in columns if name in theirs] == theirs[-len(columns) :]
+    rows = valid("status", pgsub("status", "orders", "--view", view, "--json").stdout)["rows"]
+    assert [row.get("slot_name") for row in rows] == ([] if view == "pg_stat_replication" else ["orders"])
+    store.alter(5, connection="host=127.0.0.1 port=1 dbname=x")
+    assert pgsub("status", "orders", "--view", view).returncode == 4
+
+
+def test_watch_on_a_terminal_is_a_screen_of_80_columns(environment, store, served):
+    store.put_workers(5, [_apply_worker(0x120, 0x10, seconds_ago=30)])
+    store.put_slot(5, SlotRow("orders", wal_status="reserved", retained_bytes=520, confirmed_flush_lsn=0x10))
+    copy = CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120, bytes_per_second=10)
+    store.put_copy_progress(5, [copy])
+    _fail(store)
+    child = pexpect.spawn(
+        *(sys.executable, ["-m", "pgsub", "status", "--watch", "0.1", "orders"]),
+        env=environment,
+        encoding="utf-8",
+        dimensions=(24, 80),
+    )
+    child.expect("next: pgsub status orders --runbook")
+    child.expect("next: pgsub status orders --runbook")
+    screen = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", child.before)
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    for text in ("orders  error  applied 0/10", "lag 3", "█", "1 of 2 tables ready, slot reserved", "25% 10 bytes/s"):
+        assert text in screen
+    assert max(map(len, screen.splitlines())) <= 80
+
+
+def test_a_small_line_of_the_lag_is_scaled_to_its_maximum():
+    assert sparkline([0.0, None, 4.0, 8.0]) == "▁ ▅█"
+    assert sparkline([0.1, 0.2]) == "▂▂" and sparkline([]) == ""

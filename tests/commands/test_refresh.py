@@ -252,14 +252,16 @@ def test_what_is_registered_without_a_launcher_is_in_the_state_store_at_once(sto
         "pgsub run s",
     ]
     assert stored.states() == {"a": "r", "b": "r", "c": "i"}
-    ended = stored("refresh", "s")
+    ended = stored("refresh", "s", "--no-wait")
     assert (ended.returncode, ended.stderr) == (0, 'NOTICE:  subscription "s": no change of tables\n')
 
 
-def test_refresh_synchronizes_in_the_foreground_where_nobody_serves(stored, tables):
+def test_refresh_synchronizes_in_the_foreground_what_an_earlier_one_left_where_nobody_serves(stored, tables):
     add_table(tables)
+    assert stored("refresh", "s", "--no-wait").returncode == 0
     ended = stored("refresh", "s")
     assert ended.returncode == 0, ended.stderr
+    assert "no change of tables" in ended.stderr
     assert tables[1].value("SELECT count(*) FROM c") == 50
     assert stored.states() == {"a": "r", "b": "r", "c": "r"}
     assert tables[0].rows(_SLOTS) == [("s",)]

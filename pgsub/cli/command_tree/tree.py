@@ -39,8 +39,9 @@ class Option:
         """Values that can be listed."""
         if self.names[0] == "--view":
             from pgsub.catalog.store import VIEWS
+            from pgsub.commands.status.status import PUBLISHER_VIEWS
 
-            return VIEWS
+            return (*VIEWS, *PUBLISHER_VIEWS)
         if self.names[0] == "--type":
             from pgsub.commands.status.conflicts import TYPES
 

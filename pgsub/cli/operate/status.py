@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -61,6 +62,11 @@ documents, say so; the status shown may then be outdated.
 
 --view prints a table or view of the state store: pg_subscription, pg_subscription_rel, pg_replication_origin_status,
 pg_stat_subscription, pg_stat_subscription_stats, pg_stat_progress_copy, pgsub_conflict, pgsub_journal and others.
+pg_replication_slots, pg_stat_replication_slots and pg_stat_replication are read from the publisher at this moment, as
+far as they concern slots of the subscription.
+
+On a terminal --watch is a screen: throughput, a small line of the lag, tables that are being copied, and what to do
+next. Elsewhere it prints again and again.
 """,
     examples=(
         ("Repeat every five seconds.", "pgsub status sales --watch 5"),
@@ -105,6 +111,12 @@ class Options:
         bool, typer.Option("--runbook", help="Print what to do next, with real names and positions.")
     ] = False
     expanded: Annotated[bool, typer.Option("--expanded", "-x", help="Turn on the expanded table format.")] = False
+    columns: Annotated[
+        str | None, typer.Option(metavar="COLUMN,...", help="Only these columns of the table, in this order.")
+    ] = None
+    sort: Annotated[
+        str | None, typer.Option(metavar="[-]COLUMN", help="Sort the table by a column; with - in front descending.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,18 @@ class Shown:
     as_json: bool
     expanded: bool
     one_line: bool
+    columns: str | None
+    sort: str | None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether columns or an order are chosen."""
+        return self.columns is not None or self.sort is not None
+
+    def choice(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> render.Content:
+        """Take the chosen columns and order."""
+        names = None if self.columns is None else [name.strip() for name in self.columns.split(",")]
+        return render.choice(columns, rows, names, self.sort)
 
 
 @command("status", PAGE, parameters(Options), cls=StatusCommand)
@@ -132,6 +156,8 @@ def status(
         raise UsageError("--max-lag needs --check")
     if runbook and (look.view is not None or watch is not None or check):
         raise UsageError("--runbook cannot be used together with --view, --watch or --check")
+    if look.chosen and (runbook or (look.as_json and look.view is None)):
+        raise UsageError("--columns and --sort cannot be used together with --runbook, or with --json but for a view")
     if reset_stats:
         from pgsub.commands.status.status import reset_stats as reset
 
@@ -139,7 +165,7 @@ def status(
     if runbook:
         _runbook(look)
     elif watch is not None:
-        _watch(watch, lambda: _show(look))
+        _watch(watch, look)
     elif check:
         _check(look, max_lag)
     else:
@@ -152,11 +178,22 @@ def _show(look: Shown) -> None:
     if look.view is None:
         _print(look, states.status(current.state_dir, look.name))
         return
-    columns, rows = states.view(current.state_dir, look.view, look.name)
+    columns, rows = look.choice(*_view(look.view, look.name))
     if look.as_json:
         emit_document("status", {"view": look.view, "rows": rows}, one_line=look.one_line)
     else:
         emit(render.rows(columns, rows, expanded=look.expanded))
+
+
+def _view(name: str, subscription: str | None) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    from pgsub.commands.status import status as states
+
+    if name not in states.PUBLISHER_VIEWS:
+        return states.view(current.state_dir, name, subscription)
+    from pgsub.commands.status import publisher_views
+
+    current.take_environment()
+    return publisher_views.view(current.state_dir, name, subscription)
 
 
 def _print(look: Shown, found: list[Any]) -> list[str]:
@@ -178,7 +215,7 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
             f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
             hint="Is it the right one?\npgsub --state-dir FOLDER status",
         )
-    emit(render.summary(found, expanded=look.expanded))
+    emit(render.summary(found, expanded=look.expanded, choice=look.choice if look.chosen else None))
     all_well = render.well(found) if sys.stdout is not None and sys.stdout.isatty() else None
     if all_well:
         emit(console.printable(all_well))
@@ -225,13 +262,27 @@ def _check(look: Shown, max_lag: float | None) -> None:
         raise typer.Exit(findings[0].code)
 
 
-def _watch(seconds: float, show: Callable[[], None]) -> None:
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+def _watch(seconds: float, look: Shown) -> None:
+    terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    plain = look.as_json or look.view is not None or look.chosen or look.expanded
     try:
+        if terminal and not plain:
+            _watch_screen(seconds, look)
         while True:
-            if terminal:
+            if terminal and not look.as_json:
                 emit("\x1b[H\x1b[2J" + time.strftime("%Y-%m-%d %H:%M:%S %Z"))
-            show()
+            _show(look)
             time.sleep(seconds)
     except KeyboardInterrupt:
         return  # asked to stop
+
+
+def _watch_screen(seconds: float, look: Shown) -> None:
+    from pgsub.catalog.locks import troubles
+    from pgsub.cli.output.live import Screen
+    from pgsub.commands.status import status as states
+
+    with Screen(current.coloured()) as screen:
+        while True:
+            screen.show(states.status(current.state_dir, look.name), troubles(current.state_dir))
+            time.sleep(seconds)

@@ -6,17 +6,20 @@ Mirrors ``src/fe_utils/print.c``: ``print_aligned_text``, ``print_aligned_vertic
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgsub.cli.output.console import pasted, printable
 from pgsub.cli.output.progress import duration, size
+from pgsub.common.errors import UsageError
 from pgsub.common.plural import counted
+from pgsub.protocol.lsn import parse_lsn
 
 if TYPE_CHECKING:
     from pgsub.commands.status.status import SubscriptionStatus
@@ -26,7 +29,46 @@ _CUT, _LEAST = "last_error", 20  #: the column that is cut on a narrow terminal,
 LEGEND = "srsubstate: i initialize, d data copy, f finished copy, s synchronized, r ready"
 
 
-def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> str:
+#: names of columns, and rows by them
+Content = tuple[Sequence[str], Sequence[Mapping[str, Any]]]
+
+
+def choice(
+    columns: Sequence[str], content: Sequence[Mapping[str, Any]], wanted: Sequence[str] | None, order: str | None
+) -> Content:
+    """Take some columns of a table, and sort its rows.
+
+    :param wanted: names of columns; None for all.
+    :param order: the column to sort by, with - in front descending; what has no value comes last.
+    :raises UsageError: there is no such column.
+    """
+    descending, by = (order or "").startswith("-"), (order or "").lstrip("-")
+    for name in (*(wanted or ()), *([by] if order else ())):
+        if name not in columns:
+            raise UsageError(f'column "{name}" does not exist', hint=f"Columns are {', '.join(columns)}.")
+    if order:
+        missing = [row for row in content if row.get(by) is None]
+        known = sorted((row for row in content if row.get(by) is not None), key=lambda row: _rank(row[by]))
+        content = [*(reversed(known) if descending else known), *missing]
+    shown = columns if wanted is None else wanted
+    return shown, [{name: row.get(name) for name in shown} for row in content]
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """Return what values of a column are sorted by: numbers and LSNs as numbers, the rest as text."""
+    if isinstance(value, (int, float)):
+        return 0, value
+    if re.fullmatch(r"[0-9A-F]{1,8}/[0-9A-F]{1,8}", str(value)):
+        return 0, parse_lsn(value)
+    return 1, str(value)
+
+
+def summary(
+    found: Sequence[SubscriptionStatus],
+    *,
+    expanded: bool = False,
+    choice: Callable[[Sequence[str], Sequence[Mapping[str, Any]]], Content] | None = None,
+) -> str:
     """Show subscriptions, one a row."""
     columns = ["subscription", "state", "tables", "received_lsn", "applied_lsn", "lag", "slot"]
     columns += ["prepared", *(["held"] if any(one.held for one in found) else []), "errors_total", "last_error"]
@@ -34,7 +76,9 @@ def summary(found: Sequence[SubscriptionStatus], *, expanded: bool = False) -> s
         columns.append("to_be_skipped")
     if expanded:
         columns += ["on_conflict", "skipped", "unavailable"]
-    shown = [_summary_row(one) for one in found]
+    shown: Sequence[Mapping[str, Any]] = [_summary_row(one) for one in found]
+    if choice is not None:
+        return rows(*choice(columns, shown), expanded=expanded)
     if expanded or not _terminal():
         return rows(columns, shown, expanded=expanded)
     columns = [name for name in columns if any(row[name] not in (None, 0) for row in shown)]

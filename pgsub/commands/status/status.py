@@ -40,6 +40,8 @@ _JSON = {
 }
 #: Seconds without a sign of life from which on a health check without a threshold of its own objects.
 STUCK_SECONDS = 30.0
+#: Views that are read from the publisher.
+PUBLISHER_VIEWS = ("pg_replication_slots", "pg_stat_replication_slots", "pg_stat_replication")
 _SEVERITY = (7, 6, 5, 4, 10, 3, 8)
 
 

@@ -1,0 +1,48 @@
+"""What the launcher tells a service manager: that it is ready, alive and stopping. Mirrors sd_notify(3).
+
+The server does the same with ``--with-systemd`` (``postmaster.c``). Without ``NOTIFY_SOCKET`` nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+
+class ServiceManager:
+    """The socket of the service manager, if there is one; no failure of it stops anything."""
+
+    def __init__(self) -> None:
+        # not for children: only the launcher speaks for the service
+        self._path = os.environ.pop("NOTIFY_SOCKET", "")
+        # twice in the time that systemd waits
+        self._every = _microseconds(os.environ.pop("WATCHDOG_USEC", "")) / 2e6
+        self._next = 0.0
+
+    def ready(self) -> None:
+        """Report that the launcher serves."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """Report that the launcher stops, which may take as long as open transactions do."""
+        self._send("STOPPING=1")
+
+    def alive(self) -> None:
+        """Feed the watchdog; to be called in every round of the launcher's loop."""
+        if self._every and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every
+            self._send("WATCHDOG=1")
+
+    def _send(self, text: str) -> None:
+        if not self._path:
+            return
+        address = "\0" + self._path[1:] if self._path.startswith("@") else self._path
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.setblocking(False)
+            channel.sendto(text.encode(), address)
+
+
+def _microseconds(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
