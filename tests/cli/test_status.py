@@ -317,7 +317,7 @@ def test_a_terminal_shows_no_empty_columns_and_says_when_all_is_well(environment
     _fail(store)
     lines = shown()
     assert not any("nothing is waiting" in line for line in lines)
-    assert max(map(len, lines[:12])) <= 80 and "state        | error" in lines
+    assert max(map(len, lines[:12])) <= 80 and lines[2].startswith(" orders       | error ") and "..." in lines[2]
 
 
 def test_check_of_a_lost_slot_is_7_by_error_and_by_what_the_publisher_said(pgsub, store, served):

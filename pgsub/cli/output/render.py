@@ -82,8 +82,12 @@ def summary(
     if expanded or not _terminal():
         return rows(columns, shown, expanded=expanded)
     columns = [name for name in columns if any(row[name] not in (None, 0) for row in shown)]
-    table = rows(columns, [_fitting(columns, row, shown) for row in shown])
-    return table if _broadest(table) <= _screen() else rows(columns, shown, expanded=True)
+    for left_out in (set(), {"received_lsn"}, {"received_lsn", "slot"}):
+        kept = [name for name in columns if name not in left_out]
+        table = rows(kept, [_fitting(kept, row, shown) for row in shown])
+        if _broadest(table) <= _screen():
+            return table
+    return rows(columns, shown, expanded=True)
 
 
 def _fitting(columns: Sequence[str], row: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
