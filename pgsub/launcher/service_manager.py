@@ -30,7 +30,7 @@ class ServiceManager:
         self._send("STOPPING=1")
 
     def alive(self) -> None:
-        """Feed the watchdog; to be called in every round of the launcher's loop."""
+        """Report to the watchdog; to be called in every round of the launcher's loop."""
         if self._every and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
             self._send("WATCHDOG=1")

@@ -46,7 +46,7 @@ def metrics() -> None:
 
 
 class Address(NamedTuple):
-    """Where metrics are served."""
+    """Address that metrics are served on."""
 
     host: str
     port: int
