@@ -6,6 +6,7 @@ import re
 import sqlite3
 
 import pytest
+import task_pages
 from fix_program import one_error, until, valid
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
@@ -281,3 +282,8 @@ def test_refresh_gives_up_when_apply_does_not_let_go_and_changes_nothing(stored,
         apply.execute("SELECT FROM pgsub.progress FOR UPDATE")
         one_error(stored("refresh", "s", "--timeout", "3s"), 8, "timeout while waiting for the subscription's workers")
     assert tables[1].rows(_LEDGER) == [("a", "r"), ("b", "r")]
+
+
+def test_the_commands_of_the_task_pages_show_what_the_pages_show(launcher, pubdb, subdb):
+    task_pages.run(launcher, {"publisher": pubdb, "target": subdb})
+    assert pubdb.rows(_SLOTS) == []

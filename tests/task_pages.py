@@ -1,0 +1,62 @@
+"""Runs the commands of docs/tasks, in the order of the pages, and compares what they print with what the pages show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psycopg.conninfo import conninfo_to_dict
+
+if TYPE_CHECKING:
+    from fix_program import Cli
+    from fix_servers import Database
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "tasks").glob("[0-9]-*.md"))
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_RULE = re.compile(r"[-+ ]*")
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the command lines of a page, each with the lines that it is to show."""
+    for block in _BLOCK.findall(page.read_text()):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, *shown = part.rstrip("\n").split("\n")
+            yield line, shown
+
+
+def run(cli: Cli, databases: dict[str, Database]) -> None:
+    """Run all pages.
+
+    :param databases: by the name of their service.
+    """
+    services = {name: conninfo_to_dict(database.conninfo) for name, database in databases.items()}
+    text = "".join(
+        f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in words.items()) for name, words in services.items()
+    )
+    Path(cli.environment["HOME"], ".pg_service.conf").write_text(text)
+    for page in PAGES:
+        for line, shown in commands(page):
+            program, *words = shlex.split(line)
+            if program == "psql":
+                assert words[1] == "-c"
+                databases[words[0].removeprefix("service=")].execute(words[2])
+                continue
+            assert program == "pgsub", line
+            ended = cli(*words)
+            assert ended.returncode == 0, f"{page.name}: {line}: {ended.stderr}"
+            _compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
+
+
+def _compare(where: str, shown: list[str], printed: str) -> None:
+    """Check that the shown lines come in their order; the form of a terminal's table does not count."""
+    left = iter([_plain(line) for line in printed.split("\n")])
+    for wanted in filter(None, map(_plain, shown)):
+        pattern = re.escape(wanted).replace(re.escape("..."), ".*")
+        assert any(re.fullmatch(pattern, line) for line in left), f"{where}: nothing like {wanted!r} in:\n{printed}"
+
+
+def _plain(line: str) -> str:
+    return "" if _RULE.fullmatch(line) else " ".join(re.sub(r"[|\t]", " ", line).split())
