@@ -19,6 +19,7 @@ import forked
 import patience
 import psycopg
 import pytest
+import shared_spark
 from forked import Started
 from psycopg import sql
 
@@ -204,11 +205,15 @@ class Site:
             "PGSUB_RETRY_SECONDS": "0.5",
             **env,
         }
+        bounded = "--until-caught-up" in args and not points and not env
+        joining = shared_spark.variables(args, {}) if bounded else {}
         with self.output.open("ab") as output:
             output.write(f"\n$ pgsub {' '.join(args)} {actions}\n".encode())
             output.flush()
             words = ["--state-dir", str(self.state), *args]
-            process = forked.start(words, environment, output.fileno(), output.fileno())
+            process = forked.start(words, {**environment, **joining}, output.fileno(), output.fileno())
+        if joining:
+            shared_spark.hold(process)
         self.processes.append(process)
         self.launcher_pid.write_text(str(process.pid))
         return process

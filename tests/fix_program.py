@@ -9,13 +9,14 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forked
 import patience
 import pytest
+import shared_spark
 from forked import Started
 from jsonschema import Draft202012Validator
 
@@ -32,21 +33,29 @@ class Cli:
     """The program with a state folder of its own.
 
     :ivar connection: conninfo of the publisher, given with every :meth:`create`; ``target`` likewise.
+    :ivar own_spark: every command starts its own JVM (:mod:`shared_spark`), as in tests marked so.
     """
 
     def __init__(self, state: Path, home: Path, connection: str, target: str) -> None:
         self.state = state
         self.connection = connection
         self.target = target
+        self.own_spark = False
         kept = {key: value for key, value in os.environ.items() if key in _KEPT or not key.startswith(_REMOVED)}
-        self.environment = {**kept, "PYTHONPATH": str(ROOT), "PGSUB_STATE_DIR": str(state), "HOME": str(home)}
+        self._usual = {**kept, "PYTHONPATH": str(ROOT), "PGSUB_STATE_DIR": str(state), "HOME": str(home)}
+        self.environment = dict(self._usual)
         self._running: list[Started] = []
 
     def __call__(
         self, *args: str, env: dict[str, str] | None = None, stdin: str = "", timeout: float = patience.SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end."""
-        return forked.run(args, {**self.environment, **(env or {})}, stdin, timeout)
+        return forked.run(args, self._variables(args, env), stdin, timeout)
+
+    def _variables(self, args: Sequence[str], env: dict[str, str] | None) -> dict[str, str]:
+        changed = {**dict(self.environment.items() - self._usual.items()), **(env or {})}
+        joining = {} if self.own_spark else shared_spark.variables(args, changed)
+        return {**self.environment, **joining, **(env or {})}
 
     def words(self, name: str, *options: str, publication: str | None = "p") -> list[str]:
         """The words of ``create`` between this object's servers."""
@@ -61,7 +70,10 @@ class Cli:
         """Start a command line; killed at the end of the test if it still runs. stderr goes to a file."""
         log = self.state.parent / f"stderr.{len(self._running)}"
         with log.open("w") as stderr, open(os.devnull, "w") as null:
-            process = forked.start(args, {**self.environment, **(env or {})}, null.fileno(), stderr.fileno())
+            variables = self._variables(args, env)
+            process = forked.start(args, variables, null.fileno(), stderr.fileno())
+        if "PYSPARK_GATEWAY_PORT" in variables:
+            shared_spark.hold(process)
         self._running.append(process)
         process.log = log  # type: ignore[union-attr]
         return process
@@ -149,6 +161,11 @@ def nothing_created(cli: Cli, pubdb: Database, subdb: Database) -> None:
     assert [path.name for path in cli.state.glob("subscription-*.lock")] == []
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", "own_spark: commands start a JVM of their own")
+
+
 @pytest.fixture
 def tables(pubdb: Database, subdb: Database) -> tuple[Database, Database]:
     """The tables a, with 100 rows, and b on both sides, and publication p of both."""
@@ -160,7 +177,7 @@ def tables(pubdb: Database, subdb: Database) -> tuple[Database, Database]:
 
 
 @pytest.fixture
-def make_cli(tmp_path: Path) -> Iterator[Callable[[str, str], Cli]]:
+def make_cli(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str, str], Cli]]:
     """Make a :class:`Cli` between two servers."""
     made: list[Cli] = []
 
@@ -168,6 +185,7 @@ def make_cli(tmp_path: Path) -> Iterator[Callable[[str, str], Cli]]:
         base = tmp_path / f"cli{len(made)}"
         base.mkdir()
         made.append(Cli(base / "state", base, connection, target))
+        made[-1].own_spark = request.node.get_closest_marker("own_spark") is not None
         return made[-1]
 
     yield make

@@ -27,6 +27,8 @@ import pgsub
 if TYPE_CHECKING:
     from embedded import Server
 
+pytestmark = pytest.mark.own_spark
+
 _OWNER, _PLAIN = f"mallory_{os.getpid()}", f"plain_{os.getpid()}"
 _numbers = itertools.count(1)
 _PLANT = Path(__file__).with_name("capture.sql").read_bytes()

@@ -16,6 +16,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsub.commands.preflight.servers import is_local
 
+pytestmark = pytest.mark.own_spark
+
 SENTINEL = "S3NT1NEL"
 PASSWORD = SENTINEL + r":it's \ 100% «geheim»"
 

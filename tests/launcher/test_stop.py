@@ -16,6 +16,8 @@ from fix_servers import Database
 
 from pgsub.spark import session
 
+pytestmark = pytest.mark.own_spark
+
 MakeCli = Callable[[str, str], Cli]
 #: The workers' interpreter, which begins once a file is there.
 HELD_PYTHON = """#!/bin/sh

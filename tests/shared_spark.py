@@ -1,0 +1,91 @@
+"""A JVM that the commands of this test process join one after the other, as programs of spark-submit do.
+
+A start of Spark costs four seconds of processor time, a further context in a JVM that runs one. Where the start, the
+JVM's environment or its end is what a test is about, the command starts its own; so does one that runs while another
+has the JVM, and with ``PGSUB_TEST_THOROUGH=1`` every one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forked import Started
+from py4j.protocol import Py4JError
+
+from pgsub.spark import class_archive, gateway, jvm_flags
+from pgsub.spark.java import cache_folder, find_java
+
+_SLOTS = 200
+#: Of these variables the workers of a JVM that ran before need no other value.
+_HARMLESS = {"PGSUB_RETRY_SECONDS"}
+#: Options of ``create`` with which it copies nothing itself.
+_NEEDS_NONE = {"--no-wait", "--dry-run", "--no-connect", "--no-enabled"}
+_LOOPBACK = "--conf spark.driver.host=127.0.0.1 pyspark-shell"
+
+_jvms: list[Any] = []  #: the one that runs
+_holders: list[Started] = []  #: the command that joined it and may still run
+
+
+def variables(args: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a command joins the JVM; none where it shall start its own.
+
+    :param args: words of the command line.
+    :param env: what the test sets beyond a command's usual environment.
+    """
+    opens = args[0] == "run" or (args[0] == "create" and _NEEDS_NONE.isdisjoint(args))
+    if not opens or set(env) - _HARMLESS or os.environ.get("PGSUB_TEST_THOROUGH"):
+        return {}
+    if any(holder.poll() is None for holder in _holders):
+        return {}
+    if not _jvms or not _idle(_jvms[0]):
+        end()
+        _jvms.append(_start())
+    found = _jvms[0].gateway_parameters
+    return {
+        "PYSPARK_GATEWAY_PORT": str(found.port),
+        "PYSPARK_GATEWAY_SECRET": found.auth_token,
+        "PYSPARK_SUBMIT_ARGS": _LOOPBACK,
+    }
+
+
+def hold(process: Started) -> None:
+    """Nobody else joins before this process has ended."""
+    _holders[:] = [process]
+
+
+def _idle(jvm: Any) -> bool:
+    """Whether it has no context; a launcher that was killed leaves one."""
+    try:
+        contexts = getattr(getattr(jvm.jvm.org.apache.spark, "SparkContext$"), "MODULE$")
+        return not contexts.getActive().isDefined()
+    except (Py4JError, OSError):
+        return False
+
+
+def _start() -> Any:
+    folder = Path(tempfile.mkdtemp(prefix="pgsub-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    cache = cache_folder(folder / "cache")
+    java = find_java(cache)
+    archive = class_archive.find_archive(java, gateway.spark_home(), cache)
+    submitted = {"spark.python.daemon.module": "pgsub.spark.daemon"}
+    flags = jvm_flags.flags(archive, "")
+    removed = {name: None for name in os.environ if name.startswith(("PGSUB_", "PG", "SPARK_"))}
+    with gateway.environ({**removed, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}):
+        return gateway.start_jvm(java, submitted, f"local[{_SLOTS}]", folder, flags, jvm_flags.launcher_flags(archive))
+
+
+@atexit.register
+def end() -> None:
+    """End it."""
+    while _jvms:
+        jvm = _jvms.pop()
+        jvm.shutdown()
+        jvm.proc.kill()
+        jvm.proc.wait()
