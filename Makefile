@@ -36,8 +36,13 @@ lint: $(STAMP)
 	$(PY) -m mypy --strict pgsub
 	$(VENV)/bin/lint-imports
 
-# Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others.
+# A run has a thousand processes of Python, which find what another one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Servers of other versions are fetched once, where npm is; PGSUB_TEST_BINDIRS=DIR:DIR names others. One collection before
+# all others compiles the tests, which every worker would do at the same time.
 tests: $(STAMP)
+	@$(PY) -m pytest --collect-only -qq > /dev/null || true
 	servers=$$($(PY) tests/servers.py) && \
 		PGSUB_TEST_BINDIRS="$$servers" $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 $(ARGS)
 
