@@ -244,17 +244,22 @@ def _major(folder: Path) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marks known."""
-    config.addinivalue_line("markers", "publishers: also against the publishers of PGSUB_TEST_BINDIRS")
+    config.addinivalue_line("markers", "publishers(version): also against publishers of PGSUB_TEST_BINDIRS")
     config.addinivalue_line("markers", "since(version): what is tested exists on publishers from this version on")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test marked ``publishers`` runs once for each of them; test_versions.py says which are not there."""
-    if metafunc.definition.get_closest_marker("publishers") is None or "publisher" not in metafunc.fixturenames:
+    """A test marked ``publishers`` runs once for each of them; test_versions.py says which are not there.
+
+    Where the mark names versions, the others are left to ``make thorough``.
+    """
+    mark = metafunc.definition.get_closest_marker("publishers")
+    if mark is None or "publisher" not in metafunc.fixturenames:
         return
     since = metafunc.definition.get_closest_marker("since")
     others = [v for v in sorted(other_servers(), key=int) if since is None or int(v) >= since.args[0]]
-    others = [v for v in others if v != "17" or thorough([v])]  # nearly what the embedded one is
+    often = mark.args or [v for v in others if v != "17"]  # nearly what the embedded one is
+    others = [v for v in others if v in often or thorough([v])]
     versions = [pytest.param(None, id="embedded"), *(pytest.param(v, id=f"from{v}") for v in others)]
     metafunc.parametrize("publisher", versions, indirect=True, scope="session")
 

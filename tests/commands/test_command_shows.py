@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fix_program import Cli, until
 from fix_servers import Database
+from thorough import thorough
 
 Tables = tuple[Database, Database]
 _TABLES = "SELECT relname FROM pg_subscription_rel ORDER BY 1"
@@ -159,7 +160,7 @@ def test_every_command_returns_once_the_state_store_shows_what_it_did(run, table
 
 def test_a_wait_behind_a_refresh_never_misses_a_new_table(served, tables: Tables) -> None:
     cli, name = served
-    for number in range(5):
+    for number in (0, 1, *thorough(range(2, 5))):
         for database in tables:
             database.execute(f"CREATE TABLE n{number} (id int PRIMARY KEY)")
         tables[0].execute(f"INSERT INTO n{number} SELECT generate_series(1, 5000)")

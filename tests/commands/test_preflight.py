@@ -53,7 +53,7 @@ def test_json_belongs_to_a_dry_run(cli):
     assert ended.returncode == 2 and "--json needs --dry-run" in ended.stderr
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("15")
 def test_chunked_or_atomic_is_shown_beforehand_with_the_number_of_chunks_or_the_reason(cli, tables):
     pubdb, subdb = tables
     ddl = """CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE filled (id int PRIMARY KEY, v text);
@@ -160,7 +160,7 @@ _FULL = {
 }
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("15")
 def test_whatever_does_not_fit_is_a_warning_that_names_table_and_columns(cli, tables):
     pubdb, subdb = tables
     pubdb.execute("CREATE TYPE feeling AS ENUM ('ok', 'new')")
@@ -242,7 +242,7 @@ def role(tables):
     return name
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("15")
 def test_missing_privileges_are_named_and_the_grants_of_the_hints_are_all_that_is_needed(cli, tables, role):
     pubdb, subdb = tables
     for database in tables:
@@ -434,10 +434,10 @@ def test_a_target_table_that_somebody_locks_does_not_hold_up_the_check(cli, tabl
     assert {name: table["target_empty"] for name, table in found.items()} == {"a": None, "b": False}
 
 
-def test_a_thousand_tables_are_checked_in_bulk(cli, tables):
+def test_many_tables_are_checked_in_bulk(cli, tables):
     pubdb, subdb = tables
     for database in tables:
-        database.execute("""DO $$BEGIN FOR i IN 1..1000 LOOP
+        database.execute("""DO $$BEGIN FOR i IN 1..200 LOOP
             EXECUTE format('CREATE TABLE many_%s (id int PRIMARY KEY, v text, n numeric(9,2) UNIQUE)', i);
             END LOOP; END$$""")
     pubdb.execute("CREATE PUBLICATION q FOR ALL TABLES")
@@ -446,7 +446,7 @@ def test_a_thousand_tables_are_checked_in_bulk(cli, tables):
     pubdb.execute("SELECT pg_stat_force_next_flush()")
     before = pubdb.value(count)
     document, found = _plan(cli, publication="q")
-    assert len(found) == 1002
+    assert len(found) == 202
     assert sorted(name for warning in document["warnings"] for name in warning["tables"]) == [
         "public.many_7",
         "public.many_8",

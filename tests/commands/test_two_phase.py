@@ -118,7 +118,7 @@ def test_a_target_that_cannot_prepare_is_warned_of_and_stops_at_the_first_prepar
     assert it.subdb.rows("SELECT id FROM a") == [(1,)]
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("15")
 def test_a_publisher_that_is_too_old_is_refused_and_any_other_is_taken(cli, tables):
     ended = cli.create("s", "--two-phase", "--no-copy-data", "--no-wait")
     if tables[0].connection.info.server_version < 150000:
@@ -189,7 +189,7 @@ def test_it_is_disabled_and_enabled_again_where_nothing_is_prepared(stored, tabl
     assert pubdb.value(_SLOT, "s") is False and subdb.value(_LEDGER) == "p" and stored.sql(_STORED) == [("p",)]
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("15")
 @pytest.mark.since(15)
 def test_a_slot_that_cannot_be_altered_keeps_the_subscription_as_it_is(stored, tables):
     pubdb, subdb = tables

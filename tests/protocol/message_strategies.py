@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from protocol.encoding import encode
+from thorough import thorough
 
 from pgsub.protocol.messages import (
     Begin,
@@ -37,8 +38,11 @@ from pgsub.protocol.messages import (
 
 
 def examples(count: int) -> int:
-    """How many examples a property tries: ``count``, times PGSUB_PROPERTY_SECS for a longer search (default 1)."""
-    return count * max(1, int(os.environ.get("PGSUB_PROPERTY_SECS", "1")))
+    """How many examples a property tries: half of ``count``, all of them in ``make thorough``.
+
+    PGSUB_PROPERTY_SECS multiplies that for a longer search (default 1).
+    """
+    return (count if thorough([count]) else count // 2) * max(1, int(os.environ.get("PGSUB_PROPERTY_SECS", "1")))
 
 
 XIDS = st.integers(1, 2**32 - 1)

@@ -8,7 +8,7 @@ from fix_pair import MakePair, Pair
 from pgsub.common.errors import ApplyError, PermissionMissing, SchemaFault
 from pgsub.tablesync.copy import plan
 
-pytestmark = pytest.mark.publishers
+pytestmark = pytest.mark.publishers("15")
 
 ROWS = "INSERT INTO t SELECT g, md5(g::text), nullif(g % 7, 0) FROM generate_series(1, 3000) g"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n int)"
