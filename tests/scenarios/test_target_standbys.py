@@ -8,6 +8,8 @@ import pytest
 from fix_engine import Subscriber
 from fix_servers import Database
 
+from pgsub.launcher.mirror import lock_waits
+
 
 @pytest.fixture(scope="module")
 def target(make_server):
@@ -52,3 +54,24 @@ def test_a_synchronous_standby_has_all_that_was_reported_however_the_target_dies
     promoted(followed, standby)
     assert followed.catch_up().outcome == "reached"
     assert standby.rows("SELECT * FROM t ORDER BY id") == [(n,) for n in range(1, 40)]
+
+
+def test_a_standby_that_does_not_answer_is_named_as_what_is_waited_for_and_apply_goes_on_after_it(
+    followed, pubdb, target
+):
+    target.server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    target.server.reload()
+    task = followed.start()
+    try:
+        pubdb.execute("INSERT INTO t VALUES (2)")
+        target.wait("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        found = lock_waits.locks(followed.session, followed.subid)
+        assert found == {
+            "apply": "a synchronous standby of the target to confirm a commit (synchronous_standby_names = 'nobody')"
+        }
+    finally:
+        target.server.query("ALTER SYSTEM RESET synchronous_standby_names")
+        target.server.reload()
+    followed.stop(task)
+    assert followed.catch_up().outcome == "reached"
+    assert target.rows("SELECT * FROM t ORDER BY id") == [(1,), (2,)]

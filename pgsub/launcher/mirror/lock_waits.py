@@ -1,4 +1,4 @@
-"""What workers that give no sign of life wait for: locks on the target, and who holds them."""
+"""What workers that give no sign of life wait for: locks on the target and who holds them, or a synchronous standby."""
 
 from __future__ import annotations
 
@@ -19,17 +19,26 @@ SELECT pg_catalog.split_part(a.application_name, ' ', 3), t.oid::pg_catalog.regc
  WHERE a.datname = pg_catalog.current_database() AND a.wait_event_type = 'Lock'
    AND pg_catalog.starts_with(a.application_name, %s)
 """
+_STANDBY = """
+SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
+       pg_catalog.current_setting('synchronous_standby_names')
+  FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = pg_catalog.current_database() AND a.wait_event = 'SyncRep'
+   AND pg_catalog.starts_with(a.application_name, %s)
+"""
 
 
 def locks(session: psycopg.Connection, subid: int) -> dict[str, str]:
-    """Find the locks that sessions of a subscription wait for.
+    """Find the locks, or standbys that confirm a commit, that sessions of a subscription wait for.
 
     :param session: the launcher's, on the target.
-    :return: by role of the session (``apply``, ``sync:16385``): which lock, and who holds it.
+    :return: by role of the session (``apply``, ``sync:16385``): which lock, and who holds it; or which standbys.
     """
     rows = session.execute(_LOCKS.encode(), (f"pgsub {subid} ",)).fetchall()
     found: dict[str, str] = {}
     for role, table, pid, user, name, state, query in rows:
         lock = "a lock" if table is None else f"a lock on table {table}"
         found.setdefault(role, f"{lock} that PID {pid} ({user}, {name or 'no name'}, {state}) holds: {query}")
+    for role, names in session.execute(_STANDBY.encode(), (f"pgsub {subid} ",)).fetchall():
+        found[role] = f"a synchronous standby of the target to confirm a commit (synchronous_standby_names = '{names}')"
     return found
