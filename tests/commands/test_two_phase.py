@@ -233,7 +233,7 @@ def test_drop_rolls_back_what_is_prepared_names_it_and_leaves_that_of_others(sto
         session.execute(f"PREPARE TRANSACTION '{alike}'")
     ended = stored("drop", "s", "--yes", *options)
     assert ended.returncode == 0, ended.stderr
-    assert f'WARNING:  prepared transaction "{alike}" on the target is left as it is\n' in ended.stderr
+    assert f'pgsub: warning: prepared transaction "{alike}" on the target is left as it is\n' in ended.stderr
     subdb.execute(f"ROLLBACK PREPARED '{alike}'")
     subdb.execute(f"DROP ROLE {stranger}")
     for gid in gids:
