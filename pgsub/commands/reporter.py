@@ -5,11 +5,11 @@ The command line shows it on stderr or writes it to a log file; tests collect it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgsub.common.errors import LogText
+from pgsub.common.errors import Log, LogText
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,50 @@ class TableProgress:
     chunks_total: int
     bytes_per_second: int | None = None  #: over the last seconds
     seconds_left: int | None = None  #: of the copy, by that rate
+
+
+class CallbackReporter:
+    """Reporter for programs: each kind of report goes to a function, and what has none is dropped.
+
+    :param message: gets ``warning`` or ``notice``, and the text with detail and hint on lines of their own.
+    :param progress: gets the present state of all tables that synchronize.
+    :param log: gets level and text of records of the log.
+    """
+
+    def __init__(
+        self,
+        message: Callable[[str, str], None] | None = None,
+        progress: Callable[[Sequence[TableProgress]], None] | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._message = message
+        self._progress = progress
+        self._log = log
+
+    def warning(self, message: str, detail: str | None = None, hint: str | None = None) -> None:
+        """Pass a warning on."""
+        self._pass("warning", message, detail, hint)
+
+    def notice(self, message: str, hint: str | None = None) -> None:
+        """Pass a notice on."""
+        self._pass("notice", message, hint)
+
+    def _pass(self, kind: str, *parts: str | None) -> None:
+        if self._message is not None:
+            self._message(kind, "\n".join(filter(None, parts)))
+
+    def log(self, level: str, text: LogText) -> None:
+        """Pass a record of the log on."""
+        if self._log is not None:
+            self._log(level, text)
+
+    def progress(self, rows: Sequence[TableProgress]) -> None:
+        """Pass the progress on."""
+        if self._progress is not None:
+            self._progress(rows)
+
+    def done(self) -> None:
+        """Do nothing."""
 
 
 class Reporter(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import sqlite3
 
 import pytest
 import task_pages
-from fix_program import one_error, until, valid
+from fix_program import ROOT, one_error, until, valid
 
 _SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
 _LEDGER = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY 1"
@@ -287,3 +288,22 @@ def test_refresh_gives_up_when_apply_does_not_let_go_and_changes_nothing(stored,
 def test_the_commands_of_the_task_pages_show_what_the_pages_show(launcher, pubdb, subdb):
     task_pages.run(launcher, {"publisher": pubdb, "target": subdb})
     assert pubdb.rows(_SLOTS) == []
+
+
+def test_the_program_of_the_python_page_runs(launcher, tables, capsys):
+    services = {"publisher": tables[0], "target": tables[1]}
+    code = (ROOT / "docs" / "python.md").read_text().partition("```python\n")[2].partition("```")[0]
+    for name, database in services.items():
+        code = code.replace(f'"service={name}"', repr(database.conninfo))
+    code = code.replace('"/var/lib/pgsub"', repr(str(launcher.state))).replace('("shop",)', '("p",)')
+    try:
+        assert _in_a_thread(code) is None
+        assert "running" in capsys.readouterr().out
+    finally:
+        assert launcher("drop", "sales", "--yes").returncode == 0
+
+
+def _in_a_thread(code):
+    """Run a program as a scheduler may: not in the main thread. Return what it raised."""
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(exec, code, {}).exception()

@@ -112,6 +112,9 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
     was moved is created anew at the next record in any case.
     """
     event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # a program that uses pgsub.commands from a thread deals with signals itself
+        return
 
     def notice(text: str) -> None:
         # a handler may interrupt a write of the same stream: leave it to another thread

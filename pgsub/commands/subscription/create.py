@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
@@ -74,6 +75,9 @@ def _announce_two_phase(found: Preflight, reporter: Reporter) -> None:
 @contextlib.contextmanager
 def _undone_by_sigterm() -> Iterator[None]:
     """Let SIGTERM undo the creation as SIGINT does; then the process dies of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers
+        return
     met: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
