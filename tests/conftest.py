@@ -12,8 +12,9 @@ pytest_plugins = sorted(file.stem for file in Path(__file__).parent.glob("fix_*.
 # Tests give programs another HOME; the archive that makes Spark start faster is shared all the same.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
-# A run in the background is started with SIGINT ignored, and every program that a test starts would inherit that.
+# A run in the background may be started with these ignored (SIGHUP by nohup), and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says something of the machine, not of what is tested.
 settings.register_profile("pgsub", deadline=None, suppress_health_check=[HealthCheck.too_slow])

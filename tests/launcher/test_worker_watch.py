@@ -47,7 +47,7 @@ def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_ove
     case.wait_equal()
     until(lambda: _check(case)[1]["state"] == "running", case.said)
     assert _check(case)[1]["last_error"] is None
-    said = case.said()
+    said = case.output.read_text()
     assert "waits for a sign of life" in said and "gave no sign of life for" in said and "is alive" in said
     case.terminate(process)
     case.check()
