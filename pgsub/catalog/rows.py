@@ -112,6 +112,7 @@ class TaskRow:
     silent_since: Time | None = None
     waits_for: str | None = None
     next: str | None = None
+    ui: str | None = None  #: address of the pages of Spark's driver
 
 
 @dataclass(frozen=True, slots=True)

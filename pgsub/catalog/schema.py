@@ -143,7 +143,8 @@ CREATE TABLE pgsub_task (
     pid INTEGER,
     silent_since TEXT,
     waits_for TEXT,
-    next TEXT
+    next TEXT,
+    ui TEXT
 );
 CREATE TABLE pgsub_server (
     subid INTEGER PRIMARY KEY REFERENCES pg_subscription (oid) ON DELETE CASCADE,

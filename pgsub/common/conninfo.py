@@ -77,6 +77,17 @@ def parse(conninfo: str, side: str) -> dict[str, str]:
     return {key: str(value) for key, value in parsed.items() if value is not None}
 
 
+def usable(params: Mapping[str, str]) -> dict[str, str]:
+    """Leave out a passfile that is not there, where PGPASSFILE names one: on an executor the launcher's files are not.
+
+    libpq ignores a passfile that it cannot read, but prefers it to the variable.
+    """
+    named = params.get("passfile")
+    if named is None or "PGPASSFILE" not in os.environ or os.access(named, os.R_OK):
+        return dict(params)
+    return {key: value for key, value in params.items() if key != "passfile"}
+
+
 def complete_target(params: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Fill the target's gaps from the PG* variables taken by :func:`take_environment`.
 

@@ -234,6 +234,13 @@ class InternalError(PgsubError):
     meaning = "bug"
 
 
+class SparkUnusable(PgsubError):
+    """Fault of a deployment: Spark, or what its executors lack, keeps workers from running."""
+
+    exit_code = 13
+    meaning = "Spark cannot run the workers"
+
+
 class Fenced(PgsubError):
     """Another attempt took over: this one ends without a word. Never shown to a user."""
 

@@ -20,7 +20,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
 
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
 
 #: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
@@ -130,12 +130,25 @@ class HeartbeatSender:
 class HeartbeatReceiver:
     """The launcher's end: keeps the newest heartbeat of each worker and chunk.
 
-    :param host: address to bind, loopback for a local Spark master.
+    :param host: address or name that workers send to, loopback for a local Spark master.
+    :param bind: address to bind, where that is another (NAT, containers).
+    :param port: UDP port, 0 for any.
+    :raises SparkUnusable: it cannot be bound.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((host, 0))
+    def __init__(self, host: str = "127.0.0.1", bind: str | None = None, port: int = 0) -> None:
+        address = bind or host
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind((address, port))
+        except OSError as error:
+            self._socket.close()
+            raise SparkUnusable(
+                f'could not listen for heartbeats at "{address}", port {port}: {error.strerror}',
+                detail="The address is spark.driver.bindAddress, else spark.driver.host, else where the master is"
+                " reached from; the port is spark.pgsub.heartbeat.port.",
+                hint="Name an address of this machine.\n--conf spark.driver.bindAddress=0.0.0.0",
+            ) from None
         self._key = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}

@@ -52,7 +52,9 @@ class ApplyWorkerHandle:
         self._job: Job | None = None
         self._retry = Retry(interval=interval)
         self.reached = False
-        self.watch = WorkerWatch(context.subscription, heartbeats, context.log, lambda: engine.slots(self._job))
+        self.watch = WorkerWatch(
+            context.subscription, heartbeats, context.log, lambda: engine.slots(self._job), lambda: engine.ui
+        )
 
     @property
     def alive(self) -> bool:

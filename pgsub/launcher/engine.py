@@ -10,17 +10,19 @@ on, the thread closes it.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pgsub.apply.worker import worker
+import pgsub
+from pgsub.apply.worker import executor_check, worker
+from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
+from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.spark import gateway, jobs, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
@@ -31,6 +33,10 @@ _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
 _POLL = 0.05  #: seconds between looks at ``stopping`` while Spark starts
+#: Seconds for which a failed start is everyone's answer: who asks a moment later must not start a second JVM.
+_FAILED_SECONDS = 15.0
+#: Seconds for the task that looks at an executor; each of its connections may take ten.
+_CHECK_SECONDS = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,27 @@ class Engine:
     :param master: a Spark master, None for a local one.
     :param conf: Spark settings of the user, which win over pgsub's own.
     :param subscriptions: that will be served: a long task pins a slot, and with too few a copy would wait for ever.
+    :param patient: wait for executors of a cluster for ever.
+    :ivar heartbeat: where executors send heartbeats, for the task that looks at one.
     """
 
     def __init__(
-        self, state_dir: Path, master: str | None, conf: Mapping[str, str], subscriptions: Sequence[Subscription]
+        self,
+        state_dir: Path,
+        master: str | None,
+        conf: Mapping[str, str],
+        subscriptions: Sequence[Subscription],
+        log: Log = lambda level, text: None,
+        *,
+        patient: bool = False,
     ) -> None:
+        self._log = log
+        self._patient = patient
+        self._subscriptions = tuple(subscriptions)
+        self.heartbeat: HeartbeatAddress | None = None
+        self._failed_at = -_FAILED_SECONDS
+        self._settings: dict[str, str] | None = None
+        self.ui: str | None = None  #: address of Spark's pages
         self._state_dir = state_dir
         self._master = master
         self._conf = dict(conf)
@@ -67,16 +89,39 @@ class Engine:
         self._asked: set[Any] = set()  #: jobs that Spark is to be asked about
         self._answers: dict[Any, Slots] = {}
 
-    def driver_host(self) -> str:
-        """Return where executors reach this process: loopback for a local Spark, else Spark's own setting."""
+    def heartbeat_place(self) -> tuple[str, str, int]:
+        """Return where workers reach this process, the address to bind, and the UDP port (0 for any).
+
+        Loopback for a local Spark; else as Spark has it for its own driver: spark.driver.host and
+        spark.driver.bindAddress, or this machine's address on the way to the master.
+        """
         chosen = self._user_settings()
-        if settings.is_local(chosen.get("spark.master", "local")) and "PYSPARK_GATEWAY_PORT" not in os.environ:
-            return "127.0.0.1"
-        return chosen.get("spark.driver.host") or socket.gethostbyname(socket.gethostname())
+        port = settings.heartbeat_port(chosen.get("spark.pgsub.heartbeat.port", "0"))
+        if self.local:
+            return "127.0.0.1", "127.0.0.1", port
+        host = chosen.get("spark.driver.host") or settings.own_address(chosen.get("spark.master", ""))
+        return host, chosen.get("spark.driver.bindAddress") or host, port
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine, as this user."""
+        return settings.is_local(self._user_settings().get("spark.master", "local"))
+
+    def spool_dir(self, own: Path) -> str | None:
+        """Return where workers keep transactions in progress: on executors what the user names, else Spark's scratch.
+
+        :param own: the folder on this machine.
+        """
+        named = self._user_settings().get("spark.pgsub.spool.dir")
+        return named or (str(own) if self.local else None)
 
     def _user_settings(self) -> dict[str, str]:
-        submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
-        return settings.user_settings(submitted, gateway.spark_home())
+        """Read the settings before Spark runs; later it has pgsub's own, too."""
+        if self._settings is None:
+            submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
+            given = session.given_settings()
+            self._settings = settings.user_settings(submitted, gateway.spark_home()) if given is None else given
+        return self._settings
 
     def start(self) -> SupervisedThread:
         """Open the context in the background, unless it is open or being opened.
@@ -85,10 +130,20 @@ class Engine:
         """
         with self._lock:
             opening = self._opening
+            failed = opening is not None and opening.fatal_error is not None
+            if failed and time.monotonic() < self._failed_at + _FAILED_SECONDS and opening is not None:
+                return opening
             if opening is None or not (opening.is_alive() or self._is_open()):
-                opening = self._opening = SupervisedThread("spark_start", "spark start", self._open)
+                opening = self._opening = SupervisedThread("spark_start", "spark start", self._open_or_fail)
                 opening.start()
             return opening
+
+    def _open_or_fail(self) -> None:
+        try:
+            self._open()
+        except PgsubError:
+            self._failed_at = time.monotonic()
+            raise
 
     def _is_open(self) -> bool:
         return self._submitter is not None and session.alive(self._context)
@@ -98,18 +153,72 @@ class Engine:
         if self._submitter is not None:
             session.close_context(self._context)  # its JVM died
             self._submitter = None
-        # of a master that the user chose only the slots needed now are required
-        slots = self._slots + (0 if "spark.master" in self._user_settings() else SPARE_SLOTS)
-        context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES)
+        # of a master that the user chose only the slots needed now are required: apply pins its slot, copies can queue
+        named = "spark.master" in self._user_settings()
+        slots = least_slots(self._subscriptions) if named else self._slots + SPARE_SLOTS
+        awaiting = session.Awaiting(self._patient, self._registered, lambda: self._closed)
+        context = session.open_context(self._master, slots, self._state_dir, self._conf, _MODULES, awaiting)
+        submitter = jobs.Submitter(context)
+        try:
+            if not self.local:
+                self._check(submitter)
+        except PgsubError:
+            session.close_context(context)
+            raise
         with self._lock:
             if not self._closed:
-                self._context, self._total, self._submitter = context, slots, jobs.Submitter(context)
+                self._answers.pop(None, None)
+                self._total = max(submitter.slots(), slots) if named else slots
+                self._context, self._submitter, self.ui = context, submitter, context.uiWebUrl
                 return
         session.close_context(context)
 
+    def _registered(self, slots: int, master: str) -> None:
+        """Log once that executors are awaited, and let whoever asks know how many there are."""
+        needed = least_slots(self._subscriptions)
+        if None not in self._answers:
+            text = f"waiting for executors: {needed} task slots are needed, {slots} are registered"
+            hint = (
+                "Start workers, or give a limit to the wait.\n"
+                "--conf spark.scheduler.maxRegisteredResourcesWaitingTime=5m"
+            )
+            self._log("WARNING", log_text(text, hint=hint))
+        self._answers = {None: Slots(False, slots, master)}
+
+    def _check(self, submitter: jobs.Submitter) -> None:
+        """Look at one executor before any worker runs there.
+
+        :raises SparkUnusable: nothing of pgsub can run there. A server that cannot be reached from there is logged:
+            each worker reports it again, and tries again.
+        """
+        place = self._state_dir / "spool"
+        spec = executor_check.CheckSpec(self._subscriptions, self.heartbeat, self.spool_dir(place))
+        job = submitter.submit("check executor", executor_check.run, [spec])
+        end = time.monotonic() + _CHECK_SECONDS
+        while not job.wait(_POLL) and not self._closed and time.monotonic() < end:
+            pass
+        if not job.done():
+            job.cancel()
+            return  # what does not begin is shown as waiting
+        [found] = job.result(0)
+        if found.version != pgsub.__version__:
+            raise SparkUnusable(
+                f"the executors have pgsub {found.version}, but this launcher is {pgsub.__version__}",
+                hint="Ship what this launcher runs with.\npython -m pgsub.spark.archive pgsub_env.tar.gz",
+            )
+        for name, error in found.errors:
+            if isinstance(error, SparkUnusable):
+                raise error
+            message = f'subscription "{name}": {error.message}'
+            self._log("ERROR", log_text(message, detail=error.detail, context=error.context, hint=error.hint))
+
     def missing(self, served: Sequence[Subscription]) -> int:
         """Return how many task slots these subscriptions may want beyond those that Spark was opened with."""
-        return 0 if self._total is None else max(0, sum(map(slots_of, served)) - self._total)
+        if self._total is None:
+            return 0
+        named = "spark.master" in self._user_settings()
+        wanted = least_slots(served) if named else sum(map(slots_of, served))
+        return max(0, wanted - self._total)
 
     def submit(
         self, name: str, function: Callable[[Any], Any], items: Sequence[Any], *, stopping: threading.Event
@@ -159,3 +268,8 @@ class Engine:
 def slots_of(sub: Subscription) -> int:
     """Count the tasks that one subscription runs at once at most: apply, and chunks of each table that synchronizes."""
     return 1 + sub.max_sync_workers * sub.copy_workers
+
+
+def least_slots(subscriptions: Sequence[Subscription]) -> int:
+    """Return how many slots a cluster needs: one for each apply worker, and one in which copies take turns."""
+    return len(subscriptions) + 1 if subscriptions else 0

@@ -73,8 +73,10 @@ class Launcher:
         self._goal = goal or Goal()
         self._bounded = self._goal.bounded
         self._recorder = Recorder(store, log)
-        self._engine = Engine(folder, master, conf or {}, list(self._wanted().values()))
-        self._heartbeats = HeartbeatReceiver(self._engine.driver_host())
+        wanted = list(self._wanted().values())
+        self._engine = Engine(folder, master, conf or {}, wanted, log, patient=not self._bounded)
+        self._heartbeats = HeartbeatReceiver(*self._engine.heartbeat_place())
+        self._engine.heartbeat = self._heartbeats.address
         self._locks = dict(locks or {})
         self._served: dict[int, _Served] = {}
         self._ended: dict[int, Ended] = {}

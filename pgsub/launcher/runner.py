@@ -220,7 +220,7 @@ class Runner(SupervisedThread):
     def _serving(self, session: psycopg.Connection) -> _Serving:
         sub, heartbeats = self.sub, self._heartbeats
         row = session.execute("SELECT system_identifier::text FROM pg_catalog.pg_control_system()").fetchone()
-        spool_dir = str(Path(self._store.path).parent / "spool")
+        spool_dir = self._engine.spool_dir(Path(self._store.path).parent / "spool")
         stopping = threading.Event()
         interval = self._target_retry.interval = retry.interval(session)
         submit = partial(self._engine.submit, stopping=stopping)

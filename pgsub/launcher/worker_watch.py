@@ -39,6 +39,8 @@ TAKE_OVER_SECONDS = 60.0
 #: A worker that is taken over again and again gets twice the time with each, up to that of so many doublings.
 _DOUBLINGS = 5
 _STEP = 1.0
+#: Seconds without a sign of life that are worth a record of the log.
+_LOG_SECONDS = 8.0
 
 
 def take_over_seconds() -> float:
@@ -64,16 +66,23 @@ def take_over_seconds() -> float:
 class WorkerWatch:
     """State of the task of one apply worker.
 
+    :param ui: returns the address of Spark's pages.
     :param ask: asks Spark about the job that runs now; None where Spark has not answered yet.
     """
 
     def __init__(
-        self, sub: Subscription, heartbeats: HeartbeatReceiver, log: Log, ask: Callable[[], Slots | None]
+        self,
+        sub: Subscription,
+        heartbeats: HeartbeatReceiver,
+        log: Log,
+        ask: Callable[[], Slots | None],
+        ui: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._sub = sub
         self._heartbeats = heartbeats
         self._log = log
         self._ask = ask
+        self._ui = ui
         self._patience = take_over_seconds()
         self._taken_over = 0  #: times in a row
         self._reported: str | None = None  #: what the log says that it waits for
@@ -84,6 +93,7 @@ class WorkerWatch:
         self._stage, self._since = stage, ago(0)
         self._clock = time.monotonic()
         self._quiet = 0.0  #: seconds without a sign of life
+        self._queued = 0.0  #: those of them after which Spark had it waiting for a slot last
         self._asked = -ASK_SECONDS
         self._sign: Sign | None = None
         self._slots: Slots | None = None
@@ -128,11 +138,16 @@ class WorkerWatch:
             self._alive()
         else:
             self._slots = self._ask()
+            if self._slots is not None and not self._slots.runs:
+                self._queued = self._quiet
+                if self._waits and self._stage != "submitted":  # its executor is gone, and Spark has queued it again
+                    self._stage, self._since = "submitted", ago(0)
 
     def _alive(self) -> None:
         if self._stage != "alive":
             self._stage, self._since = "alive", ago(0)
-        self._quiet, self._asked, self._taken_over = 0.0, 0.0, 0
+        self._quiet = self._asked = self._queued = 0.0
+        self._taken_over = 0
 
     @property
     def alive(self) -> bool:
@@ -153,7 +168,9 @@ class WorkerWatch:
         """What ``state.db`` shows."""
         sign = self._sign
         host, pid = (None, None) if sign is None else (sign.host, sign.pid)
-        return TaskRow(self._stage, self._since, host, pid, self._silent_since, self._waits_for(), self._next())
+        return TaskRow(
+            self._stage, self._since, host, pid, self._silent_since, self._waits_for(), self._next(), self._ui()
+        )
 
     def _waits_for(self) -> str | None:
         slots, sign = self._slots, self._sign
@@ -163,9 +180,7 @@ class WorkerWatch:
             registered = "" if slots is None else f", {slots.registered} registered"
             return f"Spark to start, and for its executors{registered}"
         if slots is not None and not slots.runs:
-            return f"a task slot: 1 needed, {slots.registered} registered" + (
-                ", all in use" if slots.registered else ""
-            )
+            return f"a task slot: 1 needed, {slots.registered} registered"
         if sign is None or not sign.claimed:
             return "its process on an executor, which has not reached the target"
         return f"a sign of life of PID {sign.pid} on {sign.host}"
@@ -185,9 +200,9 @@ class WorkerWatch:
         slots = self._slots
         if waits is None or self._claim is None or (slots is not None and not slots.runs):
             return None
-        if self._quiet < self._patience * 2 ** min(self._taken_over, _DOUBLINGS):
+        if self._quiet - self._queued < self._patience * 2 ** min(self._taken_over, _DOUBLINGS):
             return None
-        return f"the apply worker gave no sign of life for {self._quiet:.0f} s"
+        return f"the apply worker gave no sign of life for {self._quiet - self._queued:.0f} s"
 
     def taken_over(self) -> None:
         """Count a take-over; :meth:`ended` follows."""
@@ -196,12 +211,15 @@ class WorkerWatch:
     def _report(self) -> None:
         """Log once that it waits, and once that it does not any more."""
         waits = self._waits_for()
-        kind = None if waits is None else waits.partition(":")[0].partition(",")[0]
-        if kind == self._reported:
-            return
-        self._reported = kind
         name = f'logical replication apply worker for subscription "{self._sub.name}"'
-        if waits is not None:
+        if waits is None:
+            if self._reported is not None and self._stage == "alive":
+                self._reported = None
+                self._log("LOG", log_text(f"{name} is alive"))
+            return
+        if self._claim is None or self._quiet < _LOG_SECONDS:
+            return  # a start takes a while; the engine logs what executors it waits for
+        kind = waits.partition(":")[0]
+        if kind != self._reported:
+            self._reported = kind
             self._log("WARNING", log_text(f"{name} waits for {waits}", hint=f"See what to do:\n{self._next()}"))
-        elif self._stage == "alive":
-            self._log("LOG", log_text(f"{name} is alive"))

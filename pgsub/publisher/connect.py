@@ -67,7 +67,7 @@ def connect(
     :raises PermissionMissing: the role may not start a walsender.
     :raises StateForbids: a connection pooler answered, a server older than 14, or one that asked for no password.
     """
-    given = ci.parse(conninfo, "publisher")
+    given = ci.usable(ci.parse(conninfo, "publisher"))
     params = _parameters(given, application_name, replication, encoding, timeout)
     try:
         connection: Connection = psycopg.connect(

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,7 @@ from pyspark import SparkContext
 
 from pgsub.common.errors import Directive, InternalError, PgsubError, TimeoutExpired, WorkerDied
 from pgsub.common.threads import SupervisedThread
+from pgsub.spark import deployment, settings
 from pgsub.spark.jvm_flags import OUT_OF_MEMORY
 from pgsub.spark.session import alive, registered_slots
 
@@ -98,9 +100,13 @@ class Job(Generic[Item, Result]):
         context = self._context
         try:
             context.setJobGroup(self.group, self.name, interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", self.name)  # FAIR is between pools, not inside one
+            # FAIR is between pools, not inside one: a pool for each kind of job, for Spark never frees one
+            context.setLocalProperty("spark.scheduler.pool", self.name.partition(" ")[0])
+            context.setLocalProperty("callSite.short", self.name)
+            context.addJobTag("pgsub")
             # the item goes with the task: parallelize() would write it to a file, for which there may be no room
-            task = partial(_run_task, self._function, item)
+            # compressed: a copy of 1 TB has thousands of pieces, which are alike
+            task = partial(_run_task, self._function, zlib.compress(pickle.dumps(item), 1))
             [outcome] = context.parallelize(range(1), 1).mapPartitions(task).collect()
         except (Py4JError, OSError, EOFError, AttributeError, pickle.PicklingError) as error:
             raise self._failure(error) from None
@@ -117,10 +123,11 @@ class Job(Generic[Item, Result]):
             return _java_died(self._context, f'the Java process of Spark died while job "{self.name}" ran')
         text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
         if any(words in text for words in _NO_ROOM):
-            return WorkerDied(f'Spark had no room for job "{self.name}"', detail=_first_lines(text))
+            return WorkerDied(f'Spark had no room for job "{self.name}"', detail=deployment.telling_lines(text))
         if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
-            return WorkerDied(f'the worker process of job "{self.name}" died', detail=_first_lines(text))
-        return InternalError(f'job "{self.name}" failed in Spark', detail=_first_lines(text))
+            return WorkerDied(f'the worker process of job "{self.name}" died', detail=deployment.telling_lines(text))
+        unusable = deployment.failure(text, self._context.master, settings.is_local(self._context.master))
+        return unusable or InternalError(f'job "{self.name}" failed in Spark', detail=deployment.telling_lines(text))
 
     def runs(self) -> bool:
         """Return whether an executor runs a task of the job; False where they wait for a slot, or Spark is gone."""
@@ -229,17 +236,13 @@ def _java_died(context: SparkContext, message: str) -> WorkerDied:
     return WorkerDied(message, detail="It ran out of memory.", hint=hint)
 
 
-def _run_task(function: Callable[[Any], Any], item: Any, _: Iterable[Any]) -> list[bytes]:
+def _run_task(function: Callable[[Any], Any], item: bytes, _: Iterable[Any]) -> list[bytes]:
     """Run an item in the python worker; an exception is a result, too, or Spark would turn it into text."""
     try:
-        return [pickle.dumps((True, function(item)))]
+        return [pickle.dumps((True, function(pickle.loads(zlib.decompress(item)))))]
     except PgsubError as error:
         return [pickle.dumps((False, error))]
     except BaseException as error:
         text = "".join(traceback.format_exception(error)).strip()
         message = f"{type(error).__name__} in a task: {error}".partition("\n")[0]
         return [pickle.dumps((False, InternalError(message, detail=text)))]
-
-
-def _first_lines(text: str) -> str:
-    return "\n".join(text.splitlines()[:5])

@@ -6,12 +6,13 @@ Only RDD jobs run in it, so there is no SparkSession. Whatever the user set wins
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +24,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 
-from pgsub.common.errors import PgsubError
+from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import class_archive, daemon, gateway, jvm_flags, settings
+from pgsub.spark import class_archive, daemon, deployment, gateway, jvm_flags, settings
 from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
@@ -40,6 +41,19 @@ _lock = threading.RLock()
 
 
 @dataclass(frozen=True)
+class Awaiting:
+    """Manner of waiting for executors: Spark's own spark.scheduler.maxRegisteredResourcesWaitingTime, or for ever.
+
+    :ivar registered: is told again and again how many slots there are, and of which master.
+    :ivar given_up: whether nobody waits any more.
+    """
+
+    patient: bool = False
+    registered: Callable[[int, str], None] = lambda slots, master: None
+    given_up: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
 class _Started:
     """The clean-up after a JVM that this process started."""
 
@@ -48,6 +62,7 @@ class _Started:
 
 
 _started: dict[int, _Started] = {}  #: by process id
+_own: set[SparkContext] = set()  #: contexts that were opened here
 
 
 def open_context(
@@ -56,6 +71,7 @@ def open_context(
     state_dir: Path,
     conf: Mapping[str, str] | None = None,
     imported: Sequence[str] = (),
+    awaiting: Awaiting | None = None,
 ) -> SparkContext:
     """Start Spark, or join the one that spark-submit started.
 
@@ -64,21 +80,46 @@ def open_context(
     :param state_dir: private folder; the log, the JVM's pid and scratch files go below it.
     :param conf: Spark settings of the command line.
     :param imported: modules that workers on this machine find imported (:mod:`pgsub.spark.daemon`).
+    :param awaiting: is told how many slots there are, as long as they are too few.
     :raises StateForbids: without Java, with another Spark version in SPARK_HOME, with too few task slots.
     :raises PgsubError: where Spark does not start.
     """
     with _lock, _signals_kept():
-        context = _open(master, workers, state_dir, conf)
+        context = _open(master, workers, state_dir, conf, awaiting or Awaiting())
         context.environment[daemon.IMPORTED] = ",".join(imported)
         return context
 
 
-def _open(master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None) -> SparkContext:
+def _open(
+    master: str | None, workers: int, state_dir: Path, conf: Mapping[str, str] | None, awaiting: Awaiting
+) -> SparkContext:
+    guest = _active()
+    if guest is not None:
+        settings.check_local_slots(guest.master, guest.getConf().get("spark.task.cpus", "1"), workers)
+        _check_cluster_slots(guest, workers, awaiting, state_dir / "log" / "spark.log")
+        return guest
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _connect(launch_gateway(), workers, state_dir, {})
+        return _connect(launch_gateway(), workers, state_dir, {}, awaiting)
     submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
     chosen = settings.user_settings(submitted, gateway.spark_home())
-    return _start(workers, state_dir, submitted, chosen, None)
+    deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
+    return _start(workers, state_dir, submitted, chosen, None, awaiting)
+
+
+def given_settings() -> dict[str, str] | None:
+    """Return the settings of a Spark that runs already: this process's context, or the JVM of spark-submit."""
+    guest = _active()
+    if guest is not None:
+        return dict(guest.getConf().getAll())
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return dict(SparkConf(_jvm=launch_gateway().jvm).getAll())
+    return None
+
+
+def _active() -> SparkContext | None:
+    """Return the context that somebody else opened in this process: a notebook, a job. It is never closed here."""
+    active = SparkContext._active_spark_context
+    return None if active is None or active in _own or active._jsc is None else active
 
 
 def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContext:
@@ -87,11 +128,16 @@ def open_trained(workers: int, state_dir: Path, flags: list[str]) -> SparkContex
     :param flags: for the JVM.
     """
     with _lock:
-        return _start(workers, state_dir, {}, {}, flags)
+        return _start(workers, state_dir, {}, {}, flags, Awaiting())
 
 
 def _start(
-    workers: int, state_dir: Path, submitted: dict[str, str], chosen: dict[str, str], flags: list[str] | None
+    workers: int,
+    state_dir: Path,
+    submitted: dict[str, str],
+    chosen: dict[str, str],
+    flags: list[str] | None,
+    awaiting: Awaiting,
 ) -> SparkContext:
     master = chosen.get("spark.master") or settings.default_master(workers)
     settings.check_local_slots(master, chosen.get("spark.task.cpus", "1"), workers)
@@ -102,10 +148,10 @@ def _start(
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
     jvm = gateway.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
     _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
-    return _connect(jvm, workers, state_dir, chosen)
+    return _connect(jvm, workers, state_dir, chosen, awaiting)
 
 
-def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str]) -> SparkContext:
+def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], awaiting: Awaiting) -> SparkContext:
     """Make the context in a JVM that runs; the JVM ends where that fails."""
     gateway.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
@@ -113,10 +159,11 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str])
         conf = _configuration(jvm, workers, state_dir, chosen)
         with gateway.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
+        _own.add(context)
         context._gateway = jvm  # of the class: it would become that of the next context
         context._accumulatorServer.handle_error = lambda *_: None  # else a dead JVM prints a traceback
         _write_pid(jvm, state_dir)
-        _check_cluster_slots(context, workers)
+        _check_cluster_slots(context, workers, awaiting, state_dir / "log" / "spark.log")
         return context
     except (PySparkException, Py4JError, OSError) as error:
         why = gateway.reason(error)
@@ -160,7 +207,7 @@ def _write_pid(jvm: Any, state_dir: Path) -> None:
         write_atomically(state_dir / "run" / "jvm.pid", f"{pid}\n")
 
 
-def _check_cluster_slots(context: SparkContext, workers: int) -> None:
+def _check_cluster_slots(context: SparkContext, workers: int, awaiting: Awaiting, log: Path) -> None:
     """Wait until enough executors have registered, as Spark itself does before it schedules a barrier stage.
 
     Executors that only come when tasks ask for them cannot be counted.
@@ -170,9 +217,15 @@ def _check_cluster_slots(context: SparkContext, workers: int) -> None:
         return
     scala = context._jsc.sc()
     deadline = time.monotonic() + scala.conf().getTimeAsSeconds(*_REGISTRATION)
-    while (slots := registered_slots(context)) < workers and time.monotonic() < deadline:
+    while (slots := registered_slots(context)) < workers and (awaiting.patient or time.monotonic() < deadline):
         if scala.isStopped():
-            raise PgsubError(f'Spark master "{context.master}" cannot be reached, or gave the application up')
+            raise SparkUnusable(
+                f'Spark master "{context.master}" cannot be reached, or gave the application up',
+                hint=f"Its address may be wrong; see the end of the log.\ntail -n 20 {shlex.quote(str(log))}",
+            )
+        if awaiting.given_up():
+            raise PgsubError("the start of Spark was given up")
+        awaiting.registered(slots, context.master)
         time.sleep(0.2)
     settings.check_slots(slots, workers, context.master)
 
@@ -197,7 +250,7 @@ def alive(context: SparkContext) -> bool:
 
 
 def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train: bool = True) -> None:
-    """End Spark, its JVM and its python workers; also after the JVM was killed.
+    """End Spark, its JVM and its python workers; also after the JVM was killed. A guest's context stays open.
 
     The JVM's own way out at the end of its standard input is taken: it stops the context in a third of the time.
 
@@ -205,6 +258,9 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
     :param train: have an archive made in the background where there is none for this Java and Spark.
     """
     with _lock:
+        if context not in _own:
+            return
+        _own.discard(context)
         process = context._gateway.proc
         if process is None or context._jsc is None:
             context.stop()  # spark-submit's JVM goes on, and a second call finds nothing to do

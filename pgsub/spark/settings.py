@@ -10,10 +10,11 @@ import itertools
 import os
 import re
 import shlex
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pgsub.common.errors import StateForbids
+from pgsub.common.errors import StateForbids, UsageError
 
 #: Tasks wait for IO, so a local master has many more slots than the machine has cores.
 _LEAST_LOCAL_SLOTS = 16
@@ -27,7 +28,6 @@ _OPTIONS = {
 
 #: For any master.
 _DEFAULTS = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.eventLog.enabled": "false",
     "spark.speculation": "false",  # a second attempt of a task that writes is fenced off, but wasted
@@ -37,6 +37,7 @@ _DEFAULTS = {
 
 #: For a master on this machine.
 _LOCAL_DEFAULTS = {
+    "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -150,10 +151,11 @@ def check_slots(slots: int, workers: int, master: str) -> None:
     :raises StateForbids: where there are fewer slots than workers.
     """
     if slots < workers:
+        more = f"--master '{default_master(workers)}'" if is_local(master) else f"--conf spark.cores.max={workers}"
         raise StateForbids(
             f'Spark master "{master}" has {slots} task slots, but {workers} are needed',
             detail="A worker occupies a slot for as long as it runs, so with too few of them others never begin.",
-            hint=f"Give it more cores, or fewer subscriptions to one launcher.\n--master '{default_master(workers)}'",
+            hint=f"Give it more cores, or fewer subscriptions to one launcher.\n{more}",
         )
 
 
@@ -170,3 +172,31 @@ def check_version(spark_home: Path, pyspark_version: str) -> None:
                 detail=f'SPARK_HOME is "{spark_home}".',
                 hint="Use the Spark that came with pyspark.\nunset SPARK_HOME",
             )
+
+
+def heartbeat_port(text: str) -> int:
+    """Read spark.pgsub.heartbeat.port.
+
+    :raises UsageError: it is no port.
+    """
+    if not re.fullmatch(r"\d{1,5}", text) or int(text) > 0xFFFF:
+        raise UsageError(f'invalid value for spark.pgsub.heartbeat.port: "{text}"')
+    return int(text)
+
+
+def own_address(master: str) -> str:
+    """Return this machine's address on the way to a master; nothing is sent to find it.
+
+    The name of a machine often leads to 127.0.0.1 on itself, where no executor of another one arrives.
+    """
+    if own := os.environ.get("SPARK_LOCAL_IP"):
+        return own
+    found = re.match(r"spark://(?:\[([0-9a-fA-F:]+)\]|([^:,/]+))", master)
+    host = (found[1] or found[2]) if found else "192.0.2.1"  # RFC 5737: the way there is the default route
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+        return str(probe.getsockname()[0])

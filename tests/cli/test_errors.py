@@ -33,7 +33,7 @@ def test_the_exit_codes_of_the_classes_and_of_the_manual_page_are_the_same(page)
 
 
 def test_the_exit_code_table_is_the_promised_one():
-    assert [code for code, _ in exit_code_table()] == list(range(13))
+    assert [code for code, _ in exit_code_table()] == list(range(14))
 
 
 def test_an_unknown_subscription_is_code_3_in_text_and_document(pgsub, store, valid):

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 from spark import task_functions as tasks
 
 from pgsub.common.errors import Directive, StateForbids
-from pgsub.spark import settings, training
+from pgsub.spark import session, settings, training
 from pgsub.spark.gateway import environ
 from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
@@ -119,6 +119,13 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert conf["spark.scheduler.mode"] == "FAIR"
     assert _mode(state_dir / "log" / "spark.log") == 0o600
     assert {_mode(state_dir / name) for name in ("log", "run", "run/spark")} == {0o700}
+    session._own.discard(context)  # as one that a notebook has opened: it is used, and never closed
+    assert opened(workers=3) is context
+    with pytest.raises(StateForbids, match="has 22 task slots, but 23 are needed"):
+        opened(workers=23)
+    close_context(context)
+    assert alive(context)
+    session._own.add(context)
     close_context(context)
     assert not alive(context)
     assert not (state_dir / "run" / "jvm.pid").exists()

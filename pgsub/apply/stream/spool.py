@@ -105,14 +105,14 @@ class SpoolSpace:
 class Spool:
     """The spool folder of one worker, removed with the worker.
 
-    :param folder: where spools live (0700), None for the system's temporary folder.
+    :param folder: where spools live (0700), None for the executor's folder for scratch files.
     :param owner: names the worker; what an older attempt of the same owner left behind is removed.
     :param limit: see :func:`limit`.
     :raises SpoolFailed: the folder cannot be made.
     """
 
     def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
-        base = Path(folder or tempfile.gettempdir())
+        base = Path(folder or _scratch())
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             for leftover in base.glob(f"pgsub-spool-{owner}-*") if folder else ():
@@ -132,6 +132,11 @@ class Spool:
     def close(self) -> None:
         """Remove everything."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _scratch() -> str:
+    """Return Spark's folder of this executor (``spark.local.dir``), else that of the system."""
+    return os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or tempfile.gettempdir()
 
 
 class SpooledTransaction:

@@ -90,7 +90,7 @@ def connect(
     :raises TargetUnavailable: unreachable, refused, shutting down, wrong password.
     :raises StateForbids: a connection pooler answered.
     """
-    given = ci.parse(conninfo, "target")
+    given = ci.usable(ci.parse(conninfo, "target"))
     belts = ci.missing_defaults(given, {**ci.KEEPALIVES, **(_PATIENCE if bulk else {})})
     params = {**belts, **given, "application_name": str(name), "client_encoding": "UTF8"}
     try:

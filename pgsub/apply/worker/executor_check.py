@@ -1,0 +1,93 @@
+"""A task that is run once on a new cluster, before any worker: what an executor has, and what it can reach.
+
+The launcher has reached both servers itself. What it finds here is a difference between its machine and that of an
+executor: another version, a file that is not there, a route or a rule of pg_hba.conf that is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pgsub
+from pgsub.apply.stream.spool import Spool
+from pgsub.common import conninfo as ci
+from pgsub.common.errors import PgsubError, SparkUnusable
+from pgsub.common.subscription import Subscription
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
+from pgsub.publisher import connect as publisher
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+
+#: Heartbeats of the check are those of no subscription.
+NOBODY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """Item of the task: what workers will need."""
+
+    subscriptions: tuple[Subscription, ...]
+    heartbeat: HeartbeatAddress | None
+    spool_dir: str | None
+
+
+@dataclass(slots=True)
+class Checked:
+    """Result of the task.
+
+    :ivar errors: by the subscription's name; each with the executor as its context.
+    """
+
+    host: str
+    python: str
+    version: str
+    errors: list[tuple[str, PgsubError]] = field(default_factory=list)
+
+
+def run(spec: CheckSpec) -> Checked:
+    """Look for everything, and go on after a fault."""
+    found = Checked(socket.gethostname(), platform.python_version(), pgsub.__version__)
+    for sub in spec.subscriptions:
+        _try(found, sub, partial(_passfile, sub.target, "target"))
+        _try(found, sub, partial(_passfile, sub.connection, "publisher"))
+        _try(found, sub, partial(_target, sub))
+        _try(found, sub, partial(_publisher, sub))
+        _try(found, sub, partial(_spool, sub, spec.spool_dir))
+    HeartbeatSender(spec.heartbeat).send(Heartbeat(NOBODY, NOBODY), now=True)
+    return found
+
+
+def _try(found: Checked, sub: Subscription, look: Callable[[], None]) -> None:
+    try:
+        look()
+    except PgsubError as error:
+        error.context = f'executor on "{found.host}"'
+        found.errors.append((sub.name, error))
+
+
+def _target(sub: Subscription) -> None:
+    target.connect(sub.target, SessionName(sub.subid, "launcher", 0), replica=False).close()
+
+
+def _publisher(sub: Subscription) -> None:
+    publisher.connect(sub.connection, application_name=sub.name).close()
+
+
+def _spool(sub: Subscription, folder: str | None) -> None:
+    Spool(folder, f"{sub.subid}-check").close()
+
+
+def _passfile(conninfo: str, side: str) -> None:
+    """Refuse a passfile that is named and cannot be read here: libpq would ignore it, and no password be sent."""
+    file = ci.usable(ci.parse(conninfo, side)).get("passfile")
+    if file and not os.access(file, os.R_OK):
+        raise SparkUnusable(
+            f'the passfile of the {side} cannot be read on the executors: "{file}"',
+            hint="Put a passfile where executors can read it, and name it to them."
+            "\n--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass",
+        )

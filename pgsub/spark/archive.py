@@ -1,0 +1,89 @@
+"""``python -m pgsub.spark.archive FILE``: what executors import, as an archive for ``spark.archives``.
+
+The archive is a virtual environment with pgsub and the packages that its tasks import. Spark and Java are left out,
+because executors have them. As in any virtual environment the interpreter is a link: the executors need Python of the
+same minor version at the path that ``--python`` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import tarfile
+from importlib import metadata
+from pathlib import Path
+
+from pgsub.spark.deployment import check_archive_name
+
+#: Distributions whose code runs in tasks.
+_NEEDED = ("psycopg", "psycopg-binary", "psycopg-c", "typing_extensions", "numpy")
+_LEFT_OUT = ("__pycache__", "tests")
+
+
+def write(archive: Path, python: str) -> None:
+    """Write the archive.
+
+    :param archive: ``.tar.gz``; replaced as a whole.
+    :param python: path of the interpreter on the executors.
+    :raises SparkUnusable: Spark would not unpack a file of that name.
+    """
+    check_archive_name(archive)
+    site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    draft = archive.with_name(archive.name + ".new")
+    with tarfile.open(draft, "w:gz", compresslevel=1) as tar:
+        _add_text(tar, "pyvenv.cfg", f"home = {os.path.dirname(python)}\ninclude-system-site-packages = false\n")
+        _add_link(tar, "bin/python", python)
+        package = Path(__file__).resolve().parents[1]
+        tar.add(package, f"{site}/pgsub", filter=_code)
+        for name in _NEEDED:
+            _add_distribution(tar, name, site)
+    draft.replace(archive)
+
+
+def _add_distribution(tar: tarfile.TarFile, name: str, site: str) -> None:
+    """Add the files of an installed distribution; one that is not installed is not needed."""
+    try:
+        files = metadata.files(name) or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if ".." not in file.parts and not any(part in _LEFT_OUT for part in file.parts):
+            tar.add(str(file.locate()), f"{site}/{file.as_posix()}", recursive=False, filter=_code)
+
+
+def _code(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Let everyone read a file, and leave out what Python makes anew."""
+    if any(part in _LEFT_OUT for part in Path(info.name).parts):
+        return None
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mode |= 0o555 if info.isdir() or info.mode & 0o100 else 0o444
+    return info
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(text), 0o644
+    tar.addfile(info, io.BytesIO(text.encode()))
+
+
+def _add_link(tar: tarfile.TarFile, name: str, to: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, to
+    tar.addfile(info)
+
+
+def main() -> None:
+    """Write the archive that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m pgsub.spark.archive", description=__doc__)
+    parser.add_argument("file", type=Path)
+    default = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    parser.add_argument("--python", default=default, help=f"interpreter on the executors (default: {default})")
+    given = parser.parse_args()
+    write(given.file, given.python)
+
+
+if __name__ == "__main__":
+    main()

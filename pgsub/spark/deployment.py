@@ -1,0 +1,100 @@
+"""What keeps executors from running any task of pgsub: told by the line that matters, with the command that helps.
+
+Spark gives the whole Java exception, in which the Python traceback of the executor is a part, and its last line the
+reason.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pgsub.common.errors import SparkUnusable
+
+_IMPORT = re.compile(r"^\s*((?:ModuleNotFoundError|ImportError): (.*))$", re.MULTILINE)
+_VERSION = re.compile(r"Python in worker has different version:? \(?(\S+?)\)? than that in driver:? \(?([\d.]+)")
+_PROGRAM = re.compile(r'Cannot run program "([^"]+)"[^\n]*')
+_DAEMON = re.compile(r"Error from python worker:\s*\n\s*([^\n]+)")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_TRACEBACK = "Traceback (most recent call last)"
+
+_ARCHIVE = "pgsub_env.tar.gz"
+
+
+def failure(text: str, master: str, local: bool) -> SparkUnusable | None:
+    """Return the error of a deployment that a failed job's text shows, None for any other failure.
+
+    :param text: the Java exception's.
+    :param local: whether tasks run on this machine, where the interpreter is the user's setting.
+    """
+    if found := _VERSION.search(text):
+        message = f"the executors run Python {found[1]}, but this launcher runs Python {found[2]}"
+        detail = "Both need the same minor version."
+    elif found := _PROGRAM.search(text):
+        message, detail = f'the Python interpreter "{found[1]}" cannot be run on the executors', f"{found[0]}."
+    elif found := _IMPORT.search(text):
+        module = _MODULE.search(found[2])
+        message = f'the executors cannot import "{module[1] if module else found[2]}"'
+        detail = f"{_imports(text)}."
+    elif found := _DAEMON.search(text):
+        message, detail = "the Python process of the executors does not start", f"{found[1].strip()}."
+    else:
+        return None
+    return SparkUnusable(message, detail=detail, hint=_hint(master, local))
+
+
+def _imports(text: str) -> str:
+    """Return the last line of a traceback that ends with an error of importing."""
+    return [found[0] for found in _IMPORT.findall(text)][-1].strip()
+
+
+def _hint(master: str, local: bool) -> str:
+    if local:
+        return f"Let Spark use the interpreter of this launcher.\nexport PYSPARK_PYTHON={sys.executable}"
+    conf = f"--conf spark.archives={_ARCHIVE}#env --conf spark.pyspark.python=./env/bin/python"
+    return "\n".join(
+        [
+            "Ship what this launcher runs with to the executors:",
+            f"{sys.executable} -m pgsub.spark.archive {_ARCHIVE}",
+            f"pgsub run --master {master} {conf}",
+        ]
+    )
+
+
+def telling_lines(text: str) -> str:
+    """Return the lines of a failed job's text that say why: the end of a Python traceback, else the beginning."""
+    lines = text.splitlines()
+    if _TRACEBACK not in text:
+        return "\n".join(lines[:5])
+    begin = max(number for number, line in enumerate(lines) if _TRACEBACK in line)
+    shown = []
+    for line in lines[begin + 1 :]:
+        if line.startswith("\tat ") or not line.strip():
+            break
+        shown.append(line)
+    return "\n".join(shown[-3:])
+
+
+def refuse_connect(master: str, environ: Mapping[str, str]) -> None:
+    """Refuse Spark Connect, which has no RDDs and no threads of the driver's own.
+
+    :raises SparkUnusable: the master is ``sc://``, or SPARK_REMOTE is set.
+    """
+    remote = master if master.startswith("sc://") else environ.get("SPARK_REMOTE")
+    if remote is None:
+        return
+    by = "--master" if master.startswith("sc://") else "SPARK_REMOTE"
+    raise SparkUnusable(
+        "Spark Connect cannot run the workers of pgsub",
+        detail=f'{by} is "{remote}". The launcher is the driver of its workers, and needs the cluster\'s own master.',
+        hint="Name the master.\n"
+        + ("pgsub run --master spark://HOST:7077" if by == "--master" else "unset SPARK_REMOTE"),
+    )
+
+
+def check_archive_name(path: Path) -> None:
+    """Refuse a name that Spark would not unpack."""
+    if not path.name.endswith((".tar.gz", ".tgz")):
+        raise SparkUnusable(f'Spark does not unpack "{path.name}"', detail="The name ends with .tar.gz or .tgz.")

