@@ -16,7 +16,7 @@ import patience
 import psycopg
 import pytest
 
-from pgsub.apply.worker import loop, start, worker
+from pgsub.apply.worker import feedback, start, worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import PgsubError
@@ -32,7 +32,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 
-loop.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
+feedback.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
 
 if TYPE_CHECKING:
     from fix_servers import Database

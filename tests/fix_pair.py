@@ -15,7 +15,7 @@ import patience
 import pytest
 from fix_engine import Subscriber, Task
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.target.catalog.relation import describe
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
@@ -114,7 +114,7 @@ def pair(pubdb: Database, subdb: Database, monkeypatch: pytest.MonkeyPatch) -> I
     all tables.
     """
     made: list[Pair] = []
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
 
     def make(
         ddl: str = "",

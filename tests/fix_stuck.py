@@ -16,7 +16,7 @@ import pytest
 from fix_engine import Task
 from fix_program import Cli, valid
 
-from pgsub.apply.worker import loop, worker
+from pgsub.apply.worker import feedback, worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.apply.worker.worker import WorkerResult
 from pgsub.catalog.rows import ErrorRow
@@ -127,7 +127,7 @@ MakeStuck = Callable[..., Stuck]
 @pytest.fixture
 def stuck(cli: Cli, tables: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStuck]:
     """Makes :class:`Stuck` between the test's two databases, with options of ``create``."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)  # there is no launcher to wait for
     pubdb, subdb = tables
 
     def make(*options: str) -> Stuck:

@@ -11,7 +11,7 @@ from fix_pair import MakePair, Pair
 from fix_program import Cli, one_error
 from fix_servers import Database, other_servers
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import StateForbids
 from pgsub.publisher.connect import connect
 from pgsub.publisher.prerequisites import check_wal_level
@@ -109,7 +109,7 @@ def test_a_publication_of_sequences_is_no_failure_and_what_is_not_done_is_said(
 def test_a_publisher_with_wal_level_replica_decodes_for_as_long_as_a_subscription_needs_it(
     on_demand: Server, subdb: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     pubdb = Database(on_demand, "app")
     level = "SHOW effective_wal_level"
     assert pubdb.value(level) == "replica"

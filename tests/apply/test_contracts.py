@@ -21,7 +21,7 @@ from fix_servers import Pair as Servers
 from psycopg import sql
 from thorough import thorough
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import Directive, PgsubError
 
 ACCOUNTS = 20
@@ -209,7 +209,7 @@ def test_a_crash_of_either_server_leaves_a_state_that_the_publisher_had(
     own_pair: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # with streams, prepared transactions and commits that are not flushed under way
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     servers = own_pair(
         publisher={"debug_logical_replication_streaming": "immediate"}, target={"wal_writer_delay": "10s"}
     )

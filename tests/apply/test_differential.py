@@ -31,10 +31,10 @@ from workload import ENCODINGS, TYPES, Workload, grow_table, published
 from workload_compare import rows, unlike_publisher
 from workload_run import Run
 
-from pgsub.apply.conflicts.conflict import MissingRow
+from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.parallel import worker
 from pgsub.apply.parallel.worker import ParallelWorker
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.protocol.decoder import Decoder
 from pgsub.protocol.messages import (
@@ -284,7 +284,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             found[_MESSAGES[type(message)]] += 1
         return message
 
-    def completed(self: ParallelWorker, *args: Any) -> list[MissingRow] | None:
+    def completed(self: ParallelWorker, *args: Any) -> list[RowConflict] | None:
         missing = complete(self, *args)
         found["applied while it arrived"] += missing is not None
         if self.reason is not None:  # an exception of Python's would be a bug that nobody notices
@@ -340,5 +340,5 @@ def test_the_target_ends_as_one_of_the_servers_own_subscriber(
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher to wait for, and no long wait for a lock before what arrives is replayed."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     monkeypatch.setattr(worker, "LOCK_TIMEOUT", "200ms")

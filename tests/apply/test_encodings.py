@@ -10,7 +10,7 @@ import pytest
 from fix_pair import Pair
 from fix_servers import Database
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import jsonb, skip
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def into(pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Pair]]:
     """A subscription from UTF8 to a target of another encoding, of a table with names that are no ASCII."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     made: list[Pair] = []
 
     def make(encoding: str) -> Pair:

@@ -29,8 +29,8 @@ TABLES = (
 )
 _WORKER = r"""
 import json, pickle, re, sys
-from pgsub.apply.worker import loop, worker
-loop.MIRROR_SECONDS = 0.0
+from pgsub.apply.worker import feedback, worker
+feedback.MIRROR_SECONDS = 0.0
 result = worker.run(pickle.load(sys.stdin.buffer))
 # ru_maxrss would be that of whoever forked this process, where that was larger
 peak = int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) * 1024

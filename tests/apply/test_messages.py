@@ -14,7 +14,7 @@ from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.execute import executor
 from pgsub.apply.stream import assembler
 from pgsub.apply.stream.spool import SpooledTransaction
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common import failpoints
 from pgsub.common.errors import PgsubError
 from pgsub.protocol.frames import Segment
@@ -86,7 +86,7 @@ def test_what_cannot_be_shown_is_hexadecimal_and_what_is_long_is_cut_with_its_le
 def test_a_target_whose_encoding_does_not_know_a_character_goes_on(
     pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     latin = Database(target, f"latin_{pubdb.name}", "LATIN1")
     pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
     p = Pair(pubdb, latin, messages=True).subscribe("r", None)

@@ -11,7 +11,7 @@ from embedded import Server
 from fix_pair import Pair
 from fix_servers import Database
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import Directive, TargetUnavailable
 from pgsub.tablesync.copy import plan
 from pgsub.target.session import origins
@@ -33,7 +33,7 @@ def ten() -> Iterator[Server]:
 @pytest.fixture
 def few(pubdb: Database, ten: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """``few(free, table, **options)``: a pair whose target has so many origins left."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     with ExitStack() as stack:
 
         def make(left: int, state: str = "r", sub: str = "", **options: Any) -> Pair:

@@ -17,7 +17,7 @@ from fix_proxy import Proxy
 from fix_servers import Database
 
 from pgsub.apply.stream import receiver, synchronous_standby
-from pgsub.apply.worker import loop, start
+from pgsub.apply.worker import feedback, start
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.publisher import connect as publisher
@@ -40,7 +40,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
 @pytest.fixture
 def subscribed(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """A subscription to one of two tables between them."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     name = f"d{next(_numbers)}"
     pubdb, subdb = Database(servers[0], name), Database(servers[1], name)
     p = Pair(pubdb, subdb, synchronous_commit="off")

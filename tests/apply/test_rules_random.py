@@ -11,7 +11,7 @@ import pytest
 from fix_pair import MakePair, Pair
 from fix_servers import Database
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.conflict_rules import ALLOWED, ERROR, IDENTICAL
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)"
@@ -203,7 +203,7 @@ def test_random_changes_end_as_the_rules_say(pair: MakePair, seed: int) -> None:
 def test_two_databases_that_subscribe_to_each_other_become_alike(
     subdb: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     choice = random.Random(7)
     kinds = ("insert_exists", "update_origin_differs")
     options = {"origin": "none", "on_conflict": tuple(f"{kind}=last_update_wins" for kind in kinds)}

@@ -16,7 +16,7 @@ from apply import set_cases
 from apply.set_cases import Case, Shape
 from protocol.encoding import encode, text_tuple
 
-from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows import relation_map as relations
 from pgsub.apply.rows.relation_map import RelationCache

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from fix_pair import Pair
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 
 if TYPE_CHECKING:
     from fix_servers import Pair as Servers
@@ -21,7 +21,7 @@ TABLES, LEFT = 150, 50
 def test_a_batch_that_needs_more_locks_than_there_are_goes_in_smaller_ones(
     own_pair: Callable[..., Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     servers = own_pair(target={"max_locks_per_transaction": 10, "max_connections": 20})
     pubdb, subdb = servers.pubdb, servers.subdb
     for database in (pubdb, subdb):

@@ -20,7 +20,7 @@ from fix_servers import Database
 from fix_servers import Pair as ServerPair
 from thorough import thorough
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.tablesync.copy import plan
@@ -87,7 +87,7 @@ def subscribed(
 ) -> Iterator[Callable[[str, Row], Pair]]:
     """Makes the subscription of a row between servers that may crash."""
     made: list[Pair] = []
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
 
     def make(victim: str, row: Row) -> Pair:
         if victim == "process":

@@ -25,7 +25,7 @@ from fix_servers import Database
 
 from pgsub.apply.preview import slot_reader
 from pgsub.apply.stream import publisher_shutdown, receiver
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, TargetUnavailable
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.target.ledger import held_tables, states, subscriptions
@@ -84,7 +84,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
 @pytest.fixture
 def scene(servers: tuple[Server, Server], at: At, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
     """A scene in which nobody records conflicts."""
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     monkeypatch.setattr(publisher_shutdown, "STANDSTILL_SECONDS", 3600.0)
     servers[0].start()
     made = _pair(servers)

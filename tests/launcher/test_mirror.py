@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from psycopg.types.json import Jsonb
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.catalog.rows import ConflictRow, RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
@@ -359,7 +359,7 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
         mirroring = p.submit("mirror", lambda _: events.move(), [None])
         p.pubdb.wait(f"SELECT ({sent}) >= %s", p.sub.name, behind)
         for _ in range(3):  # looks of the worker, each a tenth of a second apart
-            time.sleep(loop.REPORT_SECONDS)
+            time.sleep(feedback.REPORT_SECONDS)
             assert p.pubdb.value(position, p.sub.name) <= before
         assert log == []
         file.touch()

@@ -23,7 +23,7 @@ from fix_servers import Database
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from pgsub.apply.worker import loop, worker
+from pgsub.apply.worker import feedback, worker
 from pgsub.common import failpoints
 from pgsub.common.errors import Directive, Fenced, PgsubError
 from pgsub.tablesync import sync_slots, sync_worker
@@ -252,7 +252,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(states, "withdraw_claims", lambda result: "un-claim")
     count(sync_slots, "copy_shared", lambda result: "slot of its own")
     count(sync_worker, "run", lambda result: "caught up")
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     monkeypatch.setattr(worker, "CLAIM_PATIENCE", 0.2)
     monkeypatch.setattr(plan, "CHUNK_BYTES", 16_384)
     monkeypatch.setattr(plan, "CHUNKED_FROM_BYTES", 16_384)

@@ -17,7 +17,7 @@ from fix_pair import MakePair, Pair
 from fix_program import until
 from fix_servers import Database
 
-from pgsub.apply.worker import loop
+from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError, PublisherUnavailable, TargetUnavailable
 from pgsub.tablesync import copy_pool
 from pgsub.tablesync.copy import plan
@@ -282,7 +282,7 @@ def test_a_role_that_cannot_silence_triggers_copies_the_table_whole(pair: MakePa
 def test_a_value_that_the_targets_encoding_lacks_fails_its_table_by_name_and_ends_well_once_it_is_gone(
     pubdb: Database, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
     latin = Database(target, f"{pubdb.name}_latin", "LATIN1")
     pubdb.execute(f"{TABLE}; {ROWS}; UPDATE t SET v = '表' WHERE id = 7; CREATE PUBLICATION p FOR TABLE t")
     latin.execute(TABLE)

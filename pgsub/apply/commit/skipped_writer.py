@@ -23,7 +23,6 @@ WRITE_ROWS, WRITE_BYTES = 1000, 4 << 20
 #: hexadecimal. What stands for such a value names its length.
 KEEPABLE = 100 << 20
 CUT = "bytes"
-_KEY = 1  #: flag of a column of the replica identity
 
 
 class SkippedChanges:
@@ -60,7 +59,7 @@ class SkippedChanges:
             "commit_ts": self.transaction.commit_ts,
             "kind": self.transaction.kind.value,
             "replica_identity": relation.replica_identity,
-            "identity": [c.name for c in relation.columns if c.flags & _KEY],
+            "identity": [c.name for c in relation.columns if c.is_key],
             **reason,
         }
         self._longest = _longest(message)

@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
-from pgsub.apply.conflicts.conflict import Place, Record, locate
+from pgsub.apply.conflicts.conflict import Record
+from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction

@@ -1,9 +1,9 @@
-"""Conflicts and faults in the server's words. Mirrors conflict.c and the error context of worker.c."""
+"""Conflicts and faults in the server's words. Mirrors conflict.c."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -11,13 +11,12 @@ import psycopg
 
 from pgsub.apply.conflicts import conflict_record, conflict_text, schema_fault
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.apply.conflicts.error_context import Place, context, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
-from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Message, Relation, Tuple
-from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.session.connect import translate
 from pgsub.target.sql import partitions
@@ -25,60 +24,12 @@ from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.statement_builder import Statement
 
 
-class Place(NamedTuple):
-    """A change and its transaction: the tag of a statement in the pipeline."""
-
-    transaction: RemoteTransaction
-    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
-    relation: RelationMap | None = None
-    new: Tuple | None = None
-    old: Tuple | None = None
-
-    @property
-    def mapped(self) -> RelationMap:
-        """The relation, where the change has one."""
-        assert self.relation is not None
-        return self.relation
-
-    @property
-    def row(self) -> Tuple:
-        """The new row of an INSERT or UPDATE."""
-        assert self.new is not None
-        return self.new
-
-    @property
-    def searched(self) -> Tuple:
-        """The row that finds the target's row."""
-        searched = self.old or self.new
-        assert searched is not None
-        return searched
-
-    @property
-    def name(self) -> str:
-        """schema.table of the target, as messages show it."""
-        return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
-
-    def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
-        """Return values and formats that a statement takes of the rows."""
-        values: list[bytes | None] = []
-        formats: list[int] = []
-        for source, position in statement.takes:
-            row = self.new if source == "n" or self.old is None else self.old
-            assert row is not None
-            values.append(row.values[position])
-            formats.append(row.kinds[position] == BINARY)
-        return values, formats
-
-    def columns(self, *, sent: bool) -> list[str]:
-        """Return columns of the new row that the publisher sent, or left out as unchanged."""
-        kinds = self.row.kinds
-        return [c.name for i, c in enumerate(self.mapped.columns) if (kinds[i] != UNCHANGED) == sent]
-
-
-class _RowConflict(NamedTuple):
+class RowConflict(NamedTuple):
     """A conflict that does not stop apply; the transaction's finish LSN may not be known yet.
 
-    The message itself is not kept: there may be a million of these in one transaction.
+    A row that is missing (update_missing, delete_missing: the change is skipped), or that another origin wrote last
+    (update_origin_differs, delete_origin_differs: the change is applied). The message itself is not kept: there may be
+    a million of these in one transaction.
     """
 
     place: Place  #: without its rows
@@ -86,8 +37,24 @@ class _RowConflict(NamedTuple):
     remote: dict[str, str | None] | None
     identity: dict[str, str | None]  #: the columns that find the row
     leaf: tuple[str, str] | None = None  #: of a partitioned table the partition, once it was looked up
-    local: ConflictingRow | None = None  #: the row as another origin left it
+    local: ConflictingRow | None = None  #: the row as another origin left it, None of a missing one
     names: Sequence[str] = ()  #: columns in the order of the partition, once it was looked up
+
+    @classmethod
+    def of(cls, place: Place, found: Sequence[str | None] | None = None) -> RowConflict:
+        """Make one of a change whose row is missing or another origin's (apply_handle_*_internal).
+
+        :param found: as :func:`~pgsub.target.sql.statements.origin_differs` gives it; None where the row is missing.
+        """
+        relation, leaf, local = place.mapped, None, None
+        if found is not None:
+            schema, name, xid, at, origin, values, micros = found
+            names, leaf = [c.name for c in relation.target.columns], (schema or "", name or "")
+            row = conflict_text.kept_row(dict(zip(names, json.loads(values or "[]"), strict=True)))
+            local = ConflictingRow("", None, row, int(xid or 0), at, origin, at=int(micros or 0))
+        key, identity = conflict_text.identity_key(relation, place.searched), searched_by(relation, place.searched)
+        remote = conflict_text.sent_row(relation, place.new) if place.new is not None else None
+        return cls(place._replace(new=None, old=None), key, remote, identity, leaf, local)
 
     def body(self, subid: int) -> dict[str, object]:
         """Return the record as JSON for the ledger, once the transaction's end is known."""
@@ -116,45 +83,6 @@ class _RowConflict(NamedTuple):
         return conflict_text.origin_differs(version, message_type, local, remote, identity)
 
 
-class MissingRow(_RowConflict):
-    """update_missing or delete_missing: the change is skipped."""
-
-    __slots__ = ()
-
-
-class OriginDiffers(_RowConflict):
-    """update_origin_differs or delete_origin_differs: the change is applied."""
-
-    __slots__ = ()
-
-
-def missing_row(place: Place) -> MissingRow:
-    """Make the conflict of a row that is not there for an update or delete (apply_handle_*_internal)."""
-    return MissingRow(*_row_conflict(place))
-
-
-def origin_differs(place: Place, found: Sequence[str | None]) -> OriginDiffers:
-    """Make the conflict of a row that another origin wrote last (apply_handle_*_internal).
-
-    :param found: as :func:`~pgsub.target.sql.row_queries.origin_differs` gives it.
-    """
-    schema, name, xid, at, origin, values, micros = found
-    names = [c.name for c in place.mapped.target.columns]
-    row = conflict_text.kept_row(dict(zip(names, json.loads(values or "[]"), strict=True)))
-    hit = ConflictingRow("", None, row, int(xid or 0), at, origin, at=int(micros or 0))
-    return OriginDiffers(*_row_conflict(place), (schema or "", name or ""), hit)
-
-
-def _row_conflict(place: Place) -> tuple[Place, str, dict[str, str | None] | None, dict[str, str | None]]:
-    relation = place.mapped
-    return (
-        place._replace(new=None, old=None),
-        conflict_text.identity_key(relation, place.searched),
-        conflict_text.sent_row(relation, place.new) if place.new is not None else None,
-        searched_by(relation, place.searched),
-    )
-
-
 def searched_by(relation: RelationMap, searched: Tuple) -> dict[str, str | None]:
     """Return the columns that a row was searched by, and their values."""
     columns = {relation.columns[i].name for i in relation.lookup}
@@ -169,28 +97,18 @@ def with_partitions(connection: psycopg.Connection, records: Sequence[_R]) -> li
 
     :param connection: in the transaction that records them.
     """
-    named: list[Any] = list(records)
-    tables: dict[int, list[int]] = {}
-    parts = [n for n, one in enumerate(named) if isinstance(one, _RowConflict) and _partitioned(one.place)]
-    for number in parts:
-        if named[number].leaf is None:
-            tables.setdefault(id(named[number].place.relation), []).append(number)
-    for numbers in tables.values():
-        relation = named[numbers[0]].place.relation
-        rows = [{**(named[number].remote or {}), **named[number].identity} for number in numbers]
-        for number, leaf in zip(numbers, partitions.leaves(connection, relation.target, rows), strict=True):
-            named[number] = named[number]._replace(leaf=leaf)
-    orders: dict[tuple[str, str], list[str]] = {}
-    for number in parts:
-        leaf = named[number].leaf
-        if leaf is not None:
-            order = orders[leaf] = orders.get(leaf) or partitions.columns(connection, leaf)
-            named[number] = named[number]._replace(names=order)
-    return named
-
-
-def _partitioned(place: Place) -> bool:
-    return place.relation is not None and place.relation.target.relkind == "p"
+    conflicts = {n: one for n, one in enumerate(records) if isinstance(one, RowConflict)}
+    parts = {n: one for n, one in conflicts.items() if one.place.mapped.target.relkind == "p"}
+    unknown = {n: one for n, one in parts.items() if one.leaf is None}
+    for relation in {id(one.place.relation): one.place.mapped for one in unknown.values()}.values():
+        of_table = {n: one for n, one in unknown.items() if one.place.relation is relation}
+        rows = [{**(one.remote or {}), **one.identity} for one in of_table.values()]
+        leaves = partitions.leaves(connection, relation.target, rows)
+        parts |= {n: one._replace(leaf=leaf) for (n, one), leaf in zip(of_table.items(), leaves, strict=True)}
+    found = {one.leaf for one in parts.values()}
+    orders: Mapping[Any, Sequence[str]] = {leaf: partitions.columns(connection, leaf) for leaf in found if leaf}
+    named: dict[int, Any] = {n: one._replace(names=orders.get(one.leaf, ())) for n, one in parts.items()}
+    return [named.get(n, one) for n, one in enumerate(records)]
 
 
 class ResolvedConflict(NamedTuple):
@@ -211,7 +129,7 @@ class ResolvedConflict(NamedTuple):
 
 
 #: What the launcher is to log: a change that was skipped or resolved, or a message.
-Record: TypeAlias = MissingRow | OriginDiffers | ResolvedConflict | LoggedMessage
+Record: TypeAlias = RowConflict | ResolvedConflict | LoggedMessage
 
 
 def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
@@ -222,9 +140,12 @@ def stop_error(subid: int, record: ConflictRecord, place: Place) -> ApplyError:
     return error
 
 
-def other_options(subname: str) -> str:
-    """Format the end of a hint."""
-    return f"For other options, see:\npgsub status {subname} --runbook"
+def hint(change: str, subname: str) -> str:
+    """Make the hint of a conflict that stops apply.
+
+    :param change: to make.
+    """
+    return f"{change}: apply goes on by itself. For other options, see:\npgsub status {subname} --runbook"
 
 
 def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:
@@ -270,24 +191,6 @@ class UniqueFailure:
     detail: str | None
 
 
-def context(subid: int, place: Place, column: str | None = None) -> str:
-    """Format the server's apply_error_callback line.
-
-    :param column: of the publisher, which is to blame.
-    """
-    transaction = place.transaction
-    if not transaction.xid:
-        return conflict_record.copy_context(place.name)
-    text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
-    version = 0
-    if place.relation is not None:
-        version = place.relation.target.server_version
-        text += f' for replication target relation "{place.name}"'
-        if column is not None:
-            text += f' column "{column}"'
-    return f"{text} in transaction {transaction.xid}, finished at {conflict_text.lsn(transaction.finish_lsn, version)}"
-
-
 def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Statement | None = None) -> PgsubError:
     """Translate the error of a failed statement: a conflict of the server's types where it is one, else a fault.
 
@@ -308,18 +211,6 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
             raised.denied = place.relation.target, place.message_type
     locate(raised, subid, place)
     return raised
-
-
-def locate(error: PgsubError, subid: int, place: Place) -> None:
-    """Add the place to an error: relation, transaction, finish LSN."""
-    error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
-    if isinstance(error, ApplyError):
-        if error.record is not None:
-            error.record.context = error.context
-        error.relation = place.name or error.relation
-        if place.transaction.xid:  # a copied row is of none
-            error.finish_lsn = format_lsn(place.transaction.finish_lsn)
-            error.xid = place.transaction.xid
 
 
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:

@@ -38,8 +38,7 @@ def complete_errors(connection: psycopg.Connection, sub: Subscription) -> Iterat
         if isinstance(error.unique_failure, UniqueFailure):
             leave_transaction(connection)
             complete_report(connection, error)
-            other = conflict.other_options(sub.name)
-            error.hint = f"Change or remove the row on the target: apply goes on by itself. {other}"
+            error.hint = conflict.hint("Change or remove the row on the target", sub.name)
         raise
     except PermissionMissing as error:
         denied, error.denied = error.denied, None

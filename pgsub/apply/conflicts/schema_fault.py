@@ -72,11 +72,10 @@ def _narrow(fault: ApplyError, relation: RelationMap, position: int) -> ApplyErr
     if not relation.types or relation.types[position] == column.full_type:
         return fault
     wanted = relation.types[position]
+    types = f'Column "{column.name}" is {column.full_type}, on the publisher {wanted}.'
     narrow = SchemaFault(
         fault.message,
-        detail="\n".join(
-            filter(None, [fault.detail, f'Column "{column.name}" is {column.full_type}, on the publisher {wanted}.'])
-        ),
+        detail=f"{fault.detail}\n{types}" if fault.detail else types,
         hint=ddl_hints.hint(ddl_hints.retype(target.schema, target.name, column.name, wanted)),
         sqlstate=fault.sqlstate,
     )
@@ -96,14 +95,9 @@ def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
 
 
 def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
-    """Find the remote position of the value that does not fit its column's modifier; None where that is not clear."""
-    limited = [
-        (position, column)
-        for position, column in enumerate(relation.columns)
-        if column.typmod >= 0 and column.type_oid in _MODIFIED.get(state, ())
-    ]
-    unfit = [position for position, column in limited if exceeds(row, position, column)]
-    return unfit[0] if unfit else None
+    """Remote position of the value that does not fit its column's modifier; None where that is not clear."""
+    types = _MODIFIED.get(state, ())
+    return next((i for i, c in enumerate(relation.columns) if c.type_oid in types and exceeds(row, i, c)), None)
 
 
 def exceeds(row: Tuple, position: int, column: TargetColumn) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.rows.change_filter import ChangeFilter

@@ -17,7 +17,8 @@ from functools import partial
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place, Record
+from pgsub.apply.conflicts.conflict import Record
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver

@@ -4,8 +4,6 @@ pa_stream_abort (applyparallelworker.c).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pgsub.apply.execute.executor import Executor
 
 #: Subtransactions that may be open at once: beyond, replaying the file is cheaper than that many savepoints.
@@ -14,14 +12,6 @@ SAVEPOINTS = 1000
 
 class ReplayFromFile(Exception):
     """The transaction is better replayed from its file."""
-
-
-@dataclass(slots=True)
-class _Level:
-    """A savepoint: the subtransaction it was made for, and all those with changes since."""
-
-    subxid: int
-    changed: set[int] = field(default_factory=set)
 
 
 class Savepoints:
@@ -34,7 +24,7 @@ class Savepoints:
     def __init__(self, executor: Executor, xid: int) -> None:
         self._executor = executor
         self._xid = xid
-        self._levels: list[_Level] = []
+        self._levels: dict[int, set[int]] = {}  #: by the subtransaction of a savepoint all those with changes since
         self._aborted: set[int] = set()
 
     def enter(self, subxid: int) -> None:
@@ -43,13 +33,13 @@ class Savepoints:
         :raises ReplayFromFile: there are too many.
         """
         levels = self._levels
-        if subxid != self._xid and all(level.subxid != subxid for level in reversed(levels)):
+        if subxid != self._xid and subxid not in levels:
             if len(levels) >= SAVEPOINTS:
                 raise ReplayFromFile("too many subtransactions")
             self._executor.savepoint()
-            levels.append(_Level(subxid))
+            levels[subxid] = set()
         if levels:
-            levels[-1].changed.add(subxid)
+            next(reversed(levels.values())).add(subxid)
 
     def abort(self, subxid: int) -> None:
         """Note a rollback on the publisher; :meth:`take_back` comes later, for a subtree is aborted one by one."""
@@ -60,11 +50,12 @@ class Savepoints:
 
         :raises ReplayFromFile: something that was not aborted would go with it.
         """
-        first = next((i for i, level in enumerate(self._levels) if level.subxid in self._aborted), None)
+        levels = list(self._levels)
+        first = next((i for i, subxid in enumerate(levels) if subxid in self._aborted), None)
         if first is None:
             return
-        for level in self._levels[first:]:
-            if not level.changed <= self._aborted:
-                raise ReplayFromFile("subtransactions were rolled back in an order that savepoints do not allow")
+        if any(not self._levels[subxid] <= self._aborted for subxid in levels[first:]):
+            raise ReplayFromFile("subtransactions were rolled back in an order that savepoints do not allow")
         self._executor.rollback_to(first)
-        del self._levels[first:]
+        for subxid in levels[first:]:
+            del self._levels[subxid]

@@ -23,7 +23,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import MissingRow, Record
+from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.execute.savepoints import ReplayFromFile, Savepoints
 from pgsub.apply.rows.change_filter import Filter
@@ -263,7 +263,8 @@ class ParallelWorker(SupervisedThread):
             self._apply_to(self._spooled.end)
             self._savepoints.take_back()
             self._records = self._executor.finish()
-            if any(isinstance(one, MissingRow) and not one.place.mapped.by_identity for one in self._records):
+            missing = [one for one in self._records if isinstance(one, RowConflict) and one.local is None]
+            if any(not one.place.mapped.by_identity for one in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise ReplayFromFile("a row that was looked for by all of its columns is missing")
             # it only waits for the ledger's row now, as without a parallel worker

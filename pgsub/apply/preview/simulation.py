@@ -7,82 +7,28 @@ apply_handle_insert, _update and _delete (worker.c) find out by doing it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import psycopg
 
+from pgsub.apply.commit.skipped_writer import changed
 from pgsub.apply.conflicts import schema_fault
+from pgsub.apply.preview.finding import Existing, Finding, Outcome, differences
 from pgsub.apply.preview.simulated_rows import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.common.errors import PgsubError, SchemaFault
-from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
+from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
 from pgsub.protocol.reader import UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.sql.row_lookup import Found, ReadOnlySession, Row, TableLookup
 from pgsub.target.sql.statement_builder import equality
 
-IDENTICAL, WOULD_APPLY, CONFLICT, MISSING = "identical", "would_apply", "conflict", "missing"
-DEPENDENT, ERROR, LEFT = "dependent", "error", "left"
-KEPT, SKIPPED = "kept", "skipped"  #: by rules
-#: In the order in which they are shown.
-OUTCOMES = (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR, KEPT, SKIPPED, MISSING, IDENTICAL, LEFT)
-
-
 #: The oid of the subscribed table if a change is taken, or why it is not (see :class:`Simulation`).
 Admits = Callable[[Relation, int], int | str]
-
-
-@dataclass(frozen=True, slots=True)
-class Existing:
-    """A row of the target that has the unique key of a remote row."""
-
-    index: str
-    row: Row
-    differs: tuple[str, ...]  #: columns in which it differs from what was sent
-    place: str | None = None  #: where it is; None: this very transaction has written it
-    xid: str | None = None  #: transaction on the target that wrote it
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The prediction for one change.
-
-    :ivar conflict: the server's type, where apply would report or stop with one.
-    :ivar key: the columns that find the row, with their values.
-    :ivar remote: the row as it would be written; None of a DELETE or TRUNCATE.
-    :ivar local: the row that it would change, as the target has it when its turn comes.
-    :ivar existing: rows that stand in the way.
-    :ivar reason: of an error, or why the change is left to others.
-    :ivar rule: for the conflict, which decides.
-    """
-
-    number: int  #: its place in the transaction, from 1
-    message_type: str
-    schemaname: str
-    relname: str
-    outcome: str
-    conflict: str | None = None
-    key: Row | None = None
-    remote: Row | None = None
-    local: Row | None = None
-    existing: tuple[Existing, ...] = ()
-    reason: str | None = None
-    rule: str | None = None
-
-    @property
-    def stops(self) -> bool:
-        """Whether apply stops at it."""
-        met = self.outcome == IDENTICAL and self.conflict is not None and self.rule is None
-        return met or self.outcome in (CONFLICT, DEPENDENT, ERROR)
-
-    @property
-    def differs(self) -> tuple[str, ...]:
-        """Columns in which the two versions of the row differ."""
-        return _differences(self.remote, self.local) if self.remote is not None and self.local is not None else ()
 
 
 class Simulation:
@@ -116,22 +62,17 @@ class Simulation:
     def take(self, message: Message) -> list[Finding]:
         """Predict one change; several findings for a TRUNCATE, none for a message that changes nothing."""
         self.learn(message)
-        relids: tuple[int, ...] = ()
-        if isinstance(message, Truncate):
-            relids = message.relids
-        elif isinstance(message, Insert | Update | Delete):
-            relids = (message.relid,)
-        if relids:
-            self._number += 1
+        relids = changed(message)
+        self._number += bool(relids)
         return [self._one(message, relid) for relid in relids]
 
     def _one(self, message: Message, relid: int) -> Finding:
         remote = self._relations.remote(relid)
-        finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), ERROR)
+        finding = Finding(self._number, type(message).__name__.upper(), *local_name(remote), Outcome.ERROR)
         try:
             table = self._table(relid, remote)
             if isinstance(table, str):
-                return replace(finding, outcome=LEFT, reason=table)
+                return replace(finding, outcome=Outcome.LEFT, reason=table)
             match message:
                 case Insert():
                     return self._insert(table, finding, message.new)
@@ -176,7 +117,7 @@ class Simulation:
         finding = replace(finding, remote=sent, key=key)
         if table.key(key) in table.done.tainted:
             table.done.tainted.add(table.key({**key, **sent}))
-            return replace(finding, outcome=DEPENDENT)
+            return replace(finding, outcome=Outcome.DEPENDENT)
         found = self._find(table, key)
         if found is None:
             return self._update_missing(table, finding, new, key)
@@ -185,8 +126,8 @@ class Simulation:
         finding, action = self._differing(table, finding, found)
         if action is not Action.APPLY:
             return self._ruled(table, finding, action, {**found.row, **sent}, key)
-        if not _differences(sent, found.row):
-            return replace(finding, outcome=IDENTICAL)
+        if not differences(sent, found.row):
+            return replace(finding, outcome=Outcome.IDENTICAL)
         return self._written(table, finding, new, {**found.row, **sent}, key, found)
 
     def _written(
@@ -203,44 +144,40 @@ class Simulation:
             finding, action = self._unique_conflict(table, finding, existing, inserts=found is None, same=same)
             if same and action is not Action.SKIP:
                 table.done.tainted.discard(table.key(row))
-                return replace(finding, outcome=IDENTICAL, rule=None if action is Action.STOP else finding.rule)
+                return replace(finding, outcome=Outcome.IDENTICAL, rule=None if action is Action.STOP else finding.rule)
             if action is not Action.APPLY:
                 return self._ruled(table, finding, action, row, key)
             row = _make_room(table, row, existing, became=found is None)
         self._put(table, row, key, found)
-        return replace(finding, outcome=WOULD_APPLY)
+        return replace(finding, outcome=Outcome.WOULD_APPLY)
 
     def _unique_conflict(
         self, table: Table, finding: Finding, existing: Sequence[Existing], *, inserts: bool, same: bool
     ) -> tuple[Finding, Action]:
         several = len({one.index for one in existing}) > 1
         kind = "multiple_unique_conflicts" if several else "insert_exists" if inserts else "update_exists"
-        decision = self._rules.existing(table.relation, kind, [one.xid for one in existing], identical=same)
-        rule, action = (None, Action.STOP) if decision is None else (decision.rule, decision.action)
-        return replace(finding, conflict=kind, existing=tuple(existing), rule=rule), action
+        action, rule = self._rules.existing(table.relation, kind, [one.xid for one in existing], identical=same)
+        return replace(finding, conflict=kind, existing=tuple(existing), rule=rule), action or Action.STOP
 
     def _ruled(self, table: Table, finding: Finding, action: Action, row: Row, key: Row | None) -> Finding:
         """Simulate a change that is not made: by a rule, or because nothing but a stop is left."""
         if action is Action.STOP:
             self._taint(table, row, key, finding, "")
-            return replace(finding, outcome=CONFLICT)
+            return replace(finding, outcome=Outcome.CONFLICT)
         table.done.tainted.discard(table.key(row))
-        return replace(finding, outcome=KEPT if action is Action.KEEP else SKIPPED)
+        return replace(finding, outcome=Outcome.KEPT if action is Action.KEEP else Outcome.SKIPPED)
 
     def _differing(self, table: Table, finding: Finding, found: Version) -> tuple[Finding, Action]:
         """Decide about a row that another origin wrote last; without a rule it is changed all the same."""
         kind = f"{finding.message_type.lower()}_origin_differs"
-        decision = self._rules.differing(table.relation, kind, found.xid)
-        if decision is None:
-            return finding, Action.APPLY
-        return replace(finding, conflict=kind, rule=decision.rule), decision.action
+        action, rule = self._rules.differing(table.relation, kind, found.xid)
+        return finding if action is None else replace(finding, conflict=kind, rule=rule), action or Action.APPLY
 
     def _missing(self, table: Table, finding: Finding) -> tuple[Finding, Action | None]:
         """Decide about a missing row; None: there is no rule, and the change is skipped as by the server."""
         kind = f"{finding.message_type.lower()}_missing"
-        decision = self._rules.missing(table.relation, kind)
-        finding = replace(finding, outcome=MISSING, conflict=kind, rule=None if decision is None else decision.rule)
-        return finding, None if decision is None else decision.action
+        action, rule = self._rules.missing(table.relation, kind)
+        return replace(finding, outcome=Outcome.MISSING, conflict=kind, rule=rule), action
 
     def _update_missing(self, table: Table, finding: Finding, new: Tuple, key: Row) -> Finding:
         finding, action = self._missing(table, finding)
@@ -260,7 +197,7 @@ class Simulation:
         table.done.tainted.add(table.key(row))
         if key is not None:
             table.done.tainted.add(table.key(key))
-        return replace(finding, outcome=ERROR, reason=reason)
+        return replace(finding, outcome=Outcome.ERROR, reason=reason)
 
     def _put(self, table: Table, row: Row, key: Row | None, found: Version | None) -> None:
         if key is not None and found is not None:
@@ -273,7 +210,7 @@ class Simulation:
         key = self._key(table, old)
         finding = replace(finding, key=key)
         if table.key(key) in table.done.tainted:
-            return replace(finding, outcome=DEPENDENT)
+            return replace(finding, outcome=Outcome.DEPENDENT)
         found = self._find(table, key)
         if found is None:
             finding, stopped = self._missing(table, finding)
@@ -282,13 +219,13 @@ class Simulation:
         if action is not Action.APPLY:
             return self._ruled(table, replace(finding, local=found.row), action, key, key)
         table.gone(table.key(key), found)
-        return replace(finding, outcome=WOULD_APPLY, local=found.row)
+        return replace(finding, outcome=Outcome.WOULD_APPLY, local=found.row)
 
     def _truncate(self, table: Table, finding: Finding) -> Finding:
         rows = any(version.row is not None for version in table.done.versions.values())
         nothing = not rows and (table.done.emptied or table.lookup.empty())
         table.done = Done(emptied=True)
-        return replace(finding, outcome=IDENTICAL if nothing else WOULD_APPLY)
+        return replace(finding, outcome=Outcome.IDENTICAL if nothing else Outcome.WOULD_APPLY)
 
     def _key(self, table: Table, values: Tuple) -> Row:
         relation = table.relation
@@ -303,7 +240,7 @@ class Simulation:
     def _find(self, table: Table, key: Row) -> Version | None:
         known = table.done.versions.get(table.key(key))
         if known is not None:
-            return known if known.row is not None else None
+            return None if known.row is None else known
         found = None if table.done.emptied else table.lookup.find(key)
         if found is None or found.place in table.done.superseded:
             return None
@@ -314,7 +251,7 @@ class Simulation:
         own = found.place if found is not None else None
         there: list[tuple[UniqueIndex, Found]] = [] if table.done.emptied else table.lookup.taken(row)
         existing = [
-            Existing(index.name, one.values, _differences(row, one.values), one.place, one.xid)
+            Existing(index.name, one.values, differences(row, one.values), one.place, one.xid)
             for index, one in there
             if one.place != own and one.place not in table.done.superseded
         ]
@@ -323,7 +260,7 @@ class Simulation:
             other = table.done.taken.get((name, values))
             version = None if other is None or other == own_key else table.done.versions[other]
             if version is not None and version.row is not None:
-                existing.append(Existing(name, version.row, _differences(row, version.row)))
+                existing.append(Existing(name, version.row, differences(row, version.row)))
         return existing
 
 
@@ -346,7 +283,3 @@ def _sent(relation: RelationMap, values: Tuple, *, nulls: bool = False) -> dict[
 def _text(values: Tuple, position: int) -> str | None:
     raw = values.values[position]
     return None if raw is None else raw.decode("utf-8", "replace")
-
-
-def _differences(new: Mapping[str, str | None], present: Mapping[str, str | None]) -> tuple[str, ...]:
-    return tuple(name for name, value in new.items() if name in present and present[name] != value)

@@ -14,55 +14,31 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pgsub.apply.rows.session import recorded_publisher
 from pgsub.apply.stream.receiver import now
-from pgsub.apply.stream.transactions import Kind
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.subscription import Subscription
 from pgsub.protocol import envelope
 from pgsub.protocol.decoder import Decoder
 from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.protocol.messages import (
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Message,
-    Prepare,
-    RollbackPrepared,
-)
+from pgsub.protocol.messages import Commit, Message, Prepare
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
-from pgsub.publisher.identity import PublisherIdentity
 from pgsub.target.ledger.subscriptions import Identity
 
 #: Seconds between requests for the position, and between answers that keep the walsender patient.
 _ASK, _ANSWER = 0.2, 5.0
 
 
-@dataclass(slots=True)
-class Header:
-    """A transaction, with all that can be said of it before its changes.
-
-    :ivar begin_lsn: of its first published change.
-    :ivar end_lsn: 0 until its end was read.
-    :ivar size: bytes of its messages read so far.
-    """
-
-    xid: int
-    kind: Kind
-    begin_lsn: int
-    finish_lsn: int
-    end_lsn: int = 0
-    commit_ts: int = 0
-    size: int = 0
-    gid: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One message of a transaction: a relation, a type, a row, a TRUNCATE."""
+    """One message of a transaction: a relation, a type, a row, a TRUNCATE.
 
-    header: Header
+    :ivar transaction: bytes of its messages so far are its ``size``.
+    """
+
+    transaction: RemoteTransaction
     message: Message
 
 
@@ -70,7 +46,7 @@ class Change:
 class Ended:
     """A transaction is complete, or a prepared one was decided."""
 
-    header: Header
+    transaction: RemoteTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +56,7 @@ class Reached:
     position: int
 
 
-Step = Header | Change | Ended | Reached
+Step = RemoteTransaction | Change | Ended | Reached
 
 
 class SlotReader:
@@ -96,34 +72,38 @@ class SlotReader:
         self.flush_lsn = flush_lsn
 
     def steps(self) -> Iterator[Step]:
-        """Yield everything up to :attr:`flush_lsn`: a header, its changes, its end. May be left at any time.
+        """Yield all up to :attr:`flush_lsn`: a transaction without messages, its changes, its end; then the next.
+
+        The caller may leave at any time.
 
         :raises PgsubError: the connection is lost, or the publisher cannot decode.
         """
-        decoder, header, position = Decoder(), None, self._start
+        decoder, transaction, position = Decoder(), None, self._start
         for lsn, payload in self._messages():
             if payload is None:
                 position = max(position, lsn)
-                if header is None:
+                if transaction is None:
                     yield Reached(position)
                     if position >= self.flush_lsn:
                         return
                 continue
             message = decoder.decode(payload)
-            opened = _opened(message, lsn)
-            if opened is not None:
-                header = opened
-                yield header
-                if header.kind in (Kind.COMMIT, Kind.PREPARE):
+            begun = opened(message, lsn)
+            if begun is not None:
+                transaction = begun
+                yield transaction
+                if transaction.kind in (Kind.COMMIT, Kind.PREPARE):
                     continue
-            if header is None:
+            if transaction is None:
                 continue  # a message of no transaction
-            header.size += len(payload)
-            if _ends(message, header):
-                yield Ended(header)
-                header = None
+            transaction.size += len(payload)
+            if isinstance(message, Commit | Prepare):
+                transaction.end_lsn = message.end_lsn
+            if transaction.end_lsn:
+                yield Ended(transaction)
+                transaction = None
             else:
-                yield Change(header, message)
+                yield Change(transaction, message)
 
     def _messages(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield LSN and message; without one it is a position that the publisher has sent everything before."""
@@ -147,34 +127,6 @@ class SlotReader:
                 self._sender.wait(_ASK)
 
 
-def _opened(message: Message, lsn: int) -> Header | None:
-    match message:
-        case Begin(final_lsn, commit_ts, xid):
-            return Header(xid, Kind.COMMIT, lsn, final_lsn, commit_ts=commit_ts)
-        case BeginPrepare():
-            return Header(
-                message.xid, Kind.PREPARE, lsn, message.prepare_lsn, commit_ts=message.prepare_ts, gid=message.gid
-            )
-        case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid, gid):
-            return Header(xid, Kind.COMMIT_PREPARED, commit_lsn, commit_lsn, end_lsn, commit_ts, gid=gid)
-        case RollbackPrepared():
-            end = message.rollback_end_lsn  # as the assembler has it: any LSN inside the record covers alike
-            return Header(
-                message.xid, Kind.ROLLBACK_PREPARED, end - 1, end - 1, end, message.rollback_ts, gid=message.gid
-            )
-    return None
-
-
-def _ends(message: Message, header: Header) -> bool:
-    match message:
-        case Commit() | Prepare():
-            header.end_lsn = message.end_lsn
-            return True
-        case CommitPrepared() | RollbackPrepared():
-            return True
-    return False
-
-
 @contextlib.contextmanager
 def reading(
     sub: Subscription, known: Identity, start: int, *, two_phase: bool, must_use_password: bool = False
@@ -192,10 +144,7 @@ def reading(
             sub.connection, application_name=sub.name, replication=True, must_use_password=must_use_password
         )
     ) as replication:
-        expected = PublisherIdentity(
-            known.system_identifier or "", known.publisher_dbname or "", known.publisher_dboid or 0,
-            known.timeline or 0, 0, 0,
-        )  # fmt: skip
+        expected = recorded_publisher(known)
         actual = identity.verify_publisher(replication, expected, remote_lsn=start)
         state = slots.slot_state(replication, sub.slot_name)
         identity.check_slot(state, MAX_LSN, sub.slot_name, expected.dbname)

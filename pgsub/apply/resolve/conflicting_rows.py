@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import pq
 
-from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import describe
 from pgsub.target.session import roles

@@ -13,10 +13,11 @@ from typing import Protocol
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import OriginDiffers, Place
+from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
-from pgsub.apply.resolve.rules import Decisions, Records, SingleChange
+from pgsub.apply.resolve.rules import Records, SingleChange, decide
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter, SetFallback
@@ -90,7 +91,6 @@ class Resolver:
         self._dispatch = dispatch
         self._size = AttemptSize()
         self._conflicting_rows = ConflictingRows(connection)
-        self._decisions = Decisions(connection, relations)
         self._records = Records(rows, relations)
 
     def begin(self) -> None:
@@ -167,27 +167,24 @@ class Resolver:
         self._rows.missed = False
         self._settle(change)
         if self._rows.missed:
-            self._rows.missed = False
             self._missing(change)
 
     # rows that another origin wrote, and rows that are missing
 
     def _decide(self, change: SingleChange, rule: Rule | None, local: Sequence[ConflictingRow]) -> Action:
-        if rule is None:
-            return Action.APPLY
-        return self._decisions.action(rule, change.place.transaction.commit_ts, local)
+        return decide(self._connection, self._subid, rule, change.place.transaction.commit_ts, local)
 
-    def _differing(self, change: SingleChange, differs: OriginDiffers) -> bool:
-        """Return whether the change is to be made."""
-        rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
+    def _differing(self, change: SingleChange, differs: RowConflict) -> bool:
+        """Whether the change is to be made."""
+        rule = self._relations.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local] if differs.local is not None else [])
         self._records.note(change, differs.record(self._subid), rule, action)
         return action is Action.APPLY
 
     def _missing(self, change: SingleChange) -> None:
-        rule = self._decisions.rule(change.relation, f"{change.place.message_type.lower()}_missing")
-        missing = conflict.missing_row(change.place)
+        rule = self._relations.rule(change.relation, f"{change.place.message_type.lower()}_missing")
+        missing = RowConflict.of(change.place)
         if rule is None:
             change.conflicted = True
             self._rows.record(missing)
@@ -210,8 +207,7 @@ class Resolver:
                 f"{record.detail}\nThe rule update_missing=apply_remote cannot insert the row, for the publisher left"
                 f" out unchanged large values of {', '.join(kept)}."
             )
-            other = conflict.other_options(self._relations.subname)
-            error.hint = f"Insert the row on the target: apply goes on by itself. {other}"
+            error.hint = conflict.hint("Insert the row on the target", self._relations.subname)
             raise error
         inserting = SingleChange(place._replace(message_type="INSERT", old=None), change.message)
         self._settle(inserting)
@@ -254,10 +250,10 @@ class Resolver:
         kind = "update_exists" if place.message_type == "UPDATE" and not found.moved else "insert_exists"
         if len(found.hits) > 1:
             kind = "multiple_unique_conflicts"
-        rule = self._decisions.rule(change.relation, kind)
+        rule = self._relations.rule(change.relation, kind)
         same = len({hit.ctid for hit in found.hits}) == 1 and all(hit.identical for hit in found.hits)
         if same and place.message_type == "INSERT":
-            rule = self._decisions.rule(change.relation, rules.IDENTICAL) or rule
+            rule = self._relations.rule(change.relation, rules.IDENTICAL) or rule
         if rule is None:
             return Action.STOP
         action = self._decide(change, rule, found.hits)
@@ -265,7 +261,7 @@ class Resolver:
             return action
         record = conflict.new_record(place, kind, *where)
         conflict.add_rows_in_the_way(record, place, found.hits, found)
-        record.context = conflict.context(self._subid, place)
+        record.context = context(self._subid, place)
         change.pending = self._records.resolved(change, record, rule, action)
         if action is not Action.APPLY:
             self._records.add(change, change.pending)
@@ -279,12 +275,9 @@ class Resolver:
         if became:
             self._rows.changes += 1
         else:
-            if place.message_type == "INSERT":
-                self._rows.insert_row(place)
-            elif place.message_type == "UPDATE":
-                self._rows.update(place)
-            else:
-                self._rows.delete(place)
+            rows = self._rows
+            write = {"INSERT": rows.insert_row, "UPDATE": rows.update, "DELETE": rows.delete}[place.message_type]
+            write(place)
         self._rows.sync()
         pending, change.pending = change.pending, None
         if pending is not None:

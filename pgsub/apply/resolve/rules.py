@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place, ResolvedConflict
+from pgsub.apply.conflicts.conflict import ResolvedConflict
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.resolve import winner
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.messages import Message
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.conflict_search import ConflictingRow
 
 _DETAIL = {
@@ -43,28 +43,18 @@ class SingleChange:
         self.pending: ResolvedConflict | None = None
 
 
-class Decisions:
-    """The decisions about conflicts by the subscription's rules.
+def decide(
+    connection: psycopg.Connection, subid: int, rule: Rule | None, commit_ts: int, local: Sequence[ConflictingRow]
+) -> Action:
+    """Decide by a rule what becomes of a remote change; without one it is applied.
 
     :param connection: of the target; the caller opens and ends transactions.
+    :param commit_ts: of its transaction, microseconds since 2000.
+    :param local: the rows in the way.
     """
-
-    def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
-        self._connection = connection
-        self._relations = relations
-
-    def rule(self, relation: RelationMap, conflict_type: str) -> Rule | None:
-        """Find the rule that decides a type of conflict on a table now."""
-        return self._relations.rules.find(relation.target.schema, relation.target.name, conflict_type)
-
-    def action(self, rule: Rule, commit_ts: int, local: Sequence[ConflictingRow]) -> Action:
-        """Decide what becomes of the remote change.
-
-        :param commit_ts: of its transaction, microseconds since 2000.
-        :param local: the rows in the way.
-        """
-        subid = self._relations.subid
-        return winner.decide(rule.resolution, commit_ts, local, subid, lambda: winner.tie(self._connection, subid))
+    if rule is None:
+        return Action.APPLY
+    return winner.decide(rule.resolution, commit_ts, local, subid, lambda: winner.tie(connection, subid))
 
 
 class Records:
@@ -81,8 +71,7 @@ class Records:
         """Record the decision about a conflict, or stop at it."""
         if action is Action.STOP:
             error = conflict.stop_error(self._relations.subid, record, change.place)
-            other = conflict.other_options(self._relations.subname)
-            error.hint = f"Change the target, or the rule: apply goes on by itself. {other}"
+            error.hint = conflict.hint("Change the target, or the rule", self._relations.subname)
             raise error
         self.add(change, self.resolved(change, record, rule, action))
 

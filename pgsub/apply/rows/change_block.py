@@ -37,13 +37,15 @@ class ChangeBlock:
         return self._count
 
     def add(self, item: Item, segment: Segment) -> None:
-        """Add messages of a transaction, or of a run of them; those that change no row are left out."""
-        numbers = np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)])
+        """Further messages of a transaction, or of a run of them; those that change no row are left out."""
+        self._own(item, segment, np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)]))
+        self.size += segment.size
+        self._messages = None
+
+    def _own(self, item: Item, segment: Segment, numbers: Offsets) -> None:
         self._starts.append(self._count)
         self._owners.append((item, segment, numbers))
         self._count += len(numbers)
-        self.size += segment.size
-        self._messages = None
 
     @property
     def messages(self) -> Messages:
@@ -82,9 +84,7 @@ class ChangeBlock:
         for start, (item, segment, numbers) in zip(self._starts, self._owners, strict=True):
             numbers = numbers[chosen[start : start + len(numbers)]]
             if len(numbers):
-                some._starts.append(some._count)
-                some._owners.append((item, segment, numbers))
-                some._count += len(numbers)
+                some._own(item, segment, numbers)
         some.size = self.size
         buffer, starts, ends = self.messages
         some._messages = Messages(buffer, starts[chosen], ends[chosen])

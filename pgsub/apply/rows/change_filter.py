@@ -8,8 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
 from pgsub.apply.rows.writer import RowWriter
@@ -153,7 +152,7 @@ class ChangeFilter:
         try:
             yield
         except PgsubError as error:
-            conflict.locate(error, self._relations.subid, Place(transaction, message_type))
+            locate(error, self._relations.subid, Place(transaction, message_type))
             if isinstance(error, ApplyError):
                 error.relation = ".".join(local_name(remote))
             raise

@@ -65,6 +65,10 @@ class RelationCache:
         if not self.rules.decides_alike(before):
             self._maps.clear()
 
+    def rule(self, relation: RelationMap, conflict_type: str) -> Rule | None:
+        """Find the rule that decides a type of conflict on a table now."""
+        return self.rules.find(relation.target.schema, relation.target.name, conflict_type)
+
     def learn(self, message: Message) -> None:
         """Take a Relation message, which replaces the old map, or a Type message, which only hints need."""
         if isinstance(message, TypeName):

@@ -12,9 +12,11 @@ from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.synchronous_standby import StandbyNames
 from pgsub.common.subscription import Subscription
+from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.walsender import WalSender
 from pgsub.target.ledger import owner
 from pgsub.target.ledger.progress import Progress
+from pgsub.target.ledger.subscriptions import Identity
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
@@ -43,6 +45,12 @@ class WorkerStreams:
     parallel_workers: int = 0  #: transactions that may be applied while they arrive
     set_based: bool = True  #: changes may be executed as sets
     pending: bool = False  #: two_phase waits for every table to be r
+
+
+def recorded_publisher(known: Identity) -> PublisherIdentity:
+    """Return the publisher that the ledger knows, to be compared with the one that answers."""
+    dbname, dboid = known.publisher_dbname or "", known.publisher_dboid or 0
+    return PublisherIdentity(known.system_identifier or "", dbname, dboid, known.timeline or 0, 0, 0)
 
 
 def target_session(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import Place
+from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
@@ -103,7 +102,7 @@ class RowStatements:
             try:
                 known = remembered[key] = build()
             except PgsubError as error:
-                conflict.locate(error, self._relations.subid, place)
+                locate(error, self._relations.subid, place)
                 raise
         return known
 

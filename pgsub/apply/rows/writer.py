@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import OriginDiffers, Place, Record
+from pgsub.apply.conflicts.conflict import Record, RowConflict
+from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.statements import RowStatements
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -133,8 +133,6 @@ class RowWriter:
         if form == "mixed":
             return False
         place = Place(transaction, "INSERT", relation)
-        self._become(relation.target.acts_as, place)
-        self._pipeline.sync()
         binary = form == "binary"
         self._copy(place, relation, columnar_copy.copy_stream(groups[0], binary=binary), binary=binary)
         self.changes += len(payloads)
@@ -171,13 +169,13 @@ class RowWriter:
         def on_count(count: int) -> None:
             if not count and self.resolving:
                 self.missed = True
-            elif not count and not self._leaves(place, "missing"):
-                self.records.append((depth, conflict.missing_row(place)))
+            elif not count and not self._is_ruled(place, "missing"):
+                self.records.append((depth, RowConflict.of(place)))
 
         return on_count
 
-    def _leaves(self, place: Place, what: str) -> bool:
-        """Return whether a conflict, missing or origin_differs, is for a rule to decide."""
+    def _is_ruled(self, place: Place, what: str) -> bool:
+        """Whether a conflict, missing or origin_differs, is for a rule to decide."""
         relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
         if relation.rule(kind) is None:
             return False
@@ -227,11 +225,11 @@ class RowWriter:
         :raises StatementFailed: the COPY, or something before it.
         """
         self.flush()
-        self._become(relation.target.acts_as)
-        self._pipeline.sync()
         self._copy(relation, relation, stream, binary=binary)
 
     def _copy(self, tag: object, relation: RelationMap, stream: Stream, *, binary: bool) -> None:
+        self._become(relation.target.acts_as, tag)
+        self._pipeline.sync()
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
             copy_from.run(self._connection, statement, stream)
@@ -310,15 +308,15 @@ class RowWriter:
         """Prepare every statement anew."""
         self._pipeline.reset()
 
-    def _become(self, role: str | None, place: Place | None = None) -> None:
-        """Send a change of role, where consecutive statements differ in it (SwitchToUntrustedUser, usercontext.c)."""
+    def _become(self, role: str | None, tag: object = None) -> None:
+        """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
         # guard: changes are made as the owner of each table, always
         if role == self._role:
             return
         statement = self._becoming.get(role)
         if statement is None:
             statement = self._becoming[role] = Statement(roles.set_role(role), (), ())
-        self._pipeline.send(statement, (), (), place)
+        self._pipeline.send(statement, (), (), tag)
         self._role = role
 
     def _check_origin(self, place: Place) -> None:
@@ -328,23 +326,21 @@ class RowWriter:
         depth = self._depth
 
         def on_row(row: list[str | None]) -> None:
-            if not self._leaves(place, "origin_differs"):
-                self.records.append((depth, conflict.origin_differs(place, row)))
+            if not self._is_ruled(place, "origin_differs"):
+                self.records.append((depth, RowConflict.of(place, row)))
 
-        self._ask_who_wrote(place, on_row, lock=False)
+        self._send(self._statements.written_elsewhere(place, lock=False), place, None, on_row)
 
-    def written_by_others(self, place: Place, *, lock: bool) -> OriginDiffers | None:
+    def written_by_others(self, place: Place, *, lock: bool) -> RowConflict | None:
         """Return the row to be changed, if another origin wrote it last.
 
         :param lock: lock the row.
         """
-        found: list[OriginDiffers] = []
-        self._ask_who_wrote(place, lambda row: found.append(conflict.origin_differs(place, row)), lock=lock)
+        found: list[RowConflict] = []
+        statement = self._statements.written_elsewhere(place, lock=lock)
+        self._send(statement, place, None, lambda row: found.append(RowConflict.of(place, row)))
         self.sync()
         return found[0] if found else None
-
-    def _ask_who_wrote(self, place: Place, on_row: FirstRow, *, lock: bool) -> None:
-        self._send(self._statements.written_elsewhere(place, lock=lock), place, None, on_row)
 
     def _send(
         self, statement: Statement, place: Place, on_count: RowCount | None, on_row: FirstRow | None = None

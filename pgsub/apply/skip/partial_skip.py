@@ -19,7 +19,7 @@ import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
-from pgsub.apply.conflicts.conflict import MissingRow, ResolvedConflict
+from pgsub.apply.conflicts.conflict import ResolvedConflict, RowConflict
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
@@ -126,7 +126,7 @@ class PartialSkip:
         self._apply([payload])
         records = self._executor.taken()
         self._ledger_commit.record(records)
-        if self._left.count > before or any(isinstance(one, MissingRow) for one in records):
+        if self._left.count > before or any(isinstance(one, RowConflict) and one.local is None for one in records):
             return
         if isinstance(message, Truncate):
             self._tainted = {key for key in self._tainted if key[0] not in message.relids}

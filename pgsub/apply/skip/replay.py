@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.conflicts import conflict
-from pgsub.apply.conflicts.conflict import MissingRow, OriginDiffers
+from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Decision
@@ -75,7 +75,7 @@ class ReplayFilter:
         return oid
 
 
-def replay(sub: Subscription, request: ReplayRequest) -> list[OriginDiffers]:
+def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
     """Apply the changes in their order, in one transaction of a session of its own, and mark them.
 
     The session carries a replication origin of the subscription where it may: peers with ``origin = none`` are not
@@ -102,8 +102,8 @@ def replay(sub: Subscription, request: ReplayRequest) -> list[OriginDiffers]:
     return found
 
 
-def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[OriginDiffers]:
-    """Apply the changes in a transaction that is left open."""
+def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[RowConflict]:
+    """In a transaction that is left open."""
     connection, ids = session.connection, request.kept.ids
     connection.execute("BEGIN")
     if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
@@ -120,7 +120,7 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
             raise _refused(remote, taken)
         return Decision(taken)
 
-    others: list[OriginDiffers] = []
+    others: list[RowConflict] = []
     executor.begin(should_apply)
     try:
         with executor.row_by_row():
@@ -153,16 +153,13 @@ def _refused(remote: Relation, why: str) -> StateForbids:
     )
 
 
-def _checked(records: list[Any], subid: int) -> list[OriginDiffers]:
-    """Check that no row is missing, which apply would only report.
-
-    :raises ApplyError: a row is missing, which apply would only report.
-    """
+def _checked(records: list[Record], subid: int) -> list[RowConflict]:
+    """:raises ApplyError: a row is missing, which apply would only report."""
     for one in records:
         # guard: a replay that misses a row changes nothing
-        if isinstance(one, MissingRow):
+        if isinstance(one, RowConflict) and one.local is None:
             raise conflict.stop_error(subid, one.record(subid), one.place)
-    return [one for one in records if isinstance(one, OriginDiffers)]
+    return [one for one in records if isinstance(one, RowConflict)]
 
 
 def _finish(session: TargetSession, sub: Subscription, request: ReplayRequest, transaction: RemoteTransaction) -> None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from pgsub.apply.stream.batch import CHANGES, RUN_FROM, RunBounds, TransactionRun
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
-from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
 from pgsub.protocol import envelope, frames
 from pgsub.protocol.changes import relid_of
@@ -38,7 +38,6 @@ _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
 #: A transaction larger than this goes to a file: memory stays bounded whatever the publisher sends.
 MEMORY_LIMIT = 16 << 20
-
 
 #: What comes out of a stream: whole transactions, and how far the publisher has come without one.
 Received: TypeAlias = RemoteTransaction | TransactionRun | Keepalive
@@ -80,11 +79,6 @@ class Assembler:
         self.watch = StreamWatch()
         self.on_message: Callable[[LogicalMessage], object] = lambda message: None
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether a plain transaction is half received; a spooled one does not count (it is sent again whole)."""
-        return self._current is not None
-
     def pause(self) -> None:
         """Publish the open stream block: nothing more has come in for now."""
         if self._stream is not None:
@@ -117,10 +111,10 @@ class Assembler:
 
     def _single(self, received: Frames, at: int, code: int) -> Iterator[Received]:
         if code in (frames.KEEPALIVE, frames.OTHER):
-            opened = envelope.parse(received[at])  # refuses what is neither
-            if isinstance(opened, Keepalive):
+            parsed = envelope.parse(received[at])  # refuses what is neither
+            if isinstance(parsed, Keepalive):
                 if self._current is None:
-                    yield opened
+                    yield parsed
                 return
         transaction = self._control(self._decoder.decode(received.payload(at)), received.range(at, at + 1))
         if transaction is not None:
@@ -168,86 +162,55 @@ class Assembler:
             raise ProtocolViolation(f"publisher described its relations in more than {MAX_DESCRIBED_BYTES} bytes")
 
     def _spill(self, current: RemoteTransaction) -> None:
-        if current.spooled is None:
-            current.spooled = self._spool.open(current.xid)
+        current.spooled = current.spooled or self._spool.open(current.xid)
         for messages in current.received:
             current.spooled.append(messages)
         current.received = []
 
     def _control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
         match message:
-            case Begin():
-                self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
-            case BeginPrepare():
-                self._current = RemoteTransaction(message.xid, message.prepare_lsn, kind=Kind.PREPARE)
-            case Commit():
-                return self._ended(message.end_lsn, message.commit_ts)
-            case Prepare():
-                return self._ended(message.end_lsn, message.prepare_ts)
+            case Begin() | BeginPrepare():
+                self._current = opened(message)
+            case Commit(_, end_lsn, at) | Prepare(_, end_lsn, at):
+                done, self._current = self._current, None
+                if done is not None:
+                    done.end_lsn, done.commit_ts = end_lsn, at
+                return done
+            case CommitPrepared() | RollbackPrepared():
+                self._discard(message.xid)
+                return opened(message)
             case Origin():
                 if self._current is not None:
                     self._current.origin = message.name
             case StreamStart() | StreamStop() | StreamAbort() | StreamCommit() | StreamPrepare():
                 return self._stream_control(message, raw)
-            case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid):
-                self._discard(xid)
-                return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED)
-            case RollbackPrepared():
-                # the message has no start of its record, only the end: any LSN inside the record covers alike
-                end = message.rollback_end_lsn
-                self._discard(message.xid)
-                return RemoteTransaction(message.xid, end - 1, end, message.rollback_ts, Kind.ROLLBACK_PREPARED)
             case LogicalMessage():  # of no transaction: the decoder lets no other pass here
                 self.on_message(message)
             case _:
                 raise ProtocolViolation(f"{type(message).__name__} message outside of a transaction")
         return None
 
-    def _stream_control(
-        self, message: StreamStart | StreamStop | StreamAbort | StreamCommit | StreamPrepare, raw: Segment
-    ) -> RemoteTransaction | None:
+    def _stream_control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
         match message:
-            case StreamStart():
-                self._started(message.xid)
-            case StreamStop():
-                self._stopped()
-            case StreamAbort():
-                self._aborted(message, raw)
-            case StreamCommit():
-                return self._streamed(message.xid, message.commit_lsn, message.end_lsn, message.commit_ts, Kind.COMMIT)
-            case StreamPrepare():
-                return self._streamed(
-                    message.xid, message.prepare_lsn, message.end_lsn, message.prepare_ts, Kind.PREPARE
-                )
+            case StreamStart(xid):
+                if xid not in self._streams:
+                    self._streams[xid] = _Stream(xid, self._spool.open(xid))
+                self._stream = self._streams[xid]
+                self.watch.started(xid, self._stream.spooled)
+            case StreamStop() if self._stream is not None:
+                stream, self._stream = self._stream, None
+                stream.spooled.pause()
+                self.watch.stopped(stream.xid, stream.spooled)
+            case StreamAbort(xid, subxid) if xid == subxid:
+                self._discard(xid)
+            case StreamAbort(xid, subxid) if xid in self._streams:
+                self.watch.aborted(xid, subxid)
+                self._streams[xid].spooled.abort(subxid, raw)
+            case StreamCommit(xid, finish_lsn, end_lsn, at):
+                return self._streamed(xid, finish_lsn, end_lsn, at, Kind.COMMIT)
+            case StreamPrepare(finish_lsn, end_lsn, at, xid):
+                return self._streamed(xid, finish_lsn, end_lsn, at, Kind.PREPARE)
         return None
-
-    def _ended(self, end_lsn: int, at: int) -> RemoteTransaction | None:
-        done, self._current = self._current, None
-        if done is not None:
-            done.end_lsn, done.commit_ts = end_lsn, at
-        return done
-
-    def _started(self, xid: int) -> None:
-        known = self._streams.get(xid)
-        if known is None:
-            known = self._streams[xid] = _Stream(xid, self._spool.open(xid))
-        self._stream = known
-        self.watch.started(xid, known.spooled)
-
-    def _stopped(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.spooled.pause()
-            self.watch.stopped(stream.xid, stream.spooled)
-
-    def _aborted(self, message: StreamAbort, raw: Segment) -> None:
-        if message.xid == message.subxid:
-            self._discard(message.xid)
-            return
-        stream = self._streams.get(message.xid)
-        if stream is not None:
-            self.watch.aborted(message.xid, message.subxid)
-            stream.spooled.abort(message.subxid, raw)
 
     def _discard(self, xid: int) -> None:
         """Discard a transaction in progress.
@@ -262,18 +225,12 @@ class Assembler:
             stream.spooled.remove()
 
     def _streamed(self, xid: int, finish_lsn: int, end_lsn: int, at: int, kind: Kind) -> RemoteTransaction:
-        stream = self._streams.pop(xid, None) or _Stream(xid, self._spool.open(xid))
+        stream = self._streams.pop(xid)
         newest = [decode_change(*self._described[relid]) for relid in sorted(stream.described)]
+        leaves = tuple(one for one in newest if isinstance(one, Relation))
+        size, spooled = stream.spooled.size, stream.spooled
         return RemoteTransaction(
-            xid,
-            finish_lsn,
-            end_lsn,
-            at,
-            kind,
-            in_stream=True,
-            size=stream.spooled.size,
-            spooled=stream.spooled,
-            leaves=tuple(one for one in newest if isinstance(one, Relation)),
+            xid, finish_lsn, end_lsn, at, kind, in_stream=True, size=size, spooled=spooled, leaves=leaves
         )
 
 

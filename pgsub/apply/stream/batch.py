@@ -118,18 +118,15 @@ class TransactionRun:
         return int(self.end_lsns[-1])
 
     def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
-        """Split it after the first ``count`` transactions; neither part is empty."""
-        found, middle = self.segment.frames, int(self._begins[count])
+        """The first ``count`` and the rest; neither is empty."""
+        found = self.segment.frames
         first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
-        rest = found.range(middle, self.segment.end)
-        return (
-            TransactionRun(
-                first, self._begins[:count], self._commits[:count], self.finish_lsns[:count], self.end_lsns[:count]
-            ),
-            TransactionRun(
-                rest, self._begins[count:], self._commits[count:], self.finish_lsns[count:], self.end_lsns[count:]
-            ),
-        )
+        rest = found.range(int(self._begins[count]), self.segment.end)
+        return self._part(first, slice(count)), self._part(rest, slice(count, None))
+
+    def _part(self, segment: Segment, some: slice) -> TransactionRun:
+        numbers = (self._begins, self._commits, self.finish_lsns, self.end_lsns)
+        return TransactionRun(segment, *(one[some] for one in numbers))
 
     def segments(self) -> Iterator[Segment]:
         """Return its messages."""

@@ -12,7 +12,7 @@ from pgsub.protocol.changes import relid_of
 from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
-from pgsub.protocol.messages import Relation, Truncate
+from pgsub.protocol.messages import Begin, BeginPrepare, CommitPrepared, Message, Relation, RollbackPrepared, Truncate
 
 _ROWS = frozenset(b"IUD")
 _DECODED = frozenset(b"RT")
@@ -32,7 +32,7 @@ class RemoteTransaction:
     """A transaction of the publisher that was committed or prepared, whole; or the end of a prepared one.
 
     ``finish_lsn`` is its commit_lsn or prepare_lsn (what decides coverage and what skip takes), ``end_lsn`` the
-    progress after it.
+    progress after it, 0 until its end was read.
     """
 
     xid: int
@@ -40,6 +40,8 @@ class RemoteTransaction:
     end_lsn: int = 0
     commit_ts: int = 0
     kind: Kind = Kind.COMMIT
+    begin_lsn: int = 0  #: of its first published change, where it was asked for
+    gid: str | None = None  #: that the publisher's prepared transaction has
     origin: str | None = None
     in_stream: bool = False  #: messages carry an xid
     size: int = 0
@@ -103,3 +105,21 @@ class RemoteTransaction:
         """Remove its file: it is not needed again."""
         if self.spooled is not None:
             self.spooled.remove()
+
+
+def opened(message: Message, lsn: int = 0) -> RemoteTransaction | None:
+    """Return the transaction that a message begins, or the end of a prepared one; None for any other message.
+
+    :param lsn: of the message.
+    """
+    match message:
+        case Begin(final_lsn, commit_ts, xid):
+            return RemoteTransaction(xid, final_lsn, commit_ts=commit_ts, begin_lsn=lsn)
+        case BeginPrepare(prepare_lsn, _, prepare_ts, xid, gid):
+            return RemoteTransaction(xid, prepare_lsn, 0, prepare_ts, Kind.PREPARE, lsn, gid)
+        case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid, gid):
+            return RemoteTransaction(xid, commit_lsn, end_lsn, commit_ts, Kind.COMMIT_PREPARED, commit_lsn, gid)
+        case RollbackPrepared(_, end, _, rollback_ts, xid, gid):
+            # the message has no start of its record, only the end: any LSN inside the record covers alike
+            return RemoteTransaction(xid, end - 1, end, rollback_ts, Kind.ROLLBACK_PREPARED, end - 1, gid)
+    return None

@@ -2,7 +2,7 @@
 
 What differs between the apply worker and a tablesync worker is a
 :class:`~pgsub.apply.worker.policy.WorkerPolicy`. :mod:`pgsub.apply.worker.committer` brings transactions into the
-target. This module decides what is reported: record before report.
+target, :mod:`pgsub.apply.worker.feedback` reports them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker.committer import Committer
-from pgsub.apply.worker.feedback_gate import FeedbackGate
+from pgsub.apply.worker.feedback import Feedback
 from pgsub.apply.worker.policy import WorkerPolicy
 from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
@@ -38,12 +38,10 @@ LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
 #: And for longer where the publisher sends what was committed so many microseconds ago: nobody is waiting for these
 #: very transactions then, and larger batches are what lets the delay vanish.
 BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
-#: Seconds between durable reports while transactions keep coming, and between reads of the control row.
-REPORT_SECONDS, CONTROL_SECONDS = 0.1, 0.2
+#: Seconds between reads of the control row.
+CONTROL_SECONDS = 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
 PING_SECONDS = 1.0
-#: At the end of a run the launcher gets this long to record what feedback must not pass.
-MIRROR_SECONDS = 2.0
 
 
 class ApplyLoop:
@@ -100,12 +98,9 @@ class ApplyLoop:
         self._later_keepalive: Keepalive | None = None  #: came after the batch
         self._done = False
         self._ending = False  #: something received was given up: nothing after it may be applied or acknowledged
-        self._next_report = self._next_idle = self._next_control = self._next_ping = 0.0
-        self._asked = False  #: the publisher wants to hear how far its WAL is confirmed
-        self._ledger_commit = self._committer.ledger_commit
-        self._ledger_commit.recorded = True  # an earlier worker may have left something
+        self._next_control = self._next_ping = 0.0
         streams.assembler.on_message = self._committer.take_message
-        self._gate = FeedbackGate(self._progress)
+        self._feedback = Feedback(streams, self._receiver, self._committer.ledger_commit)
         self.position = self._progress.remote_lsn  #: idle stretches included
         self._position_ts = 0  #: the publisher's clock when that was its newest: what a lag is measured from
 
@@ -128,7 +123,8 @@ class ApplyLoop:
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
-            self._finish()
+            self._feedback.finish(self.position)
+            self._beat(now=True)
             return outcome
         except psycopg.Error as error:
             raise translate(error, "apply changes to the target") from None
@@ -157,13 +153,13 @@ class ApplyLoop:
     def _keepalive(self, keepalive: Keepalive) -> None:
         """Take a position without a transaction: it counts once everything before it is applied."""
         self._later_keepalive = keepalive
-        self._asked |= keepalive.reply_requested
+        self._feedback.requested |= keepalive.reply_requested
         if self._batch or self._ending:
             return
         self._later_keepalive = None
         if keepalive.wal_end >= self.position:
             self.position, self._position_ts = keepalive.wal_end, keepalive.send_ts
-        self._receiver.progress(applied=self._reportable)
+        self._feedback.applied(self.position)
 
     def _take_run(self, run: TransactionRun) -> None:
         """Take many at once, where none of them needs to be looked at."""
@@ -245,7 +241,7 @@ class ApplyLoop:
         if last.end_lsn >= self.position:
             self.position, self._position_ts = last.end_lsn, last.commit_ts
         self._heartbeat.transactions += len(batch)
-        self._receiver.progress(applied=self._reportable)
+        self._feedback.applied(self.position)
         failpoints.point("apply.after_target_commit")
         batch.release()
 
@@ -256,7 +252,8 @@ class ApplyLoop:
         control = None
         if (clock >= self._next_control and self._receiver.idle()) or clock >= self._next_control + 1:
             control = self._read_control()
-        self._report_if_due(clock)
+        if self._feedback.report_if_due(clock, self.position, self.remote_lsn):
+            self._beat(now=True)
         if self._policy.boundary(control):
             return "done"
         if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
@@ -270,54 +267,6 @@ class ApplyLoop:
     def _read_control(self) -> Control:
         self._next_control = time.monotonic() + CONTROL_SECONDS
         return self._progress.control()
-
-    @property
-    def _reportable(self) -> int:
-        """How far feedback may go: a position behind a conflict promises that the conflict can be read."""
-        # guard: feedback follows the log, without "self._gate.passed if self._ledger_commit.recorded else "
-        return self._gate.passed if self._ledger_commit.recorded else self.position
-
-    def _report_if_due(self, clock: float) -> None:
-        if clock < self._next_report:
-            return
-        if self._ledger_commit.recorded:
-            self._next_report = clock + REPORT_SECONDS
-            self._ledger_commit.recorded = self._gate.check(self.position)
-            self._receiver.progress(applied=self._reportable)
-        reported, position = self._progress.reported_lsn, self._reportable
-        behind = min(self.remote_lsn, position) > reported
-        if behind or (position > reported and self._wanted(clock)):
-            self._report(position)
-        self._asked = False  # a publisher that still waits asks again
-
-    def _wanted(self, clock: float) -> bool:
-        """Return whether the ledger is to be written for WAL without a transaction.
-
-        Each write makes WAL on the target, which others may replicate, and two subscriptions may feed each other. So
-        it is written only where the publisher asks, a commit there waits, or the interval is over.
-        """
-        return self._asked or clock >= self._next_idle or self._streams.standby.waits()
-
-    def _report(self, position: int) -> None:
-        """Record before report: the ledger's synchronous commit first, then the flush position of the feedback."""
-        clock = time.monotonic()
-        self._next_report, self._next_idle = clock + REPORT_SECONDS, clock + self._streams.timing.idle_interval
-        # guard: a position is recorded before it is reported
-        self._progress.report(position)
-        failpoints.point("apply.after_reported_lsn")
-        self._receiver.progress(flushed=position)
-        self._beat(now=True)
-
-    def _finish(self) -> None:
-        deadline = time.monotonic() + MIRROR_SECONDS
-        while self._ledger_commit.recorded:
-            self._ledger_commit.recorded = self._gate.check(self.position)
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.05 if self._ledger_commit.recorded else 0.0)
-        if self._reportable > self._progress.reported_lsn:
-            self._report(self._reportable)
-        self._beat(now=True)
 
     def _beat(self, *, now: bool = False) -> None:
         heartbeat, receiver = self._heartbeat, self._receiver

@@ -11,7 +11,7 @@ from functools import partial
 
 import psycopg
 
-from pgsub.apply.rows.session import TargetSession, WorkerStreams, target_session
+from pgsub.apply.rows.session import TargetSession, WorkerStreams, recorded_publisher, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import Spool, limit
@@ -23,7 +23,6 @@ from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
-from pgsub.publisher.identity import PublisherIdentity
 from pgsub.target.ledger import events, subscriptions, two_phase, workers
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity
@@ -68,11 +67,6 @@ class WorkerSpec:
     def applies(self) -> bool:
         """Whether it is the apply worker, not a tablesync worker."""
         return self.claim.worker == workers.APPLY
-
-    @property
-    def role(self) -> str:
-        """The role in the session's name."""
-        return "apply" if self.applies else f"sync:{self.claim.worker}"
 
 
 @contextlib.contextmanager
@@ -136,8 +130,9 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
 
 
 def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
-    """Open a writing session: a take-over finds it by its name, the ledger lets it in by the claim."""
-    sub, name = spec.subscription, SessionName(spec.subscription.subid, spec.role, spec.claim.epoch)
+    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    sub, role = spec.subscription, "apply" if spec.applies else f"sync:{spec.claim.worker}"
+    name = SessionName(sub.subid, role, spec.claim.epoch)
     return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)
 
 
@@ -214,8 +209,7 @@ def _check(
     known = subscriptions.identity(session, spec.subscription.subid)
     if known.system_identifier is None:
         known = _adopt_publisher(session, replication, spec)
-    dbname, dboid, timeline = known.publisher_dbname or "", known.publisher_dboid or 0, known.timeline or 0
-    expected = PublisherIdentity(known.system_identifier or "", dbname, dboid, timeline, 0, 0)
+    expected = recorded_publisher(known)
     furthest = max(progress.remote_lsn, progress.reported_lsn)
     # apply leaves out what a table's srsublsn covers, so a publisher behind it would be read too late
     handed_over = two_phase.behind(session, spec.claim.subid) if spec.applies else 0

@@ -176,14 +176,14 @@ def _preview(options: Any, as_json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from pgsub.apply.preview.simulation import OUTCOMES
+    from pgsub.apply.preview.finding import Outcome
 
     one = found["transaction"]
     emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))
     shown = [row for row in found["rows"] if row["outcome"] != "identical"] or found["rows"]
     emit("\n" + change_rows(shown))
-    present = {name for table in found["tables"] for name in OUTCOMES if table[name]}
-    columns = ["table", *(name for name in OUTCOMES if name in present)]
+    present = {name for table in found["tables"] for name in Outcome if table[name]}
+    columns = ["table", *(name for name in Outcome if name in present)]
     totals = [{"table": f"{t['schemaname']}.{t['relname']}", **t} for t in found["tables"]]
     if totals:
         emit("\n" + render.rows(columns, totals))

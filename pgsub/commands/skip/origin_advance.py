@@ -13,9 +13,9 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.preview.slot_reader import Change, Ended, Header, SlotReader
+from pgsub.apply.preview.slot_reader import Change, Ended, SlotReader
 from pgsub.apply.rows.relation_map import local_name
-from pgsub.apply.stream.transactions import Kind
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.catalog.conflicts import SKIPPED
 from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.two_phase import exclusive_claim
@@ -56,9 +56,9 @@ class SkippedRange:
     prepared: int = 0
     bytes: int = 0
     tables: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    first: Header | None = None
-    last: Header | None = None
-    following: Header | None = None
+    first: RemoteTransaction | None = None
+    last: RemoteTransaction | None = None
+    following: RemoteTransaction | None = None
     synchronizing: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -67,7 +67,7 @@ class SkippedRange:
         return sum(sum(table.values()) for table in self.tables.values())
 
     @property
-    def inside(self) -> Header | None:
+    def inside(self) -> RemoteTransaction | None:
         """The transaction that the new position lies in: it is still applied, whole."""
         following = self.following
         return following if following is not None and following.begin_lsn < self.to else None
@@ -156,7 +156,7 @@ def _read(reading: SlotReader, found: SkippedRange, prepared: dict[int, str]) ->
     names: dict[int, tuple[str, str]] = {}
     for step in reading.steps():
         match step:
-            case Header():
+            case RemoteTransaction():
                 if not covered(step.finish_lsn, found.to):
                     found.following = step
                     return
@@ -164,10 +164,10 @@ def _read(reading: SlotReader, found: SkippedRange, prepared: dict[int, str]) ->
             case Change():
                 _change(step, found, names)
             case Ended():
-                found.bytes += step.header.size
+                found.bytes += step.transaction.size
 
 
-def _count(header: Header, found: SkippedRange, prepared: dict[int, str]) -> None:
+def _count(header: RemoteTransaction, found: SkippedRange, prepared: dict[int, str]) -> None:
     if header.kind in (Kind.COMMIT_PREPARED, Kind.ROLLBACK_PREPARED):
         if header.xid in prepared:
             raise StateForbids(

@@ -9,19 +9,11 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.preview.simulation import (
-    CONFLICT,
-    DEPENDENT,
-    ERROR,
-    OUTCOMES,
-    WOULD_APPLY,
-    Admits,
-    Finding,
-    Simulation,
-)
-from pgsub.apply.preview.slot_reader import Header
+from pgsub.apply.preview.finding import Finding, Outcome
+from pgsub.apply.preview.simulation import Admits, Simulation
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.rows.relation_map import NEVER, RelationCache
+from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.times import wire_time
 from pgsub.commands.sessions import connect_target
@@ -39,8 +31,8 @@ LISTED = 2_000
 
 SAFE, CAUTION, RISKY = "safe", "caution", "risky"
 _LOST = {
-    skip.WHOLE: (WOULD_APPLY, CONFLICT, DEPENDENT, ERROR),
-    skip.CONFLICTING: (CONFLICT, DEPENDENT, ERROR),
+    skip.WHOLE: (Outcome.WOULD_APPLY, Outcome.CONFLICT, Outcome.DEPENDENT, Outcome.ERROR),
+    skip.CONFLICTING: (Outcome.CONFLICT, Outcome.DEPENDENT, Outcome.ERROR),
 }
 
 
@@ -53,7 +45,7 @@ class Preview:
     :ivar not_compared: changes that were only counted, as lost.
     """
 
-    header: Header | None = None  #: of the transaction, once it is found
+    header: RemoteTransaction | None = None  #: of the transaction, once it is found
     rows: str = skip.WHOLE
     findings: list[Finding] = field(default_factory=list)
     totals: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
@@ -63,7 +55,7 @@ class Preview:
 
     def add(self, finding: Finding) -> None:
         """Count one more change."""
-        table = self.totals.setdefault((finding.schemaname, finding.relname), dict.fromkeys(OUTCOMES, 0))
+        table = self.totals.setdefault((finding.schemaname, finding.relname), dict.fromkeys(Outcome, 0))
         table[finding.outcome] += 1
         if self.count(finding.outcome) <= LISTED:
             self.findings.append(finding)
@@ -77,7 +69,7 @@ class Preview:
     @property
     def changes(self) -> int:
         """Changes in all."""
-        return self.count(*OUTCOMES) + self.not_compared
+        return self.count(*Outcome) + self.not_compared
 
     @property
     def lost(self) -> int:
@@ -98,8 +90,8 @@ class Preview:
         """safe: nothing would be lost; caution: rows that the target has otherwise; risky: changes that would apply."""
         if self.lost == 0:
             return CAUTION if self.unexplained else SAFE
-        applicable = self.count(WOULD_APPLY) if self.rows == skip.WHOLE else 0
-        return RISKY if applicable or self.count(ERROR, DEPENDENT) or self.not_compared else CAUTION
+        applicable = self.count(Outcome.WOULD_APPLY) if self.rows == skip.WHOLE else 0
+        return RISKY if applicable or self.count(Outcome.ERROR, Outcome.DEPENDENT) or self.not_compared else CAUTION
 
 
 @contextlib.contextmanager
@@ -146,7 +138,7 @@ def simulate(
             raise target.translate(error, "compare the transaction with the target") from None
 
 
-def transaction(header: Header) -> dict[str, Any]:
+def transaction(header: RemoteTransaction) -> dict[str, Any]:
     """Return a transaction as JSON."""
     return {
         "xid": header.xid,

@@ -13,9 +13,9 @@ from typing import Any
 
 import psycopg
 
-from pgsub.apply.conflicts.conflict import OriginDiffers
+from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_text import KEPT
-from pgsub.apply.preview.simulation import IDENTICAL, WOULD_APPLY, Finding
+from pgsub.apply.preview.finding import Finding, Outcome
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.skip.replay import ReplayFilter, ReplayRequest, replay
 from pgsub.apply.skip.skipped_reader import SkippedReader
@@ -80,7 +80,7 @@ class Replay:
 
 
 def _stops(one: Finding) -> bool:
-    return one.outcome not in (WOULD_APPLY, IDENTICAL) or one.conflict is not None
+    return one.outcome not in (Outcome.WOULD_APPLY, Outcome.IDENTICAL) or one.conflict is not None
 
 
 def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Confirm) -> Replay:
@@ -207,7 +207,7 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
                 found.refused += _stops(finding)
 
 
-def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[OriginDiffers]:
+def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[RowConflict]:
     """Replay; the journal has a row before it begins, and a crash leaves that."""
     request = found.request
     detail = {"finish_lsn": format_lsn(request.finish_lsn), "changes": len(request.kept.ids), **request.event}
@@ -242,7 +242,7 @@ def _hint(options: ReplayOptions, found: Replay) -> str:
     return text
 
 
-def _warn(reporter: Reporter, sub: Subscription, other: OriginDiffers) -> None:
+def _warn(reporter: Reporter, sub: Subscription, other: RowConflict) -> None:
     body = other.body(sub.subid)
     reporter.warning(str(body["message"]), detail=str(body["detail"]))
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psycopg
 
 from pgsub.apply.preview.simulation import Simulation
-from pgsub.apply.preview.slot_reader import Change, Ended, Header, Reached, SlotReader, Step, reading
-from pgsub.apply.stream.transactions import Kind
+from pgsub.apply.preview.slot_reader import Change, Ended, Reached, SlotReader, Step, reading
+from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.commands.skip.preview import Preview
 from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
@@ -55,12 +55,14 @@ class TransactionSearch:
         #: prepared on the target already: not skipped any more
         self._prepared = {(one.xid, one.prepare_lsn) for one in two_phase.pending(session, sub.subid)}
         self._behind = 0
-        self.first: Header | None = None
-        self._before: Header | None = None  #: the last one that finishes before the LSN or there
-        self._after: Header | None = None  #: the first one that finishes behind it
-        self._begins: Header | None = None  #: begins at the LSN
+        self.first: RemoteTransaction | None = None
+        self._before: RemoteTransaction | None = None  #: the last one that finishes before the LSN or there
+        self._after: RemoteTransaction | None = None  #: the first one that finishes behind it
+        self._begins: RemoteTransaction | None = None  #: begins at the LSN
 
-    def find(self, stream: SlotReader, simulation: Simulation | None = None, preview: Preview | None = None) -> Header:
+    def find(
+        self, stream: SlotReader, simulation: Simulation | None = None, preview: Preview | None = None
+    ) -> RemoteTransaction:
         """Read until it is found and, with a preview, to its end; or until it is clear that there is none.
 
         :raises StateForbids: there is none; what the LSN is, and which one may be meant.
@@ -77,10 +79,10 @@ class TransactionSearch:
                     _compare(step, simulation, preview)
         return found
 
-    def _locate(self, steps: Iterator[Step], simulation: Simulation | None) -> Header | None:
+    def _locate(self, steps: Iterator[Step], simulation: Simulation | None) -> RemoteTransaction | None:
         for step in steps:
             match step:
-                case Header():
+                case RemoteTransaction():
                     if self._is_wanted(step):
                         return step
                     if self._is_past(step):
@@ -93,7 +95,7 @@ class TransactionSearch:
                         return None
         return None
 
-    def _is_wanted(self, header: Header) -> bool:
+    def _is_wanted(self, header: RemoteTransaction) -> bool:
         if (header.xid, header.finish_lsn) in self._prepared:
             return False  # sent once more, for the copy of the slot does not know
         applies = header.kind in (Kind.COMMIT, Kind.PREPARE)
@@ -101,7 +103,7 @@ class TransactionSearch:
             self.first = header
         return applies and header.finish_lsn == self._wanted
 
-    def _is_past(self, header: Header) -> bool:
+    def _is_past(self, header: RemoteTransaction) -> bool:
         if header.finish_lsn <= self._wanted:
             self._before = header
             return False
@@ -123,7 +125,7 @@ class TransactionSearch:
         message = f"no transaction that is still to be applied finishes at {format_lsn(self._wanted)}"
         return StateForbids(message, detail=detail, hint=hint, sqlstate="22023")
 
-    def _meant(self) -> tuple[Header | None, str]:
+    def _meant(self) -> tuple[RemoteTransaction | None, str]:
         """Return the transaction that is probably meant, and what the LSN is."""
         wanted, before, after, begins = self._wanted, self._before, self._after, self._begins
         text = format_lsn(wanted)
@@ -153,5 +155,5 @@ def _compare(change: Change, simulation: Simulation, preview: Preview) -> None:
         preview.not_compared += type(change.message).__name__ in ("Insert", "Update", "Delete", "Truncate")
 
 
-def _finish(header: Header) -> str:
+def _finish(header: RemoteTransaction) -> str:
     return format_lsn(header.finish_lsn)

@@ -84,8 +84,8 @@ def count(opened: SlotReader, behind: int) -> Waiting:
     found, size, end = 0, 0, time.monotonic() + SECONDS
     for step in opened.steps():
         if isinstance(step, Ended):
-            size += step.header.size
-            found += step.header.finish_lsn > behind and step.header.kind in (Kind.COMMIT, Kind.PREPARE)
+            size += step.transaction.size
+            found += step.transaction.finish_lsn > behind and step.transaction.kind in (Kind.COMMIT, Kind.PREPARE)
         if found >= MOST or size >= BYTES or time.monotonic() >= end:
             return Waiting(found, False)
     return Waiting(found, True)

@@ -1,0 +1,94 @@
+"""The change that apply is at, and what errors say about it. Mirrors apply_error_callback (worker.c)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pgsub.apply.conflicts import conflict_record, conflict_text
+from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common.errors import ApplyError, PgsubError
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Tuple
+from pgsub.protocol.reader import BINARY, UNCHANGED
+from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql.statements import Statement
+
+
+class Place(NamedTuple):
+    """Which change of which transaction: the tag of a statement in the pipeline."""
+
+    transaction: RemoteTransaction
+    message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
+    relation: RelationMap | None = None
+    new: Tuple | None = None
+    old: Tuple | None = None
+
+    @property
+    def mapped(self) -> RelationMap:
+        """The relation, where the change has one."""
+        assert self.relation is not None
+        return self.relation
+
+    @property
+    def row(self) -> Tuple:
+        """The new row of an INSERT or UPDATE."""
+        assert self.new is not None
+        return self.new
+
+    @property
+    def searched(self) -> Tuple:
+        """The row that finds the target's row."""
+        searched = self.old or self.new
+        assert searched is not None
+        return searched
+
+    @property
+    def name(self) -> str:
+        """schema.table of the target, as messages show it."""
+        return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
+
+    def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
+        """Values and formats that a statement takes of the rows."""
+        values: list[bytes | None] = []
+        formats: list[int] = []
+        for source, position in statement.takes:
+            row = self.new if source == "n" or self.old is None else self.old
+            assert row is not None
+            values.append(row.values[position])
+            formats.append(row.kinds[position] == BINARY)
+        return values, formats
+
+    def columns(self, *, sent: bool) -> list[str]:
+        """Columns of the new row that the publisher sent, or left out as unchanged."""
+        kinds = self.row.kinds
+        return [c.name for i, c in enumerate(self.mapped.columns) if (kinds[i] != UNCHANGED) == sent]
+
+
+def context(subid: int, place: Place, column: str | None = None) -> str:
+    """The server's apply_error_callback line.
+
+    :param column: of the publisher, which is to blame.
+    """
+    transaction = place.transaction
+    if not transaction.xid:
+        return conflict_record.copy_context(place.name)
+    text = f'processing remote data for replication origin "pgsub_{subid}" during message type "{place.message_type}"'
+    version = 0
+    if place.relation is not None:
+        version = place.relation.target.server_version
+        text += f' for replication target relation "{place.name}"'
+        if column is not None:
+            text += f' column "{column}"'
+    return f"{text} in transaction {transaction.xid}, finished at {conflict_text.lsn(transaction.finish_lsn, version)}"
+
+
+def locate(error: PgsubError, subid: int, place: Place) -> None:
+    """Add the place to an error: relation, transaction, finish LSN."""
+    error.context = context(subid, place, error.column if isinstance(error, ApplyError) else None)
+    if isinstance(error, ApplyError):
+        if error.record is not None:
+            error.record.context = error.context
+        error.relation = place.name or error.relation
+        if place.transaction.xid:  # a copied row is of none
+            error.finish_lsn = format_lsn(place.transaction.finish_lsn)
+            error.xid = place.transaction.xid
