@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -36,44 +36,6 @@ from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import StatementFailed
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumedSkip:
-    """``subskiplsn`` is cleared (clear_subscription_skip_lsn), or the first of several.
-
-    :ivar left: of several the others.
-    :ivar messages: level and text of the log entries.
-    :ivar done: the LSN whose transaction was skipped, or its conflicting rows; 0 for none.
-    """
-
-    skip: Skip
-    left: Skip | None
-    messages: tuple[tuple[str, LogText], ...]
-    done: int = 0
-
-    @classmethod
-    def by(
-        cls, skip: Skip, finish_lsn: int, subname: str, skipped: Sequence[tuple[str, LogText]] = ()
-    ) -> ConsumedSkip | None:
-        """Return what a transaction clears; None for nothing. LSNs before it can match no transaction to come.
-
-        :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
-        :param skipped: messages about the transaction, where it is the one that was skipped.
-        """
-        missed = skip.missed_at(finish_lsn)
-        left = skip.without([*missed, finish_lsn])
-        if left == skip:
-            return None
-        cleared = (skips.cleared(lsn, finish_lsn, subname) for lsn in missed)
-        return cls(skip, left, (*cleared, *skipped), done=finish_lsn if skipped else 0)
-
-    def record(self, connection: psycopg.Connection, subid: int) -> None:
-        """Record events in the open transaction."""
-        skips.replace(connection, subid, self.skip, self.left)
-        events.add(connection, subid, *(events.log_entry(level, text) for level, text in self.messages))
-        if self.done:
-            events.add(connection, subid, {"kind": "skipped", "finish_lsn": format_lsn(self.done)})
-
-
 class LedgerCommit:
     """The end of the open transaction of one target session, together with the ledger.
 
@@ -82,25 +44,37 @@ class LedgerCommit:
 
     def __init__(self, session: TargetSession) -> None:
         self._connection, self._progress = session.connection, session.progress
-        self._subid = session.relations.subid
+        self._subid, self._subname = session.relations.subid, session.relations.subname
         self.recorded = False
-        self._consumed: ConsumedSkip | None = None
+        self._consumed: tuple[Skip, Skip | None, list[dict[str, Any]]] | None = None  #: a skip, what is left, events
         self._used: Counter[tuple[str, str]] = Counter()  #: changes that rules with a limit decided
 
-    def consume(self, consumed: ConsumedSkip | None) -> None:
-        """Clear a skip with the next :meth:`commit`; a rollback keeps it."""
-        self._consumed = consumed
+    def consume(self, skip: Skip, finish_lsn: int, skipped: Sequence[LogText] = ()) -> None:
+        """Clear ``subskiplsn``, or the first of several, with the next :meth:`commit`; a rollback keeps it.
+
+        LSNs before the transaction can match none to come (clear_subscription_skip_lsn).
+
+        :param finish_lsn: of one with changes; the end of what ends a prepared one, as the server has it.
+        :param skipped: messages about the transaction, where it or conflicting rows of it were skipped.
+        """
+        missed = skip.missed_at(finish_lsn)
+        left = skip.without([*missed, finish_lsn])
+        if left == skip:
+            return
+        bodies = [events.log_entry(*skips.cleared(lsn, finish_lsn, self._subname)) for lsn in missed]
+        bodies += [events.log_entry("LOG", text) for text in skipped]
+        bodies += [{"kind": "skipped", "finish_lsn": format_lsn(finish_lsn)}] if skipped else []
+        self._consumed = skip, left, bodies
 
     def keep(self, records: Sequence[Record]) -> None:
         """Keep changes that a rule skipped, in the transaction that was to make them."""
-        found = [one for one in records if isinstance(one, ResolvedConflict) and one.skipped is not None]
-        for _, group in groupby(found, lambda one: id(one.transaction)):
-            of_one = list(group)
-            of_sync = not self._progress.applies
-            changes = SkippedChanges(self._connection, self._subid, of_one[0].transaction, of_sync=of_sync)
-            for one in of_one:
-                if one.skipped is not None:
-                    changes.keep(*one.skipped)
+        resolved = [one for one in records if isinstance(one, ResolvedConflict)]
+        found = [(one.transaction, one.skipped) for one in resolved if one.skipped is not None]
+        for _, group in groupby(found, lambda one: id(one[0])):
+            of_one, of_sync = list(group), not self._progress.applies
+            changes = SkippedChanges(self._connection, self._subid, of_one[0][0], of_sync=of_sync)
+            for _, skipped in of_one:
+                changes.keep(*skipped)
             changes.write()
 
     def record(self, records: Sequence[Record], *, keep: bool = True) -> None:
@@ -128,7 +102,9 @@ class LedgerCommit:
         """
         new = max(old, last.end_lsn)
         if self._consumed is not None:
-            self._consumed.record(self._connection, self._subid)
+            skip, left, bodies = self._consumed
+            skips.replace(self._connection, self._subid, skip, left)
+            events.add(self._connection, self._subid, *bodies)
             self._consumed, self.recorded = None, True
         self._count_off()
         failpoints.point("apply.before_target_commit")

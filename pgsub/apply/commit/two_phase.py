@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
+from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.conflicts.conflict import Record
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
@@ -110,7 +110,7 @@ class TwoPhase:
             self._ledger_commit.recorded = True
         skip = self._session.progress.skip
         if skip is not None:  # the server clears it here too, by the end LSN (apply_handle_commit_prepared)
-            self._ledger_commit.consume(ConsumedSkip.by(skip, transaction.end_lsn, self._session.relations.subname))
+            self._ledger_commit.consume(skip, transaction.end_lsn)
         return self._ledger_commit.commit(old, transaction)
 
     def _finish(self, gid: str, found: Found, transaction: RemoteTransaction) -> None:

@@ -11,6 +11,7 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
+from pgsub.target.sql import statements
 from pgsub.target.sql.statements import Statement
 
 
@@ -46,6 +47,16 @@ class Place(NamedTuple):
     def name(self) -> str:
         """schema.table of the target, as messages show it."""
         return f"{self.relation.target.schema}.{self.relation.target.name}" if self.relation else ""
+
+    def resulting_row(self) -> Statement:
+        """Compose the query of the row that an INSERT or UPDATE would result in."""
+        old_kinds = None if self.old is None else self.old.kinds
+        return statements.resulting_row(self.mapped, self.row.kinds, old_kinds, inserts=self.inserts)
+
+    @property
+    def inserts(self) -> bool:
+        """Whether it is an INSERT."""
+        return self.message_type == "INSERT"
 
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
         """Values and formats that a statement takes of the rows."""

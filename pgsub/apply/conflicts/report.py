@@ -20,7 +20,7 @@ from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.subscription import Subscription
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
-from pgsub.target.sql import conflict_search, row_queries
+from pgsub.target.sql import conflict_search
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 
 _log = logging.getLogger(__name__)
@@ -84,9 +84,7 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
 
 
 def _search(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
-    place = failure.place
-    inserts, old_kinds = place.message_type == "INSERT", None if place.old is None else place.old.kinds
-    change = row_queries.resulting_row(place.mapped, place.row.kinds, old_kinds, inserts=inserts)
+    place, change = failure.place, failure.place.resulting_row()
     return conflict_search.search(
         connection,
         record.schemaname,
@@ -94,7 +92,7 @@ def _search(connection: psycopg.Connection, record: ConflictRecord, failure: Uni
         change,
         *place.parameters(change),
         sent=place.columns(sent=True),
-        inserts=inserts,
+        inserts=place.inserts,
         role=place.mapped.target.acts_as,
     )
 

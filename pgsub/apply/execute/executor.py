@@ -82,7 +82,7 @@ class Executor:
         self._held = HeldChangeWriter(connection, self._rows, relations, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
         self._large = False  #: the target transaction has had a full block
-        self._naming = False
+        self._naming = False  #: row by row, so that a failed row is named
         self._dispatch = Dispatch(self._rows, relations, self._filter, self._held, self._spill_many)
         self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
         self.counters: Counter[str] = Counter()
@@ -98,13 +98,11 @@ class Executor:
 
         Conflicts are resolved, if there are rules.
         """
-        before, self._set_based, self._rows.copies = self._set_based, False, False
-        self._naming = True
+        before, self._naming, self._rows.copies = self._naming, True, False
         try:
             yield
         finally:
-            self._set_based, self._rows.copies = before, True
-            self._naming = False
+            self._naming, self._rows.copies = before, not before
 
     def run(self, items: Iterable[Item], should_apply: Filter) -> list[Record]:
         """Apply everything; return when every statement has succeeded.
@@ -184,7 +182,7 @@ class Executor:
         block, self._block = self._block, ChangeBlock(in_stream=self._block.in_stream)
         block = self._held.split_off(block)
         left: Sequence[int] | None = None
-        if self._set_based and len(block) >= writer.PAYS_FROM:
+        if self._set_based and not self._naming and len(block) >= writer.PAYS_FROM:
             left = self._in_sets(block)
         if self._resolves:
             self._resolver.run(list(block.rows(left)), self._spill_some)

@@ -51,27 +51,25 @@ class ConflictingRows:
         :return: None where it is gone, or none of the relation's.
         :raises StatementFailed: a value cannot be read, or the role may not read the table.
         """
-        relation, old = place.mapped, place.old
+        relation = place.mapped
         known = self._searches.get(where)
         if known is None:
             table = describe(self._connection, *where)
             if table is None or (relation.target.relkind == "p" and not table.partition):
                 return None
             known = self._searches[where] = TableSearch(self._connection, table)
-        inserts = place.message_type == "INSERT"
-        change = self._resulting(relation, place.row.kinds, None if old is None else old.kinds, inserts=inserts)
+        change, sent = self._resulting_row(place), place.columns(sent=True)
         with _placed(place, change), roles.acting(self._connection, relation.target.acts_as):
-            return known.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=inserts)
+            return known.search(change, *place.parameters(change), sent=sent, inserts=place.inserts)
 
-    def _resulting(self, relation: RelationMap, kinds: bytes, old_kinds: bytes | None, *, inserts: bool) -> Statement:
-        """Return the same object for the same shape, by which :class:`TableSearch` knows it."""
-        shape = id(relation), kinds, old_kinds, inserts
+    def _resulting_row(self, place: Place) -> Statement:
+        """Compose the same object for the same shape, by which :class:`TableSearch` knows it."""
+        shape = id(place.relation), place.row.kinds, place.old and place.old.kinds, place.inserts
         known = self._changes.get(shape)
         if known is None:
             if len(self._changes) >= SHAPES:
                 self.begin()
-            made = row_queries.resulting_row(relation, kinds, old_kinds, inserts=inserts)
-            known = self._changes[shape] = relation, made  # holding the relation keeps its id unique
+            known = self._changes[shape] = place.mapped, place.resulting_row()  # the map's id stays its own
         return known[1]
 
     def cleared(self, place: Place, found: Search, where: tuple[str, str]) -> bool:

@@ -8,7 +8,7 @@ and leaves it to apply to clear it. What is left out is kept in the same commit
 
 from __future__ import annotations
 
-from pgsub.apply.commit.ledger_commit import ConsumedSkip, LedgerCommit
+from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
@@ -62,7 +62,7 @@ class SkipHandler:
         if last.finish_lsn not in skip.lsns or not changes:
             self._ledger_commit.record(self._executor.run(batch.items, should_apply))
             if applies and changes:
-                self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, relations.subname))
+                self._ledger_commit.consume(skip, last.finish_lsn)
             return
         before = batch.cut(len(batch) - 1)[0]
         self._ledger_commit.record(self._executor.run(before.items, should_apply))
@@ -74,8 +74,7 @@ class SkipHandler:
         left.write()
         failpoints.point("apply.skipped")
         if applies:
-            messages = _messages(skip.rows, last.finish_lsn, left)
-            self._ledger_commit.consume(ConsumedSkip.by(skip, last.finish_lsn, relations.subname, messages))
+            self._ledger_commit.consume(skip, last.finish_lsn, _messages(skip.rows, last.finish_lsn, left))
 
     def _whole(self, transaction: RemoteTransaction, left: SkippedChanges, should_apply: Filter) -> None:
         """Skip all of it: nothing is applied, and the target need not even have the tables."""
@@ -102,13 +101,13 @@ class SkipHandler:
         return oid != NEVER and should_apply(remote, oid, transaction.decision_lsn) is not None
 
 
-def _messages(rows: str, finish_lsn: int, left: SkippedChanges) -> tuple[tuple[str, LogText], ...]:
+def _messages(rows: str, finish_lsn: int, left: SkippedChanges) -> tuple[LogText, ...]:
     lsn = format_lsn(finish_lsn)
     what = "whole" if rows == WHOLE else "its conflicting rows"
     kept = counted(left.count, "change", ("was", "were"))
     cut = f" {counted(left.cut, 'value', ('was', 'were'))} too large to be kept." if left.cut else ""
     detail = f"Skipped {what}: {kept} not applied, see pgsub.skipped_change.{cut}"
     return (
-        ("LOG", log_text(f"logical replication starts skipping transaction at LSN {lsn}")),
-        ("LOG", log_text(f"logical replication completed skipping transaction at LSN {lsn}", detail=detail)),
+        log_text(f"logical replication starts skipping transaction at LSN {lsn}"),
+        log_text(f"logical replication completed skipping transaction at LSN {lsn}", detail=detail),
     )

@@ -27,6 +27,7 @@ from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, Directive, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import LogicalMessage, Relation
+from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.skip import Skip
 from pgsub.target.sql.pipeline import DEALLOCATED
 
@@ -225,12 +226,7 @@ class Committer:
         ledger_commit = LedgerCommit(session)
         try:
             session.progress.lock(self.remote_lsn)
-            changed = session.progress.states_version != parallel.version
-            # guard: early work is committed only by the states that it was decided with, without "changed or "
-            if changed or session.progress.skips:
-                why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
-                _log.debug("transaction %s is replayed: %s", transaction.xid, why)
-                ledger_commit.rolled_back()  # its locks would stand in the way
+            if not self._still_holds(session.progress, parallel, ledger_commit):
                 return False
             ledger_commit.record(records)
             self._moved(ledger_commit.commit(self.remote_lsn, transaction))
@@ -251,6 +247,21 @@ class Committer:
             _log.debug("transaction %s is replayed from its file: %s", transaction.xid, parallel.reason)
             return None
         return session, records
+
+    def _still_holds(self, progress: Progress, parallel: ParallelWorker, ledger_commit: LedgerCommit) -> bool:
+        """Whether a parallel worker decided as it would be decided now; else its transaction is rolled back.
+
+        :param progress: as just read.
+        :param ledger_commit: of the parallel worker's session.
+        """
+        changed = progress.states_version != parallel.version
+        # guard: early work is committed only by the states that it was decided with, without "changed or "
+        if changed or progress.skips:
+            why = "the states of tables changed meanwhile" if changed else "something is to be skipped"
+            _log.debug("transaction %s is replayed: %s", parallel.xid, why)
+            ledger_commit.rolled_back()  # its locks would stand in the way
+            return False
+        return True
 
     def _done_in_parallel(self, transaction: RemoteTransaction, parallel: ParallelWorker, recorded: bool) -> None:
         self.ledger_commit.recorded |= recorded
@@ -303,8 +314,7 @@ class Committer:
         if parallel is None or completed is None:
             return None
         self._session.progress.read()
-        if self._session.progress.states_version != parallel.version or self._session.progress.skips:
-            LedgerCommit(completed[0]).rolled_back()
+        if not self._still_holds(self._session.progress, parallel, LedgerCommit(completed[0])):
             return None
         self._done_in_parallel(transaction, parallel, recorded=False)
         return completed
