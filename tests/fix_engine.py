@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from pgsub.apply.worker import feedback, start, worker
+from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none

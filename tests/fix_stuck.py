@@ -17,8 +17,8 @@ from fix_engine import Task
 from fix_program import Cli, valid
 
 from pgsub.apply.worker import feedback, worker
+from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.apply.worker.worker import WorkerResult
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli import main

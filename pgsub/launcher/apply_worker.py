@@ -7,8 +7,8 @@ import contextlib
 import psycopg
 
 from pgsub.apply.worker import worker
+from pgsub.apply.worker.loop import WorkerResult
 from pgsub.apply.worker.start import WorkerSpec
-from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common.errors import PgsubError, WorkerDied, log_text
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver

@@ -24,17 +24,14 @@ import time
 
 import psycopg
 
-from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.rows.relation_map import local_name
 from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch
-from pgsub.apply.worker.loop import ApplyLoop
+from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
-from pgsub.apply.worker.worker import WorkerResult
 from pgsub.common import failpoints
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import states, subscriptions
@@ -53,17 +50,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
     :return: outcome ``done`` when the table changed hands, ``stopped`` when asked to stop.
     """
     with streams(spec) as opened:
-        heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, state=states.CATCHUP)
-        loop = ApplyLoop(
-            opened,
-            SyncPolicy(opened, spec),
-            heartbeat,
-            HeartbeatSender(spec.heartbeat),
-            transactional=spec.subscription.apply_mode == "transactional",
-        )
-        with complete_errors(opened.session.connection, spec.subscription):
-            outcome = loop.run()
-        return WorkerResult(outcome, loop.remote_lsn, loop.position)
+        return ApplyLoop(opened, SyncPolicy(opened, spec), spec, state=states.CATCHUP).run()
 
 
 class SyncPolicy:

@@ -13,7 +13,7 @@ from pgsub.apply.stream import assembler
 from pgsub.apply.stream.receiver import Timing
 from pgsub.apply.stream.spool import SpooledTransaction
 from pgsub.apply.worker import committer, start, worker
-from pgsub.apply.worker.worker import WorkerResult
+from pgsub.apply.worker.loop import WorkerResult
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn

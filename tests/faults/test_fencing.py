@@ -15,7 +15,7 @@ from fix_engine import Subscriber
 from fix_faults import Child, Site, until
 from fix_servers import Database
 
-from pgsub.apply.worker.worker import WorkerResult
+from pgsub.apply.worker.loop import WorkerResult
 from pgsub.common.errors import Fenced, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.tablesync.copy import plan

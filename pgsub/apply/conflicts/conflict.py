@@ -44,7 +44,7 @@ class RowConflict(NamedTuple):
     def of(cls, place: Place, found: Sequence[str | None] | None = None) -> RowConflict:
         """Make one of a change whose row is missing or another origin's (apply_handle_*_internal).
 
-        :param found: as :func:`~pgsub.target.sql.statements.origin_differs` gives it; None where the row is missing.
+        :param found: as :func:`~pgsub.target.sql.row_queries.origin_differs` gives it; None where the row is missing.
         """
         relation, leaf, local = place.mapped, None, None
         if found is not None:

@@ -11,12 +11,12 @@ from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.sql import statements
-from pgsub.target.sql.statements import Statement
+from pgsub.target.sql import row_queries
+from pgsub.target.sql.statement_builder import Statement
 
 
 class Place(NamedTuple):
-    """Which change of which transaction: the tag of a statement in the pipeline."""
+    """A change and its transaction: the tag of a statement in the pipeline."""
 
     transaction: RemoteTransaction
     message_type: str  #: INSERT, UPDATE, DELETE, TRUNCATE, COMMIT, PREPARE, COMMIT PREPARED, ROLLBACK PREPARED
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     def resulting_row(self) -> Statement:
         """Compose the query of the row that an INSERT or UPDATE would result in."""
         old_kinds = None if self.old is None else self.old.kinds
-        return statements.resulting_row(self.mapped, self.row.kinds, old_kinds, inserts=self.inserts)
+        return row_queries.resulting_row(self.mapped, self.row.kinds, old_kinds, inserts=self.inserts)
 
     @property
     def inserts(self) -> bool:
@@ -59,7 +59,7 @@ class Place(NamedTuple):
         return self.message_type == "INSERT"
 
     def parameters(self, statement: Statement) -> tuple[list[bytes | None], list[int]]:
-        """Values and formats that a statement takes of the rows."""
+        """Return values and formats that a statement takes of the rows."""
         values: list[bytes | None] = []
         formats: list[int] = []
         for source, position in statement.takes:
@@ -70,13 +70,13 @@ class Place(NamedTuple):
         return values, formats
 
     def columns(self, *, sent: bool) -> list[str]:
-        """Columns of the new row that the publisher sent, or left out as unchanged."""
+        """Return columns of the new row that the publisher sent, or left out as unchanged."""
         kinds = self.row.kinds
         return [c.name for i, c in enumerate(self.mapped.columns) if (kinds[i] != UNCHANGED) == sent]
 
 
 def context(subid: int, place: Place, column: str | None = None) -> str:
-    """The server's apply_error_callback line.
+    """Format the server's apply_error_callback line.
 
     :param column: of the publisher, which is to blame.
     """

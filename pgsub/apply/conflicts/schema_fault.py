@@ -95,7 +95,7 @@ def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
 
 
 def _by_modifier(state: str, relation: RelationMap, row: Tuple) -> int | None:
-    """Remote position of the value that does not fit its column's modifier; None where that is not clear."""
+    """Find the remote position of the value that does not fit its column's modifier; None where that is not clear."""
     types = _MODIFIED.get(state, ())
     return next((i for i, c in enumerate(relation.columns) if c.type_oid in types and exceeds(row, i, c)), None)
 

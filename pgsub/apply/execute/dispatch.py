@@ -8,7 +8,6 @@ from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.rows.change_filter import ChangeFilter
-from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.changes import relid_of
@@ -27,24 +26,17 @@ class Dispatch:
     """
 
     def __init__(
-        self,
-        rows: RowWriter,
-        relations: RelationCache,
-        changes: ChangeFilter,
-        held: HeldChangeWriter,
-        dealt: Callable[[], None],
+        self, rows: RowWriter, changes: ChangeFilter, held: HeldChangeWriter, dealt: Callable[[], None]
     ) -> None:
         self._rows = rows
-        self._relations = relations
         self._filter = changes
-        self.target = changes.target
         self._held = held
         self._dealt = dealt
 
     def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
         """Apply a message as it came; an INSERT is not decoded yet, for many of them may become one COPY."""
         if payload[0] == _INSERT:
-            relation = self.target(transaction, "INSERT", relid_of(payload, in_stream=transaction.in_stream))
+            relation = self._filter.target(transaction, "INSERT", relid_of(payload, in_stream=transaction.in_stream))
             if relation is not None:
                 self._rows.insert(transaction, relation, payload)
             return
@@ -54,16 +46,16 @@ class Dispatch:
         """Apply a message that is no INSERT."""
         match message:
             case Update():
-                relation = self.target(transaction, "UPDATE", message.relid)
+                relation = self._filter.target(transaction, "UPDATE", message.relid)
                 if relation is not None:
                     self._rows.update(Place(transaction, "UPDATE", relation, message.new, message.old))
             case Delete():
-                relation = self.target(transaction, "DELETE", message.relid)
+                relation = self._filter.target(transaction, "DELETE", message.relid)
                 if relation is not None:
                     self._rows.delete(Place(transaction, "DELETE", relation, None, message.old))
             case Relation() | TypeName():
                 self._rows.flush()
-                self._relations.learn(message)
+                self._rows.relations.learn(message)
                 if isinstance(message, Relation):
                     self._filter.forget(message.relid)
             case Truncate():
@@ -75,7 +67,7 @@ class Dispatch:
     def _truncate(self, transaction: RemoteTransaction, message: Truncate) -> None:
         self._rows.flush()
         self._held.keep_truncate(transaction, message)
-        found = [self.target(transaction, "TRUNCATE", relid) for relid in message.relids]
+        found = [self._filter.target(transaction, "TRUNCATE", relid) for relid in message.relids]
         relations = [relation for relation in found if relation is not None]
         if relations:
             place, targets = Place(transaction, "TRUNCATE", relations[0]), [one.target for one in relations]

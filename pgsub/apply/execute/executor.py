@@ -78,13 +78,13 @@ class Executor:
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
-        self._filter = ChangeFilter(self._rows, relations)
-        self._held = HeldChangeWriter(connection, self._rows, relations, self._filter, holds)
+        self._filter = ChangeFilter(self._rows)
+        self._held = HeldChangeWriter(self._rows, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
         self._large = False  #: the target transaction has had a full block
         self._naming = False  #: row by row, so that a failed row is named
-        self._dispatch = Dispatch(self._rows, relations, self._filter, self._held, self._spill_many)
-        self._resolver = Resolver(connection, self._rows, relations, self._dispatch)
+        self._dispatch = Dispatch(self._rows, self._filter, self._held, self._spill_many)
+        self._resolver = Resolver(self._rows, self._filter, self._dispatch.row)
         self.counters: Counter[str] = Counter()
 
     @property

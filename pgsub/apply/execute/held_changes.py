@@ -11,7 +11,6 @@ import psycopg
 
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.change_filter import ChangeFilter
-from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import encoder
@@ -36,17 +35,9 @@ class HeldChangeWriter:
     :param holds: whether any table is held.
     """
 
-    def __init__(
-        self,
-        connection: psycopg.Connection,
-        rows: RowWriter,
-        relations: RelationCache,
-        changes: ChangeFilter,
-        holds: Callable[[], bool],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, rows: RowWriter, changes: ChangeFilter, holds: Callable[[], bool]) -> None:
         self._rows = rows
-        self._relations = relations
+        self._relations = rows.relations
         self._filter = changes
         self._holds = holds
         self._descriptions: dict[Relation, bytes] = {}
@@ -125,6 +116,6 @@ class HeldChangeWriter:
         self.begin()
         self._rows.sync()
         try:
-            held_tables.store(self._connection, self._relations.subid, stretches)
+            held_tables.store(self._rows.connection, self._relations.subid, stretches)
         except psycopg.Error as error:
             raise StatementFailed(None, error, None) from None

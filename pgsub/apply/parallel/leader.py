@@ -94,8 +94,7 @@ class ParallelLeader(StreamWatch):
     def aborted(self, xid: int, subxid: int) -> None:
         """Roll back a subtransaction, or the whole transaction."""
         if xid == subxid:
-            self._spooling.discard(xid)
-            worker = self._busy.pop(xid, None)
+            worker = self.take(xid)
             if worker is not None:
                 worker.release()
         elif xid in self._busy:

@@ -9,7 +9,7 @@ from pgsub.target.sql.row_lookup import Row
 
 
 class Outcome(StrEnum):
-    """What becomes of a change, in the order in which outcomes are shown."""
+    """The result that is predicted for a change, in the order in which outcomes are shown."""
 
     WOULD_APPLY = "would_apply"
     CONFLICT = "conflict"

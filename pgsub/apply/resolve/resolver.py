@@ -8,9 +8,6 @@ conflicting one is alone. Goes beyond the server, whose conflict.c only reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
-import psycopg
 
 from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import RowConflict
@@ -19,7 +16,7 @@ from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.rules import Records, SingleChange, decide
 from pgsub.apply.resolve.winner import Action
-from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.change_filter import ChangeFilter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
@@ -27,7 +24,6 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import TargetUnavailable
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Update
-from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.sql.conflict_search import ConflictingRow, Search
 from pgsub.target.sql.pipeline import DEALLOCATED, StatementFailed
 
@@ -42,16 +38,6 @@ RESOLVABLE = (_UNIQUE, DEALLOCATED)
 _OF_ROWS = ("22", "23")  #: data_exception, integrity_constraint_violation
 
 Change = tuple[RemoteTransaction, bytes]
-
-
-class Changes(Protocol):
-    """The execution of changes as if there were no rules: :class:`pgsub.apply.execute.dispatch.Dispatch`."""
-
-    def row(self, transaction: RemoteTransaction, payload: bytes) -> None:
-        """Return a message as it came."""
-
-    def target(self, transaction: RemoteTransaction, message_type: str, relid: int) -> RelationMap | None:
-        """Return where a change goes; None: it is left out."""
 
 
 class AttemptSize:
@@ -72,26 +58,23 @@ class AttemptSize:
 class Resolver:
     """The execution of changes with their conflicts resolved.
 
-    :param connection: the session; the caller opens and ends transactions.
-    :param rows: of that session.
-    :param dispatch: applies a change as if there were no rules.
+    :param rows: of the session; the caller opens and ends transactions.
+    :param changes: decides where they go.
+    :param apply: applies a message as if there were no rules.
     """
 
     def __init__(
-        self,
-        connection: psycopg.Connection,
-        rows: RowWriter,
-        relations: RelationCache,
-        dispatch: Changes,
+        self, rows: RowWriter, changes: ChangeFilter, apply: Callable[[RemoteTransaction, bytes], None]
     ) -> None:
-        self._connection = connection
+        self._connection = rows.connection
         self._rows = rows
-        self._relations = relations
-        self._subid = relations.subid
-        self._dispatch = dispatch
+        self._relations = rows.relations
+        self._subid = rows.relations.subid
+        self._filter = changes
+        self._apply_unruled = apply
         self._size = AttemptSize()
-        self._conflicting_rows = ConflictingRows(connection)
-        self._records = Records(rows, relations)
+        self._conflicting_rows = ConflictingRows(rows.connection)
+        self._records = Records(rows)
 
     def begin(self) -> None:
         """Begin a target transaction: tables may have other indexes now."""
@@ -128,7 +111,7 @@ class Resolver:
         try:
             with self._rows.undoing():
                 for transaction, payload in part:
-                    self._dispatch.row(transaction, payload)
+                    self._apply_unruled(transaction, payload)
         except StatementFailed as failure:
             state = failure.error.sqlstate or ""
             if state not in RESOLVABLE and state[:2] not in _OF_ROWS:
@@ -143,7 +126,7 @@ class Resolver:
         message = decode_change(payload, transaction.in_stream)
         assert isinstance(message, Insert | Update | Delete)
         kind = type(message).__name__.upper()
-        relation = self._dispatch.target(transaction, kind, message.relid)
+        relation = self._filter.target(transaction, kind, message.relid)
         if relation is None:
             return False
         new = None if isinstance(message, Delete) else message.new
@@ -175,7 +158,7 @@ class Resolver:
         return decide(self._connection, self._subid, rule, change.place.transaction.commit_ts, local)
 
     def _differing(self, change: SingleChange, differs: RowConflict) -> bool:
-        """Whether the change is to be made."""
+        """Return whether the change is to be made."""
         rule = self._relations.rule(change.relation, f"{change.place.message_type.lower()}_origin_differs")
         [differs] = conflict.with_partitions(self._connection, [differs])
         action = self._decide(change, rule, [differs.local] if differs.local is not None else [])

@@ -14,7 +14,6 @@ from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.resolve import winner
 from pgsub.apply.resolve.winner import Action
-from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.common.conflict_rules import Rule
 from pgsub.protocol.messages import Message
@@ -63,9 +62,9 @@ class Records:
     :param rows: takes the records.
     """
 
-    def __init__(self, rows: RowWriter, relations: RelationCache) -> None:
+    def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
-        self._relations = relations
+        self._relations = rows.relations
 
     def note(self, change: SingleChange, record: ConflictRecord, rule: Rule | None, action: Action) -> None:
         """Record the decision about a conflict, or stop at it."""

@@ -37,7 +37,7 @@ class ChangeBlock:
         return self._count
 
     def add(self, item: Item, segment: Segment) -> None:
-        """Further messages of a transaction, or of a run of them; those that change no row are left out."""
+        """Add messages of a transaction, or of a run of them; those that change no row are left out."""
         self._own(item, segment, np.flatnonzero(_IS_ROW[np.frombuffer(segment.codes, np.uint8)]))
         self.size += segment.size
         self._messages = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
+from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError, PgsubError, SchemaFault
@@ -42,9 +42,9 @@ class ChangeFilter:
     :param rows: the session's writer, between whose statements the catalogs are asked.
     """
 
-    def __init__(self, rows: RowWriter, relations: RelationCache) -> None:
+    def __init__(self, rows: RowWriter) -> None:
         self._rows = rows
-        self._relations = relations
+        self._relations = rows.relations
         self.begin(lambda *_: None)
 
     def begin(self, should_apply: Filter) -> None:

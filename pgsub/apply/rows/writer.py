@@ -65,7 +65,7 @@ class RowWriter:
     """
 
     def __init__(self, connection: psycopg.Connection, relations: RelationCache) -> None:
-        self._connection = connection
+        self.connection, self.relations = connection, relations
         self._pipeline = Pipeline(connection)
         self._statements = RowStatements(relations)
         self._inserts = _Inserts()
@@ -175,7 +175,7 @@ class RowWriter:
         return on_count
 
     def _is_ruled(self, place: Place, what: str) -> bool:
-        """Whether a conflict, missing or origin_differs, is for a rule to decide."""
+        """Return whether a conflict, missing or origin_differs, is for a rule to decide."""
         relation, kind = place.mapped, f"{place.message_type.lower()}_{what}"
         if relation.rule(kind) is None:
             return False
@@ -187,7 +187,7 @@ class RowWriter:
         text = statements.truncate(targets, restart_identity=restart_identity)
         self.sync()
         try:
-            self._connection.execute(text)  # not prepared: prepared statements stay with the session
+            self.connection.execute(text)  # not prepared: prepared statements stay with the session
         except psycopg.Error as error:
             raise StatementFailed(place, error, None) from None
         self.changes += 1
@@ -232,7 +232,7 @@ class RowWriter:
         self._pipeline.sync()
         statement = statements.copy_in(relation.target, [c.name for c in relation.columns], binary=binary)
         try:
-            copy_from.run(self._connection, statement, stream)
+            copy_from.run(self.connection, statement, stream)
         except psycopg.Error as error:
             raise StatementFailed(tag, error, None) from None
 
@@ -287,7 +287,7 @@ class RowWriter:
         """
         self.sync()
         records, changes, outer = len(self.records), self.changes, self._pipeline.undo
-        self._connection.execute("SAVEPOINT pgsub_undo")
+        self.connection.execute("SAVEPOINT pgsub_undo")
         self._pipeline.undo = "ROLLBACK TO SAVEPOINT pgsub_undo"
         try:
             yield
@@ -298,18 +298,18 @@ class RowWriter:
             self._role, self.changes, self._unresolved = None, changes, None
             del self.records[records:]
             self._pipeline.reset()  # which rolls back, and forgets what psycopg may have deallocated
-            self._connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
+            self.connection.execute("RELEASE SAVEPOINT pgsub_undo")  # or it would hide that of a block around this
             raise
         finally:
             self._pipeline.undo = outer
-        self._connection.execute("RELEASE SAVEPOINT pgsub_undo")
+        self.connection.execute("RELEASE SAVEPOINT pgsub_undo")
 
     def forget(self) -> None:
         """Prepare every statement anew."""
         self._pipeline.reset()
 
     def _become(self, role: str | None, tag: object = None) -> None:
-        """SwitchToUntrustedUser (usercontext.c), sent only where the role changes between consecutive statements."""
+        """Send a change of role, where consecutive statements differ in it (SwitchToUntrustedUser, usercontext.c)."""
         # guard: changes are made as the owner of each table, always
         if role == self._role:
             return

@@ -103,7 +103,7 @@ def replay(sub: Subscription, request: ReplayRequest) -> list[RowConflict]:
 
 
 def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: SkippedReader) -> list[RowConflict]:
-    """In a transaction that is left open."""
+    """Apply the changes in a transaction that is left open."""
     connection, ids = session.connection, request.kept.ids
     connection.execute("BEGIN")
     if skipped_changes.mark_replayed(connection, subid, ids) != len(ids):
@@ -117,7 +117,11 @@ def _apply(session: TargetSession, subid: int, request: ReplayRequest, reader: S
     def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
         taken = tables.admits(remote, oid or NEVER)
         if isinstance(taken, str):
-            raise _refused(remote, taken)
+            raise StateForbids(
+                f'cannot replay changes of relation "{".".join(local_name(remote))}": {taken}',
+                detail="Nothing was changed.",
+                sqlstate="55000",
+            )
         return Decision(taken)
 
     others: list[RowConflict] = []
@@ -145,16 +149,11 @@ def _read(
         yield from skipped_changes.read(session.connection, subid, ids[start : start + skipped_changes.CHUNK])
 
 
-def _refused(remote: Relation, why: str) -> StateForbids:
-    return StateForbids(
-        f'cannot replay changes of relation "{".".join(local_name(remote))}": {why}',
-        detail="Nothing was changed.",
-        sqlstate="55000",
-    )
-
-
 def _checked(records: list[Record], subid: int) -> list[RowConflict]:
-    """:raises ApplyError: a row is missing, which apply would only report."""
+    """Return rows that another origin wrote last.
+
+    :raises ApplyError: a row is missing, which apply would only report.
+    """
     for one in records:
         # guard: a replay that misses a row changes nothing
         if isinstance(one, RowConflict) and one.local is None:

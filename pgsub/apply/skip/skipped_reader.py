@@ -6,7 +6,8 @@ target's types stand for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import psycopg
@@ -49,33 +50,22 @@ class SkippedReader:
         They were one on the publisher where foreign keys are between those tables; where they were several, it comes
         to the same.
         """
-        emptied: list[tuple[SkippedChange, Relation]] = []
-        for row in rows:
-            self.transaction.commit_ts = row.body["commit_ts"]
-            self.transaction.kind = Kind(row.body["kind"])
-            relation = self._relation(row)
-            if emptied and not _together(emptied[-1][0], row):
-                yield _truncate(emptied)
-                emptied = []
-            if row.body["operation"] == "TRUNCATE":
-                emptied.append((row, relation))
-            else:
-                yield row, [relation], _row_change(row, relation)
-        if emptied:
-            yield _truncate(emptied)
+        for _, group in groupby(rows, _statement):
+            first, *others = group
+            self.transaction.commit_ts = first.body["commit_ts"]
+            self.transaction.kind = Kind(first.body["kind"])
+            relations = list({one.relid: one for one in map(self._relation, [first, *others])}.values())
+            yield first, relations, _message(first, relations)
 
     def _relation(self, row: SkippedChange) -> Relation:
         """Return the publisher's table as the row describes it; with other columns it is another relation."""
         body = row.body
         names: dict[str, None] = dict.fromkeys(body.get("new") or {})
         names |= dict.fromkeys([*body.get("unchanged", ()), *(body.get("old") or {})])
-        key = (
-            *(row.schemaname, row.relname, tuple(names)),
-            *(tuple(body["identity"]), body["replica_identity"], body.get("sync")),
-        )
+        table = row.schemaname, row.relname
+        key = (*table, tuple(names), tuple(body["identity"]), body["replica_identity"], body.get("sync"))
         known = self._relations.get(key)
         if known is None:
-            table = (row.schemaname, row.relname)
             types, identity = self._types[table], set(body["identity"])
             # the target's modifiers are not those that the values had
             columns = tuple(Column(int(n in identity), n, types.get(n, _TEXT), -1) for n in names)
@@ -84,22 +74,14 @@ class SkippedReader:
         return known
 
 
-def _together(one: SkippedChange, other: SkippedChange) -> bool:
-    same = one.body.get("restart_identity") == other.body.get("restart_identity")
-    return same and one.body["operation"] == other.body["operation"] == "TRUNCATE"
+def _statement(row: SkippedChange) -> object:
+    """Return a value that TRUNCATEs have in common if they are one, and no other changes have."""
+    return (row.body.get("restart_identity"),) if row.body["operation"] == "TRUNCATE" else row.id
 
 
-def _truncate(emptied: list[tuple[SkippedChange, Relation]]) -> tuple[SkippedChange, list[Relation], RowMessage]:
-    first = emptied[0][0]
-    relations = list({relation.relid: relation for _, relation in emptied}.values())
-    relids = tuple(relation.relid for relation in relations)
-    return first, relations, Truncate(relids, cascade=False, restart_identity=bool(first.body.get("restart_identity")))
-
-
-def _row_change(row: SkippedChange, relation: Relation) -> RowMessage:
-    body, old = row.body, None
-    if "old" in body:
-        old = _tuple(relation, body["old"])
+def _message(row: SkippedChange, relations: Sequence[Relation]) -> RowMessage:
+    body, relation = row.body, relations[0]
+    old = _tuple(relation, body["old"]) if "old" in body else None
     match body["operation"]:
         case "INSERT":
             return Insert(relation.relid, _tuple(relation, body["new"]))
@@ -107,6 +89,9 @@ def _row_change(row: SkippedChange, relation: Relation) -> RowMessage:
             return Update(relation.relid, body.get("old_kind", ""), old, _tuple(relation, body["new"]))
         case "DELETE" if old is not None:
             return Delete(relation.relid, body["old_kind"], old)
+        case "TRUNCATE":
+            relids = tuple(one.relid for one in relations)
+            return Truncate(relids, cascade=False, restart_identity=bool(body.get("restart_identity")))
     raise StateForbids(f"row {row.id} of pgsub.skipped_change on the target cannot be read")
 
 

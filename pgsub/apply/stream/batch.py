@@ -118,7 +118,7 @@ class TransactionRun:
         return int(self.end_lsns[-1])
 
     def cut(self, count: int) -> tuple[TransactionRun, TransactionRun]:
-        """The first ``count`` and the rest; neither is empty."""
+        """Split it after the first ``count`` transactions; neither part is empty."""
         found = self.segment.frames
         first = found.range(self.segment.start, int(self._commits[count - 1]) + 1)
         rest = found.range(int(self._begins[count]), self.segment.end)
@@ -172,9 +172,10 @@ class Batch:
     """Whole transactions in the order of their commits, to be applied together."""
 
     def __init__(self, items: Sequence[Item] = ()) -> None:
-        self.items = list(items)
-        self.count = sum(map(_count, self.items))
-        self.size = sum(item.size for item in self.items)
+        self.items: list[Item] = []
+        self.count = self.size = 0
+        for item in items:
+            self.add(item)
 
     def __len__(self) -> int:
         return self.count

@@ -249,7 +249,7 @@ class Committer:
         return session, records
 
     def _still_holds(self, progress: Progress, parallel: ParallelWorker, ledger_commit: LedgerCommit) -> bool:
-        """Whether a parallel worker decided as it would be decided now; else its transaction is rolled back.
+        """Check that a parallel worker decided as it would be decided now; else roll its transaction back.
 
         :param progress: as just read.
         :param ledger_commit: of the parallel worker's session.

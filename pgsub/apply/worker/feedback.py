@@ -73,7 +73,7 @@ class Feedback:
         return due
 
     def _wanted(self, clock: float) -> bool:
-        """Whether the ledger is to be written for WAL without a transaction.
+        """Return whether the ledger is to be written for WAL without a transaction.
 
         Each write makes WAL on the target, which others may replicate, and two subscriptions may feed each other. So
         it is written only where the publisher asks, a commit there waits, or the interval is over.

@@ -18,6 +18,7 @@ from pgsub.apply.rows.session import TargetSession, WorkerStreams
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker.committer import Committer
+from pgsub.apply.worker.policy import ChangePolicy
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.errors import ApplyError, StreamsMustRestart
@@ -112,11 +113,8 @@ class HeldRelease:
         return ended
 
 
-class _HeldPolicy:
-    """The policy for kept changes, which the transaction that applies them removes from the ledger.
-
-    A :class:`~pgsub.apply.worker.policy.ChangePolicy`.
-    """
+class _HeldPolicy(ChangePolicy):
+    """The policy for kept changes, which the transaction that applies them removes from the ledger."""
 
     def __init__(self, session: TargetSession, subid: int) -> None:
         self._session = session
@@ -183,7 +181,3 @@ class _HeldPolicy:
     def skip(self) -> Skip | None:
         """Return the skip, if it is for the kept transaction at hand."""
         return self._skip
-
-    def holds(self) -> bool:
-        """Return False."""
-        return False

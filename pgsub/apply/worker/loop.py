@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 
 import psycopg
 
+from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.parallel.leader import ParallelLeader
 from pgsub.apply.parallel.worker import ParallelWorker
 from pgsub.apply.rows.session import WorkerStreams
@@ -21,6 +23,7 @@ from pgsub.apply.stream.transactions import Kind, RemoteTransaction
 from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.feedback import Feedback
 from pgsub.apply.worker.policy import WorkerPolicy
+from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.envelope import Keepalive
@@ -44,32 +47,33 @@ CONTROL_SECONDS = 0.2
 PING_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """The end of a worker: ``stopped``, ``reached`` or ``done``, and its position."""
+
+    outcome: str
+    remote_lsn: int
+    position: int
+
+
 class ApplyLoop:
     """One run of one worker.
 
     :param streams: target session with the claim taken, publisher stream started at the ledger's position.
     :param policy: see :class:`WorkerPolicy`.
-    :param heartbeat: filled in and sent as the loop goes.
-    :param transactional: one target commit per remote transaction.
-    :param until_lsn: end when everything before it is applied, nothing after; 0 for no end.
+    :param spec: with ``until_lsn`` end when everything before it is applied, nothing after; 0 for no end.
+    :param state: of a tablesync worker, to be shown.
     """
 
-    def __init__(
-        self,
-        streams: WorkerStreams,
-        policy: WorkerPolicy,
-        heartbeat: Heartbeat,
-        sender: HeartbeatSender,
-        *,
-        transactional: bool = False,
-        until_lsn: int = 0,
-    ) -> None:
+    def __init__(self, streams: WorkerStreams, policy: WorkerPolicy, spec: WorkerSpec, *, state: str = "") -> None:
         self._streams = streams
         self._policy = policy
-        self._heartbeat = heartbeat
-        self._sender = sender
-        self._transactional = transactional
-        self._until = until_lsn
+        self._subscription, claim = spec.subscription, spec.claim
+        untagged = spec.applies and not streams.session.progress.tagged
+        self._heartbeat = Heartbeat(claim.subid, claim.worker, epoch=claim.epoch, state=state, untagged=untagged)
+        self._sender = HeartbeatSender(spec.heartbeat)
+        self._transactional = spec.subscription.apply_mode == "transactional"  #: one target commit for each transaction
+        self._until = spec.until_lsn
         self._progress = streams.session.progress
         self._leader = ParallelLeader(
             streams.parallel_workers,
@@ -109,12 +113,15 @@ class ApplyLoop:
         """End LSN of the last committed transaction."""
         return self._committer.remote_lsn
 
-    def run(self) -> str:
+    def run(self) -> WorkerResult:
         """Run until asked to stop or the policy is done.
 
-        :return: ``stopped``, ``reached`` (until_lsn) or ``done``.
-        :raises PgsubError: located where it can be.
+        :raises PgsubError: located where it can be, and with what was found out about a conflict.
         """
+        with complete_errors(self._streams.session.connection, self._subscription):
+            return WorkerResult(self._run(), self.remote_lsn, self.position)
+
+    def _run(self) -> str:
         self._receiver.start()
         try:
             self._policy.attach(self)  # may ask the target, and that may be gone

@@ -37,6 +37,7 @@ class ChangePolicy(Protocol):
 
     def holds(self) -> bool:
         """Return whether :meth:`should_apply` may have a change kept."""
+        return False
 
 
 class WorkerPolicy(ChangePolicy, Protocol):

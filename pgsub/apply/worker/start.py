@@ -130,7 +130,7 @@ def _open(spec: WorkerSpec, stack: contextlib.ExitStack) -> WorkerStreams:
 
 
 def _session(spec: WorkerSpec, *, must: bool = False) -> TargetSession:
-    """A writing session of the worker: a take-over finds it by its name, the ledger lets it in by the claim."""
+    """Open a writing session: a take-over finds it by its name, the ledger lets it in by the claim."""
     sub, role = spec.subscription, "apply" if spec.applies else f"sync:{spec.claim.worker}"
     name = SessionName(sub.subid, role, spec.claim.epoch)
     return target_session(sub, name, spec.claim, sub.synchronous_commit, must=must)

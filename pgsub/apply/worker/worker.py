@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.rows.change_filter import Decision, Filter
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import WorkerStreams
@@ -16,11 +14,10 @@ from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import rolled_back
 from pgsub.apply.worker.held_release import HeldRelease
-from pgsub.apply.worker.loop import ApplyLoop
+from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions
 from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common.errors import ApplyError, PgsubError, StreamsMustRestart
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
 from pgsub.protocol.lsn import covered
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import held_tables, states
@@ -35,22 +32,14 @@ _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _PAUSE = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerResult:
-    """The end of a worker: ``stopped``, ``reached`` or ``done``, and its position."""
-
-    outcome: str
-    remote_lsn: int
-    position: int
-
-
 def run(spec: WorkerSpec) -> WorkerResult:
     """Apply the subscription's slot until asked to stop, fenced, or ``until_lsn`` is reached.
 
     :raises PgsubError: the cause of its end; the launcher decides by its directive.
     """
     try:
-        return _run(spec)
+        with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
+            return ApplyLoop(opened, policy, spec).run()
     except ApplyError as error:
         left_out = False
         with contextlib.suppress(PgsubError):  # the error that stopped apply is the one to report
@@ -58,23 +47,6 @@ def run(spec: WorkerSpec) -> WorkerResult:
         if left_out:
             raise StreamsMustRestart("what stopped apply was rolled back on the publisher") from error
         raise
-
-
-def _run(spec: WorkerSpec) -> WorkerResult:
-    with streams(spec) as opened, contextlib.closing(ApplyPolicy(opened, spec)) as policy:
-        untagged = not opened.session.progress.tagged
-        heartbeat = Heartbeat(spec.subscription.subid, spec.claim.worker, epoch=spec.claim.epoch, untagged=untagged)
-        loop = ApplyLoop(
-            opened,
-            policy,
-            heartbeat,
-            HeartbeatSender(spec.heartbeat),
-            transactional=spec.subscription.apply_mode == "transactional",
-            until_lsn=spec.until_lsn,
-        )
-        with complete_errors(opened.session.connection, spec.subscription):
-            outcome = loop.run()
-        return WorkerResult(outcome, loop.remote_lsn, loop.position)
 
 
 class ApplyPolicy:
