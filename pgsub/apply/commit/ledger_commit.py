@@ -43,6 +43,7 @@ class LedgerCommit:
     """
 
     def __init__(self, session: TargetSession) -> None:
+        self.session = session
         self._connection, self._progress = session.connection, session.progress
         self._subid, self._subname = session.relations.subid, session.relations.subname
         self.recorded = False

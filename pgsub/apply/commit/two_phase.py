@@ -26,19 +26,20 @@ from pgsub.target.ledger.prepared_xacts import Found, PreparedTransactions
 
 _log = logging.getLogger(__name__)
 
+#: A session in whose open transaction the changes were applied, and the records of that.
+Applied = tuple[TargetSession, Sequence[Record]]
 #: Applies the changes in an open transaction of some session; None if that cannot be begun now.
-Apply = Callable[[RemoteTransaction], tuple[TargetSession, Sequence[Record]] | None]
+Apply = Callable[[RemoteTransaction], Applied | None]
 
 
 class TwoPhase:
     """Prepared transactions through the worker's own session.
 
-    :param session: the worker's own; other sessions may hold the data, the ledger is written by this one.
-    :param ledger_commit: of that session.
+    :param ledger_commit: of the worker's own session; others may hold the data, the ledger is written by this one.
     """
 
-    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit) -> None:
-        self._session = session
+    def __init__(self, ledger_commit: LedgerCommit) -> None:
+        self._session = session = ledger_commit.session
         self._ledger_commit = ledger_commit
         self._subid = session.relations.subid
         self._transactions = PreparedTransactions(session.connection, self._subid)

@@ -22,7 +22,7 @@ class Savepoints:
     """
 
     def __init__(self, executor: Executor, xid: int) -> None:
-        self._executor = executor
+        self.executor = executor
         self._xid = xid
         self._levels: dict[int, set[int]] = {}  #: by the subtransaction of a savepoint all those with changes since
         self._aborted: set[int] = set()
@@ -36,7 +36,7 @@ class Savepoints:
         if subxid != self._xid and subxid not in levels:
             if len(levels) >= SAVEPOINTS:
                 raise ReplayFromFile("too many subtransactions")
-            self._executor.savepoint()
+            self.executor.savepoint()
             levels[subxid] = set()
         if levels:
             next(reversed(levels.values())).add(subxid)
@@ -56,6 +56,6 @@ class Savepoints:
             return
         if any(not self._levels[subxid] <= self._aborted for subxid in levels[first:]):
             raise ReplayFromFile("subtransactions were rolled back in an order that savepoints do not allow")
-        self._executor.rollback_to(first)
+        self.executor.rollback_to(first)
         for subxid in levels[first:]:
             del self._levels[subxid]

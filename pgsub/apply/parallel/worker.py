@@ -81,8 +81,7 @@ class ParallelWorker(SupervisedThread):
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ready = threading.Event()
         self._executor: Executor | None = None
-        self._open = False  #: a target transaction is open and this thread's
-        self._savepoints: Savepoints | None = None
+        self._savepoints: Savepoints | None = None  #: of a target transaction that is open and this thread's
         self._read = self._changes = 0
         self._records: list[Record] = []
         self.session: TargetSession | None = None
@@ -110,7 +109,7 @@ class ParallelWorker(SupervisedThread):
     @property
     def free(self) -> bool:
         """Whether it can begin another transaction at once."""
-        return self.xid == 0 and not self._open and self._commands.empty()
+        return self.xid == 0 and self._savepoints is None and self._commands.empty()
 
     def assign(self, xid: int, spooled: SpooledTransaction, version: int, should_apply: Filter) -> None:
         """Apply this transaction from now on.
@@ -183,7 +182,7 @@ class ParallelWorker(SupervisedThread):
         """Run one command after the other, until :meth:`stop`."""
         while True:
             try:
-                command = self._commands.get(timeout=IDLE_SECONDS if self._open else None)
+                command = self._commands.get(timeout=None if self._savepoints is None else IDLE_SECONDS)
             except queue.Empty:
                 command = self._give_way
             if command is None:
@@ -205,13 +204,12 @@ class ParallelWorker(SupervisedThread):
         self._transaction, self._spooled = transaction, spooled
         self._read, self._records, self.reason = 0, [], None
         session, executor = self._connected()
-        self._savepoints = Savepoints(executor, transaction.xid)
         session.relations.restore({})
         session.connection.execute("BEGIN")
         executor.begin(should_apply)
         executor.counters = Counter()
         self._changes = executor.changes
-        self._open = True
+        self._savepoints = Savepoints(executor, transaction.xid)
 
     def _connected(self) -> tuple[TargetSession, Executor]:
         if self.session is None or self._executor is None:
@@ -233,10 +231,9 @@ class ParallelWorker(SupervisedThread):
         self._apply_to(growth.end)
 
     def _apply_to(self, end: int) -> None:
-        if not self._open or self._executor is None or self._savepoints is None or end <= self._read:
-            return
-        self._executor.feed(self._transaction, self._segments(end, self._savepoints))
-        failpoints.point("apply.stream_open")
+        if self._savepoints is not None and end > self._read:
+            self._savepoints.executor.feed(self._transaction, self._segments(end, self._savepoints))
+            failpoints.point("apply.stream_open")
 
     def _segments(self, end: int, savepoints: Savepoints) -> Iterator[Segment]:
         savepoints.take_back()
@@ -255,21 +252,21 @@ class ParallelWorker(SupervisedThread):
 
     def _drain(self, transaction: RemoteTransaction) -> None:
         try:
-            if not self._open or self._executor is None or self._savepoints is None:
+            if self._savepoints is None:
                 raise ReplayFromFile("it was given up before")
             own = self._transaction
             own.finish_lsn, own.end_lsn = transaction.finish_lsn, transaction.end_lsn
             own.commit_ts = transaction.commit_ts
             self._apply_to(self._spooled.end)
             self._savepoints.take_back()
-            self._records = self._executor.finish()
+            self._records = self._savepoints.executor.finish()
             missing = [one for one in self._records if isinstance(one, RowConflict) and one.local is None]
             if any(not one.place.mapped.by_identity for one in missing):
                 # of equal rows another session may have taken the one that was chosen here, and there are more
                 raise ReplayFromFile("a row that was looked for by all of its columns is missing")
             # it only waits for the ledger's row now, as without a parallel worker
             self._connected()[0].connection.execute("SET LOCAL lock_timeout = 0")
-            self._open = False
+            self._savepoints = None
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")
         finally:
@@ -280,10 +277,10 @@ class ParallelWorker(SupervisedThread):
 
         Subtransactions that the publisher rolled back are taken back first, with their locks.
         """
-        if self._executor is None or self.session is None or self._savepoints is None:
+        if self.session is None or self._savepoints is None:
             return
         self._savepoints.take_back()
-        self._executor.wait()
+        self._savepoints.executor.wait()
         row = self.session.connection.execute(_AWAITED.encode()).fetchone()
         if row is not None and row[0]:
             self._give_up("another session waited for it")
@@ -296,7 +293,7 @@ class ParallelWorker(SupervisedThread):
         self._rollback()
 
     def _rollback(self) -> None:
-        self._open = False
+        self._savepoints = None
         session = self.session
         if session is None:
             return

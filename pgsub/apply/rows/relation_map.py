@@ -21,7 +21,7 @@ from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.messages import Message, Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
-from pgsub.target.catalog.relation import LEDGER, TargetRelation, describe, find_oids, name_of, partitions, renamed
+from pgsub.target.catalog.relation import LEDGER, describe, find_oids, name_of, renamed
 from pgsub.target.session import roles
 from pgsub.target.sql.statement_builder import Statement
 
@@ -45,7 +45,7 @@ class RelationCache:
     def __init__(
         self, connection: psycopg.Connection, sub: Subscription, *, replica: bool, tracked: bool = False
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._sub = sub
         self.subid, self.subname = sub.subid, sub.name
         self.replica = replica
@@ -130,7 +130,7 @@ class RelationCache:
 
     def _missing(self, remote: Relation) -> SchemaFault:
         schema, name = local_name(remote)
-        now = renamed(self._connection, self._sub.subid, schema, name)
+        now = renamed(self.connection, self._sub.subid, schema, name)
         if now is not None:
             statements = [quoting.statement(one) for one in ddl_hints.rename(now, (schema, name))]
             return missing(
@@ -139,7 +139,7 @@ class RelationCache:
                 f'The subscribed table of that name is "{now[0]}.{now[1]}" now. Give it back the name until apply has'
                 f" passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
             )
-        types = ddl_hints.column_types(self._connection, remote.columns, self._types)
+        types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         table = ddl_hints.create_table(remote, schema, types)
         return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {self._sub.name}"))
 
@@ -150,7 +150,7 @@ class RelationCache:
                 self._oids[name] = NEVER
         wanted = [name for name in names if name not in self._oids]
         if wanted:
-            self._oids.update(find_oids(self._connection, wanted))
+            self._oids.update(find_oids(self.connection, wanted))
         return {self._oids[name] for name in names if name in self._oids}
 
     def forget_names(self) -> None:
@@ -167,16 +167,12 @@ class RelationCache:
             return
         self._checked_at = now
         oids = {one.target.oid for one in self._maps.values()}
-        found = ddl_watch.definition_versions(self._connection, oids)
+        found = ddl_watch.definition_versions(self.connection, oids)
         for relid, one in list(self._maps.items()):
             oid = one.target.oid
             if found.get(oid) is None or found[oid] != self._prints.get(oid):
                 self._oids.pop(local_name(one.remote), None)
                 self._forget(relid)
-
-    def partitions(self, target: TargetRelation) -> list[tuple[int, str]]:
-        """See :func:`pgsub.target.catalog.relation.partitions`; what is made of it must be forgotten after any DDL."""
-        return partitions(self._connection, target.oid)
 
     def known(self, relid: int) -> RelationMap | None:
         """Return the map, if it was made before: making one needs the session."""
@@ -191,14 +187,14 @@ class RelationCache:
         """
         remote = self.remote(relid)
         schema, name = local_name(remote)
-        self._prints.update(ddl_watch.definition_versions(self._connection, [target_oid]))
-        target = describe(self._connection, schema, name, replica=self.replica)
+        self._prints.update(ddl_watch.definition_versions(self.connection, [target_oid]))
+        target = describe(self.connection, schema, name, replica=self.replica)
         if target is None:
             raise self._missing(remote)
         if target.oid != target_oid:
             raise self._replaced(schema, name, target_oid, target.oid)
         target = replace(roles.with_role(target, self._sub), origins_of=self._sub.subid if self._tracked else 0)
-        types = ddl_hints.column_types(self._connection, remote.columns, self._types)
+        types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         self._check_rules(conflict_rules.of_table(self._sub.on_conflict, schema, name))
         made = replace(map_relation(remote, target, types), rules=self.rules.of_table(schema, name))
         self._maps[relid] = made
@@ -218,7 +214,7 @@ class RelationCache:
 
     def _replaced(self, schema: str, name: str, known: int, found: int) -> SchemaFault:
         """Make the error of a table that is not the one that the subscription knows by its name."""
-        now = name_of(self._connection, known)
+        now = name_of(self.connection, known)
         what, where = "was dropped and created again", ""
         if now is not None:
             what, where = "is another table than the one subscribed", f' which is "{now[0]}.{now[1]}" now,'

@@ -10,6 +10,7 @@ from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
+from pgsub.target.catalog.relation import partitions
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.statement_builder import Statement
 
@@ -57,7 +58,10 @@ class RowStatements:
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-            return row_queries.leaves_partition(relation, kinds, old_kinds, self._relations.partitions(relation.target))
+            parts = partitions(
+                self._relations.connection, relation.target.oid
+            )  # the statement is forgotten after any DDL
+            return row_queries.leaves_partition(relation, kinds, old_kinds, parts)
 
         return self._updating(place, b"P", build)
 

@@ -24,7 +24,6 @@ from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
 from pgsub.apply.rows.change_filter import Filter
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.decoder import decode_change
@@ -43,10 +42,8 @@ _Key = tuple[int, tuple[bytes | str | None, ...]]
 class PartialSkip:
     """The application of what can be applied of one transaction."""
 
-    def __init__(
-        self, session: TargetSession, executor: Executor, ledger_commit: LedgerCommit, left: SkippedChanges
-    ) -> None:
-        self._session = session
+    def __init__(self, executor: Executor, ledger_commit: LedgerCommit, left: SkippedChanges) -> None:
+        self._session = ledger_commit.session
         self._executor = executor
         self._ledger_commit = ledger_commit
         self._left = left

@@ -13,7 +13,6 @@ from pgsub.apply.commit.skipped_writer import SkippedChanges, changed
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.rows.change_filter import Filter
 from pgsub.apply.rows.relation_map import NEVER, local_name
-from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.skip.partial_skip import PartialSkip
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
@@ -32,8 +31,8 @@ class SkipHandler:
     :param executor: of that session.
     """
 
-    def __init__(self, session: TargetSession, ledger_commit: LedgerCommit, executor: Executor) -> None:
-        self._session = session
+    def __init__(self, ledger_commit: LedgerCommit, executor: Executor) -> None:
+        self._session = ledger_commit.session
         self._ledger_commit = ledger_commit
         self._executor = executor
 
@@ -70,7 +69,7 @@ class SkipHandler:
         if skip.rows == WHOLE:
             self._whole(last, left, should_apply)
         else:
-            PartialSkip(self._session, self._executor, self._ledger_commit, left).run(last, should_apply)
+            PartialSkip(self._executor, self._ledger_commit, left).run(last, should_apply)
         left.write()
         failpoints.point("apply.skipped")
         if applies:

@@ -7,7 +7,6 @@ the connection is the only one that sends feedback.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import threading
@@ -35,10 +34,8 @@ HOLD_BYTES, HOLD_SECONDS = 256 << 10, 0.05
 #: its own, and wakes the reader up; the kernel joins those that wait. Small ones never add up to MUCH_BYTES in that
 #: time; large ones do, and waiting for them would only make them slow.
 FLOW_BYTES, FLOW_SECONDS, MUCH_BYTES = 2048, 0.02, 512 << 10
-#: Status updates in the time in which the publisher wants to hear of us.
-_ANSWERS = 4
-#: Seconds between two of them that say the same: a publisher that shuts down asks again as soon as it is answered. And
-#: after which the write position is reported alone: apply mostly has more to report before.
+#: Seconds between two status updates that say the same: a publisher that shuts down asks again as soon as it is
+#: answered. And after which the write position is reported alone: apply mostly has more to report before.
 _SOON_SECONDS = 0.1
 EPOCH_2000 = 946_684_800_000_000  #: 2000-01-01 UTC in microseconds since 1970
 
@@ -60,22 +57,6 @@ class Timing:
     status_interval: float = 10.0
     timeout: float = 60.0
     idle_interval: float = 10.0
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        wal_receiver_timeout: float | None = None,
-        status_interval: float | None = None,
-        wal_sender_timeout: float | None = None,
-    ) -> Timing:
-        """Derive them from settings of the two servers in seconds; 0 means never, None that it is not known."""
-        default = cls()
-        asked = default.status_interval if status_interval is None else float(status_interval)
-        intervals = [one for one in (asked, float(wal_sender_timeout or 0) / _ANSWERS) if one > 0]
-        timeout = default.timeout if wal_receiver_timeout is None else float(wal_receiver_timeout)
-        idle = float(status_interval or default.idle_interval)
-        return cls(min(intervals, default=math.inf), timeout or math.inf, idle)
 
 
 class Receiver(SupervisedThread):

@@ -7,13 +7,12 @@ Mirrors apply_handle_commit, apply_handle_stream_commit and apply_handle_prepare
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import psycopg
 
 from pgsub.apply.commit.ledger_commit import LedgerCommit
-from pgsub.apply.commit.two_phase import TwoPhase
-from pgsub.apply.conflicts.conflict import Record
+from pgsub.apply.commit.two_phase import Applied, TwoPhase
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.parallel.worker import ParallelWorker
@@ -82,8 +81,8 @@ class Committer:
         self.counters = self._executor.counters
         self._set_based = set_based
         self._limit = TRANSACTIONS if set_based else ROW_TRANSACTIONS
-        self._skipping = SkipHandler(session, self.ledger_commit, self._executor)
-        self._two_phase = TwoPhase(session, self.ledger_commit)
+        self._skipping = SkipHandler(self.ledger_commit, self._executor)
+        self._two_phase = TwoPhase(self.ledger_commit)
         self._messages: list[LoggedMessage] = []
         self.remote_lsn = session.progress.remote_lsn
         self.applied_in_parallel = 0
@@ -142,8 +141,6 @@ class Committer:
             except SetFallback as deviation:
                 _log.debug("a batch is replayed row by row: %s", deviation)
                 self._back_to(before)
-                self.counters["set_fallbacks"] += 1
-                return None
             except PgsubError as error:
                 if not self._back_to(before):
                     raise
@@ -151,8 +148,8 @@ class Committer:
                     continue
                 if not _ours(error):
                     raise
-                self.counters["set_fallbacks"] += 1
-                return None
+            self.counters["set_fallbacks"] += 1
+            break
         return None
 
     def _back_to(self, relations: dict[int, Relation]) -> bool:
@@ -238,9 +235,7 @@ class Committer:
         self._done_in_parallel(transaction, parallel, ledger_commit.recorded)
         return True
 
-    def _completed(
-        self, transaction: RemoteTransaction, parallel: ParallelWorker
-    ) -> tuple[TargetSession, Sequence[Record]] | None:
+    def _completed(self, transaction: RemoteTransaction, parallel: ParallelWorker) -> Applied | None:
         """Wait for the parallel worker; None where it gave the transaction up."""
         records, session = parallel.complete(transaction, self._beat), parallel.session
         if records is None or session is None:
@@ -272,7 +267,7 @@ class Committer:
     # prepared transactions
 
     def _prepare(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> int:
-        def applied(transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
+        def applied(transaction: RemoteTransaction) -> Applied | None:
             # what a parallel worker holds is gone after a PREPARE that failed: the next try begins with nothing
             nonlocal parallel
             once, parallel = parallel, None
@@ -292,7 +287,7 @@ class Committer:
                 self.ledger_commit.rolled_back()
                 raise
 
-    def _open(self, transaction: RemoteTransaction) -> tuple[TargetSession, Sequence[Record]] | None:
+    def _open(self, transaction: RemoteTransaction) -> Applied | None:
         """Apply it in a transaction that never locks the progress row: a prepared one would keep the lock."""
         progress = self._session.progress
         progress.read()
@@ -307,9 +302,7 @@ class Committer:
         self._skipping.run(skip, Batch([transaction]), self._policy.should_apply)
         return self._session, ()
 
-    def _applied(
-        self, transaction: RemoteTransaction, parallel: ParallelWorker | None
-    ) -> tuple[TargetSession, Sequence[Record]] | None:
+    def _applied(self, transaction: RemoteTransaction, parallel: ParallelWorker | None) -> Applied | None:
         completed = None if parallel is None else self._completed(transaction, parallel)
         if parallel is None or completed is None:
             return None

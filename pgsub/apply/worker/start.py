@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ from pgsub.target.session.connect import SessionName, must_use_password
 
 #: Where sets are suspected of a difference, everything goes row by row with PGSUB_SET_BASED=off.
 SET_BASED = os.environ.get("PGSUB_SET_BASED", "on") != "off"
+#: Status updates in the time in which the publisher wants to hear of us.
+_ANSWERS = 4
 _IN_USE = "55006"
 #: Seconds that another walsender may still use the slot.
 BUSY_SECONDS = 3.0
@@ -188,19 +191,26 @@ def _two_phase(
 def _timing(session: psycopg.Connection, replication: publisher.Connection, sub: Subscription) -> Timing:
     """Read the timeouts of both ends: wal_receiver_* as for a subscription of the target's own, or the option.
 
+    In the settings 0 means never.
+
     Status updates keep to the publisher's wal_sender_timeout without being requested: a request may lie behind a large
     value that is still on its way, or behind messages that apply has not taken yet.
     """
-    row = session.execute(_RECEIVER.encode()).fetchone()
     try:
         sender = replication.execute(_SENDER.encode()).fetchone()
     except psycopg.Error as error:
         raise translate(error, "read the publisher's settings") from None
-    timeout, interval = row or (None, None)
+    settings = session.execute(_RECEIVER.encode()).fetchone()
+    timeout, interval = settings or (None, None)
     if (own := receiver_timeout(sub.wal_receiver_timeout)) is not None:
         timeout = own
-    patience = sender[0] if sender else None
-    return Timing.of(wal_receiver_timeout=timeout, status_interval=interval, wal_sender_timeout=patience)
+    default, wanted = Timing(), float(sender[0] if sender else 0) / _ANSWERS
+    asked = default.status_interval if interval is None else float(interval)
+    return Timing(
+        min((one for one in (asked, wanted) if one > 0), default=math.inf),
+        default.timeout if timeout is None else float(timeout) or math.inf,
+        float(interval or default.idle_interval),
+    )
 
 
 def _check(
