@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from fix_pair import MakePair, Pair
 
-from pgsub.apply.stream import assembler
-from pgsub.apply.stream import spool as spools
-from pgsub.apply.stream.spool import Spool, SpooledTransaction, SpoolFailed, limit
+from pgsub.apply.stream import assembler, spool_space
+from pgsub.apply.stream.spool import Spool, SpooledTransaction, SpoolFailed
+from pgsub.apply.stream.spool_space import limit
 from pgsub.apply.worker import loop
 from pgsub.common.errors import ApplyError, Directive, UsageError
 from pgsub.launcher.retry import Retry
@@ -382,8 +382,8 @@ def test_a_spool_leaves_room_to_others_on_its_disk(pair: MakePair, monkeypatch: 
     _decode_with(p, SMALL_MEMORY)
     p.pubdb.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) g")
     found = os.statvfs(tempfile.gettempdir())
-    monkeypatch.setattr(spools, "SPARE", found.f_blocks * found.f_frsize)
-    monkeypatch.setattr(spools, "SPARE_PART", 1)
+    monkeypatch.setattr(spool_space, "SPARE", found.f_blocks * found.f_frsize)
+    monkeypatch.setattr(spool_space, "SPARE_PART", 1)
     with pytest.raises(SpoolFailed, match="too little room is left") as caught:
         p.catch_up()
     retry = Retry()
@@ -392,6 +392,6 @@ def test_a_spool_leaves_room_to_others_on_its_disk(pair: MakePair, monkeypatch: 
         retry.failed(caught.value)
         waits.append(round(retry.not_before - time.monotonic()))
     assert waits == sorted(waits) and waits[0] == 5 and waits[-1] == 300
-    monkeypatch.setattr(spools, "SPARE", 0)
+    monkeypatch.setattr(spool_space, "SPARE", 0)
     p.catch_up()
     p.same("t")

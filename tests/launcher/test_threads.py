@@ -15,7 +15,7 @@ from fix_pair import MakePair
 from fix_program import Cli, one_error, until
 from fix_servers import Database
 
-from pgsub.apply.stream import publisher_shutdown, spool, synchronous_standby
+from pgsub.apply.stream import publisher_shutdown, spool_space, synchronous_standby
 from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import StateStoreError, ThreadDied
@@ -89,7 +89,7 @@ def test_create_that_only_watches_does_not_watch_for_ever(cli: Cli, reached: Cal
 def test_a_transaction_whose_parallel_worker_ends_is_replayed(
     pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "SPARE", 0)
+    monkeypatch.setattr(spool_space, "SPARE", 0)
     it = pair("CREATE TABLE t (id int PRIMARY KEY, v text)", streaming="parallel")
     at("thread.parallel_worker=die@3")
     it.pubdb.execute(f"ALTER DATABASE {it.pubdb.name} SET logical_decoding_work_mem = '64kB'")

@@ -58,9 +58,8 @@ class RowStatements:
         _check_width(place)
 
         def build(relation: RelationMap, kinds: bytes, old_kinds: bytes | None) -> Statement:
-            parts = partitions(
-                self._relations.connection, relation.target.oid
-            )  # the statement is forgotten after any DDL
+            # the statement is forgotten after any DDL
+            parts = partitions(self._relations.connection, relation.target.oid)
             return row_queries.leaves_partition(relation, kinds, old_kinds, parts)
 
         return self._updating(place, b"P", build)

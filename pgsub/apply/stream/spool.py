@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import tempfile
@@ -26,7 +25,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pgsub.common.errors import InternalError, SpoolFailed, UsageError
+from pgsub.apply.stream.spool_space import SpoolSpace
+from pgsub.common.errors import InternalError, SpoolFailed
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.reader import INT32
@@ -34,72 +34,10 @@ from pgsub.protocol.reader import INT32
 _BUFFER = 1 << 20
 #: Bytes of a followed file that are kept in memory.
 _RECENT = 16 << 20
-#: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
-#: it is looked at again.
-SPARE, SPARE_PART, _CHECK = 1 << 30, 20, 1 << 20
-_UNITS = {None: 0, "kB": 10, "MB": 20, "GB": 30, "TB": 40}
 _MESSAGE, _ABORT = b"MA"
 _XID = frames.ENVELOPE + 1
 _SUBXID = frames.ENVELOPE + 5
 _unpack = INT32.unpack_from
-
-
-def limit() -> int:
-    """Return the bytes that the spool of one worker may take by PGSUB_SPOOL_LIMIT, 0 where nothing is said.
-
-    :raises UsageError: it is no size.
-    """
-    text = os.environ.get("PGSUB_SPOOL_LIMIT", "0")
-    found = re.fullmatch(r"\s*(\d+)\s*(kB|MB|GB|TB)?\s*", text)
-    if found is None:
-        raise UsageError(
-            f'"{text}" is no size', detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB."
-        )
-    return int(found[1]) << _UNITS[found[2]]
-
-
-class SpoolSpace:
-    """The space that a worker's spool may take: up to its limit, and not the space that others need there.
-
-    :param limit: bytes, 0 for none.
-    """
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder = folder
-        self._limit = limit
-        self._taken = self._seen = 0
-
-    def take(self, size: int) -> None:
-        """Reserve so many bytes before they are written.
-
-        :raises SpoolFailed: there is no room for them.
-        """
-        if self._limit and self._taken + size > self._limit:
-            raise SpoolFailed(
-                f'transactions in progress take more room than spool "{self._folder}" may have',
-                detail=f"The limit is {self._limit} bytes.",
-                hint="Set PGSUB_SPOOL_LIMIT to more for pgsub run; apply tries again by itself.",
-            )
-        if self._taken + size - self._seen >= _CHECK or not self._seen:
-            self._check_free(size)
-            self._seen = self._taken + size
-        self._taken += size
-
-    def _check_free(self, size: int) -> None:
-        """Check the free space: others that write there, the state store above all, must not fail for the spool."""
-        found = os.statvfs(self._folder)
-        free, spare = found.f_bavail * found.f_frsize, min(SPARE, found.f_blocks * found.f_frsize // SPARE_PART)
-        if free < spare + size + _CHECK // 2:
-            raise SpoolFailed(
-                f'too little room is left where spool "{self._folder}" lies',
-                detail=f"{free} bytes are free, {spare} of them are left to others.",
-                hint=f"Free some space; apply tries again by itself.\ndf -h {shlex.quote(str(self._folder.parent))}",
-            )
-
-    def give(self, size: int) -> None:
-        """Give back so many bytes that were removed."""
-        self._taken -= size
-        self._seen = min(self._seen, self._taken)
 
 
 class Spool:
@@ -107,7 +45,7 @@ class Spool:
 
     :param folder: where spools live (0700), None for the executor's folder for scratch files.
     :param owner: names the worker; what an older attempt of the same owner left behind is removed.
-    :param limit: see :func:`limit`.
+    :param limit: see :class:`~pgsub.apply.stream.spool_space.SpoolSpace`.
     :raises SpoolFailed: the folder cannot be made.
     """
 

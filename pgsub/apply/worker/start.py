@@ -15,7 +15,8 @@ import psycopg
 from pgsub.apply.rows.session import TargetSession, WorkerStreams, recorded_publisher, target_session
 from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.receiver import Timing
-from pgsub.apply.stream.spool import Spool, limit
+from pgsub.apply.stream.spool import Spool
+from pgsub.apply.stream.spool_space import limit
 from pgsub.apply.stream.synchronous_standby import StandbyNames, named
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable, log_text
