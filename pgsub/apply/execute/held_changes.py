@@ -6,6 +6,7 @@ Part of one executor: what is kept has its place among the changes that are made
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import psycopg
 
@@ -21,9 +22,9 @@ from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldChanges
 from pgsub.target.sql.pipeline import StatementFailed
 
-#: Bytes of messages in one row of the ledger, and bytes and rows that are written together.
+#: Bytes of messages in one row of the ledger, and bytes and messages that are written together.
 STRETCH_BYTES = 256 << 10
-WRITE_BYTES, WRITE_ROWS = 4 << 20, 10_000
+WRITE_BYTES, WRITE_MESSAGES = 4 << 20, 10_000
 
 _TYPES = {ord("I"): "INSERT", ord("U"): "UPDATE", ord("D"): "DELETE"}
 
@@ -45,11 +46,8 @@ class HeldChangeWriter:
 
     def begin(self) -> None:
         """Begin a target transaction, or forget what is undone and was not written yet."""
-        self._stretches: list[HeldChanges] = []
-        self._bytes = 0  #: of these and the open one
-        self._open: tuple[RemoteTransaction, Relation, int] | None = None
-        self._payloads: list[bytes] = []
-        self._length = 0
+        self._kept: list[tuple[RemoteTransaction, Relation, int, int, bytes]] = []
+        self._bytes = 0
 
     def split_off(self, block: ChangeBlock) -> ChangeBlock:
         """Keep the changes of held tables; return the rest of the block."""
@@ -72,7 +70,7 @@ class HeldChangeWriter:
             return False
         row = encoder.outside_stream(payload, in_stream=transaction.in_stream)
         self._add(transaction, self._relations.remote(relid), srrelid, row)
-        if self._bytes >= WRITE_BYTES or len(self._stretches) >= WRITE_ROWS:
+        if self._bytes >= WRITE_BYTES or len(self._kept) >= WRITE_MESSAGES:
             self.write()
         return True
 
@@ -85,36 +83,30 @@ class HeldChangeWriter:
                 self._add(transaction, self._relations.remote(relid), srrelid, alone)
 
     def _add(self, transaction: RemoteTransaction, relation: Relation, srrelid: int, payload: bytes) -> None:
-        now = self._open
-        if now is None or now[0] is not transaction or now[1] is not relation or self._length >= STRETCH_BYTES:
-            self._end_stretch()
-            self._open = transaction, relation, srrelid
-        self._payloads.append(payload)
-        self._length += len(payload)
+        self._kept.append((transaction, relation, srrelid, self._bytes // STRETCH_BYTES, payload))
         self._bytes += len(payload)
 
-    def _end_stretch(self) -> None:
-        if self._open is None:
-            return
-        (transaction, relation, srrelid), payloads = self._open, self._payloads
-        self._open, self._payloads, self._length = None, [], 0
+    def _stretch(self, kept: list[tuple[RemoteTransaction, Relation, int, int, bytes]]) -> HeldChanges:
+        transaction, relation, srrelid, *_ = kept[0]
         described = self._descriptions.get(relation)
         if described is None:
             described = self._descriptions[relation] = encoder.relation(relation)
         place = (transaction.xid, transaction.finish_lsn, transaction.commit_ts)
-        self._stretches.append(HeldChanges(0, srrelid, *place, described, encoder.joined(payloads), len(payloads)))
+        payloads = [payload for *_, payload in kept]
+        return HeldChanges(0, srrelid, *place, described, encoder.joined(payloads), len(payloads))
 
     def write(self) -> None:
-        """Write everything kept so far into the open transaction.
+        """Write everything kept so far into the open transaction, as one row each of one transaction and relation.
 
         :raises StatementFailed: the transaction is aborted.
         """
-        self._end_stretch()
-        stretches = self._stretches
-        if not stretches:
+        kept = self._kept
+        if not kept:
             return
         self.begin()
         self._rows.sync()
+        groups = groupby(kept, lambda one: (id(one[0]), id(one[1]), one[3]))
+        stretches = [self._stretch(list(group)) for _, group in groups]
         try:
             held_tables.store(self._rows.connection, self._relations.subid, stretches)
         except psycopg.Error as error:
