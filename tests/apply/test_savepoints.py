@@ -85,7 +85,7 @@ class Bench:
 
     def _stop(self, xid: int, spooled: SpooledTransaction) -> None:
         spooled.pause()
-        self.parallel.stopped(xid, spooled)
+        self.parallel.grown(xid, spooled)
 
 
 @pytest.fixture
