@@ -166,12 +166,15 @@ class Assembler:
 
     def _control(self, message: Message, raw: Segment) -> RemoteTransaction | None:
         match message:
-            case Begin() | BeginPrepare():
+            case Begin():  # not by opened(): this is hot
+                self._current = RemoteTransaction(message.xid, message.final_lsn, commit_ts=message.commit_ts)
+            case BeginPrepare():
                 self._current = opened(message)
-            case Commit(_, end_lsn, at) | Prepare(_, end_lsn, at):
+            case Commit() | Prepare():
                 done, self._current = self._current, None
                 if done is not None:
-                    done.end_lsn, done.commit_ts = end_lsn, at
+                    done.end_lsn = message.end_lsn
+                    done.commit_ts = message.commit_ts if isinstance(message, Commit) else message.prepare_ts
                 return done
             case CommitPrepared() | RollbackPrepared():
                 self._discard(message.xid)

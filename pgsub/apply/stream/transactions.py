@@ -113,8 +113,8 @@ def opened(message: Message, lsn: int = 0) -> RemoteTransaction | None:
     :param lsn: of the message.
     """
     match message:
-        case Begin(final_lsn, commit_ts, xid):
-            return RemoteTransaction(xid, final_lsn, commit_ts=commit_ts, begin_lsn=lsn)
+        case Begin():
+            return RemoteTransaction(message.xid, message.final_lsn, 0, message.commit_ts, Kind.COMMIT, lsn)
         case BeginPrepare(prepare_lsn, _, prepare_ts, xid, gid):
             return RemoteTransaction(xid, prepare_lsn, 0, prepare_ts, Kind.PREPARE, lsn, gid)
         case CommitPrepared(commit_lsn, end_lsn, commit_ts, xid, gid):
