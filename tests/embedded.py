@@ -63,6 +63,11 @@ class Server(servers.Server):
             more = {"password": self.password, **more}
         return super().conninfo(dbname, user, **more)
 
+    def restart(self, mode: servers.StopMode = "fast") -> None:
+        """Stop and start, on the same port."""
+        self.stop(mode)
+        self.start()
+
     def kill9(self) -> None:
         """Kill the postmaster and everything below it, without a word; returns when all of it is gone."""
         if self._process is None:

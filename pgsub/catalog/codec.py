@@ -1,4 +1,4 @@
-"""Between row types and columns: how each kind of value is stored, and what is accepted when it is read back.
+"""Conversions between row types and columns: how each kind of value is stored, and which values are accepted back.
 
 The file may have been edited by hand or damaged, so nothing is believed: a value of the wrong type or outside its
 domain is a :class:`~pgsub.common.errors.StateStoreError` and never travels on. Statements are built here and only from
@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 
 class Kind(NamedTuple):
-    """A way to store a value, and to read it back (ValueError for what cannot be)."""
+    """The two directions of a conversion: into the stored form, and back (ValueError for an invalid value)."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -95,8 +95,7 @@ def decoded(kind: Kind, table: str, column: str, value: Any) -> Any:
         return kind.decode(value)
     except (ValueError, TypeError):
         raise StateStoreError(
-            "state store holds an invalid value",
-            detail=f'Column "{column}" of "{table}" holds {value!r:.80}.',
+            "state store holds an invalid value", detail=f'Column "{column}" of "{table}" holds {value!r:.80}.'
         ) from None
 
 
@@ -140,17 +139,12 @@ class Table(Generic[Row]):
         return f'INSERT OR REPLACE INTO "{self.name}" ({names}) VALUES ({marks})'
 
     @cached_property
-    def _encoders(self) -> list[tuple[str, Callable[[Any], Any]]]:
-        names = (field.name for field in fields(self.row))  # type: ignore[arg-type]
-        return [(name, kind.encode) for name, kind in zip(names, self.kinds.values(), strict=True)]
-
-    @cached_property
-    def _decoders(self) -> list[Callable[[Any], Any]]:
-        return [kind.decode for kind in self.kinds.values()]
+    def _fields(self) -> list[tuple[str, Kind]]:
+        return list(zip((field.name for field in fields(self.row)), self.kinds.values()))  # type: ignore[arg-type]
 
     def encode(self, row: Row) -> tuple[Any, ...]:
         """Return the values of a row as stored."""
-        return tuple([encode(getattr(row, name)) for name, encode in self._encoders])
+        return tuple([kind.encode(getattr(row, name)) for name, kind in self._fields])
 
     def decode(self, values: Sequence[Any]) -> Row:
         """Return the row of stored values.
@@ -158,7 +152,7 @@ class Table(Generic[Row]):
         :raises StateStoreError: if one of them is not what pgsub would have written.
         """
         try:  # a subscription may have thousands of tables: which value is wrong is only asked if one is
-            return self.row(*[decode(value) for decode, value in zip(self._decoders, values, strict=True)])
+            return self.row(*[kind.decode(value) for (_, kind), value in zip(self._fields, values, strict=True)])
         except (ValueError, TypeError):
             pairs = zip(self.kinds.items(), values, strict=True)
             return self.row(*(decoded(kind, self.name, column, value) for (column, kind), value in pairs))

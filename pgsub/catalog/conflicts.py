@@ -1,4 +1,4 @@
-"""The record of conflicts: what the server only writes to its log (``replication/logical/conflict.c``).
+"""The record of conflicts, which the server only writes to its log (``replication/logical/conflict.c``).
 
 One row a conflict. One that stops apply stays one row however often it is tried again, until apply gets past it.
 The record outlives its subscription and is bounded: what the bound takes is counted.
@@ -32,17 +32,17 @@ _OF_DROPPED = "subid NOT IN (SELECT oid FROM pg_subscription)"
 
 
 class Added(NamedTuple):
-    """The result of recording a row: its id, and whether it is a new one."""
+    """The outcome of recording a row: its id, and whether it is a new one."""
 
     id: int
     new: bool
 
 
 class ConflictCatalog(ViewsCatalog):
-    """The part of the state store that remembers conflicts."""
+    """The part of the state store with the record of conflicts."""
 
     def add_conflict(self, row: ConflictRow) -> int:
-        """Record a conflict; the same stop met again raises ``attempts`` and takes over the newer texts and rows.
+        """Record a conflict; the same stop once more raises ``attempts`` and replaces texts and rows by the newer ones.
 
         :param row: ``id``, ``attempts`` and times are the store's unless it is imported with a time.
         :return: its id, rising.
@@ -167,7 +167,7 @@ class ConflictCatalog(ViewsCatalog):
         left_out = self._stop(row, _SAME_CHANGE) if row.event is not None and _stops(row) else None
         if known is not None:
             row = replace(row, id=known.id, at=known.at, last_at=at, attempts=known.attempts + 1)
-        elif left_out is not None:  # what stopped apply is met once more, and left out
+        elif left_out is not None:  # the conflict that stopped apply occurs once more, and its change is left out
             same = {"id": left_out.id, "attempts": left_out.attempts, "worker": left_out.worker}
             row = replace(row, at=left_out.at, last_at=at, **same)  # type: ignore[arg-type]
         else:

@@ -23,11 +23,8 @@ from pgsub.catalog.state_folder import create_private
 from pgsub.common.errors import InternalError, PgsubError, StateStoreError
 
 _BUSY_SECONDS = 5.0
-_PRAGMAS = (
-    "PRAGMA trusted_schema = OFF",
-    "PRAGMA foreign_keys = ON",
-    "PRAGMA synchronous = FULL",
-)
+_PRAGMAS = ("PRAGMA trusted_schema = OFF", "PRAGMA foreign_keys = ON", "PRAGMA synchronous = FULL")
+_NEWEST = MIGRATIONS[-1][0]
 # history may be 10,000 wide rows: a command that only opens the store does not wait for them to be read
 _CHECK_STATE = """
     SELECT quick_check FROM sqlite_master JOIN pragma_quick_check(name)
@@ -83,7 +80,7 @@ class Database:
         return self._connection
 
     def reopen(self) -> None:
-        """Open the file anew, after whatever befell it; a new one where it was removed.
+        """Open the file anew, after any failure of it; a new one where it was removed.
 
         :raises StateStoreError: as the constructor.
         """
@@ -182,37 +179,30 @@ class Database:
     def _prepare(self) -> None:
         for pragma in _PRAGMAS:
             self.rows(pragma)
-        if not self._is_current():
-            self._upgrade()
+        if self._check_version() < _NEWEST:
+            with _alone(self.path, "upgraded"):
+                if self._check_version() < _NEWEST:
+                    self.rows("PRAGMA journal_mode = WAL")
+                    with self._errors():
+                        migrate(self._connection, self.path)
         self.check(_CHECK_STATE)
-
-    def _is_current(self) -> bool:
-        return self._check_version() == MIGRATIONS[-1][0]
 
     def _check_version(self) -> int:
         version = int(self.rows("PRAGMA user_version")[0][0])
         application = int(self.rows("PRAGMA application_id")[0][0])
-        newest = MIGRATIONS[-1][0]
         if application != APPLICATION_ID and self.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
             raise StateStoreError(
                 f'file "{self.path}" is not a pgsub state store',
                 detail="It is an SQLite database of another application.",
                 hint="Choose another state folder.\npgsub --state-dir FOLDER status",
             )
-        if version > newest:
+        if version > _NEWEST:
             raise StateStoreError(
-                f'state store "{self.path}" has schema version {version}, this pgsub knows versions up to {newest}',
+                f'state store "{self.path}" has schema version {version}, this pgsub knows versions up to {_NEWEST}',
                 detail="It was written by a newer pgsub.",
                 hint="Upgrade pgsub.\npgsub version",
             )
         return version
-
-    def _upgrade(self) -> None:
-        with _alone(self.path, "upgraded"):
-            if not self._is_current():
-                self.rows("PRAGMA journal_mode = WAL")
-                with self._errors():
-                    migrate(self._connection, self.path)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -221,7 +211,7 @@ class Database:
         except sqlite3.Error as error:
             raise _translated(self.path, error) from None
         except OverflowError:
-            raise InternalError("a number is too large for the state store") from None
+            raise InternalError("number is out of range for the state store") from None
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -292,18 +282,18 @@ def _translated(path: Path, error: sqlite3.Error) -> PgsubError:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StateStoreError(
             f'state store "{path}" is locked',
-            detail=f"Another process kept it for more than {_BUSY_SECONDS:.0f} s.",
+            detail=f"Another process has held the lock for more than {_BUSY_SECONDS:.0f} s.",
             hint=f"Find the process.\nfuser -v {file}",
         )
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
-        return InternalError(f"wrong use of the state store: {error}")
+        return InternalError(f"invalid use of the state store: {error}")
     hint = None
     if name.startswith("SQLITE_FULL"):
         hint = f"Free some space.\ndf -h {folder}"
     elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         hint = f"The file, its -wal and -shm files and the folder must be writable.\nls -la {folder}"
     elif name.startswith("SQLITE_IOERR"):
-        hint = f"Look at the disk and its free space.\ndf -h {folder}"
+        hint = f"Check the disk and its free space.\ndf -h {folder}"
     return StateStoreError(f'could not use state store "{path}": {error}', hint=hint)
 
 

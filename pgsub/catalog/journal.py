@@ -22,7 +22,7 @@ _JOURNAL = Table("pgsub_journal", JournalRow)
 
 
 class JournalCatalog(ConflictCatalog):
-    """The part of the state store that remembers what operators did."""
+    """The part of the state store with the actions of operators."""
 
     def journal(self, action: str, subid: int | None, subname: str | None, detail: dict[str, Any]) -> int:
         """Record one operator action.

@@ -36,7 +36,7 @@ class Lock:
     def acquire(self, timeout: float = 0.05) -> bool:
         """Take the lock if nobody has it.
 
-        :param timeout: seconds to keep trying. The default outlasts someone who only looks with :meth:`holder`.
+        :param timeout: seconds to keep trying. The default outlasts a call of :meth:`holder`.
         :return: False if another holder has it; True if this object has it already.
         :raises StateStoreError: if the file is not private or cannot be opened.
         """
@@ -105,7 +105,7 @@ class Lock:
 
 
 class TroubleFlag:
-    """Tells other processes of a trouble by a lock: that needs no room, and ends with the process that gives it.
+    """A sign for other processes that something cannot be written: a lock, for which a full disk has room.
 
     :param path: the file; its folder passed :func:`~pgsub.catalog.state_folder.prepare_folder`. Room for the reason is
         taken at once.
@@ -119,7 +119,7 @@ class TroubleFlag:
 
     def set(self, text: str) -> None:
         """Raise the flag."""
-        with contextlib.suppress(OSError):  # another process gives it already
+        with contextlib.suppress(OSError):  # another process has raised it already
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._descriptor, text.replace("\n", " ").encode()[:_MAX_TEXT].ljust(_MAX_TEXT), 0)
 

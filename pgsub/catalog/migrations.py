@@ -12,7 +12,7 @@ from pathlib import Path
 from pgsub.catalog.schema import MIGRATIONS
 from pgsub.catalog.state_folder import create_private
 
-#: ``pgsb``: tells a state store from any other SQLite file.
+#: ``pgsb``: distinguishes a state store from any other SQLite file.
 APPLICATION_ID = 0x70677362
 
 

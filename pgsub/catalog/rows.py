@@ -136,11 +136,11 @@ class CopyRow:
     chunks_total: int = 0
     tuples_total: int = 0
     started_at: Time | None = None  #: when the launcher first saw it
-    bytes_per_second: int | None = None  #: over the last seconds, None before it can be told
+    bytes_per_second: int | None = None  #: over the last seconds, None before it can be measured
 
     @property
     def seconds_left(self) -> int | None:
-        """By the present rate; None where that or the total is not known."""
+        """Seconds until the end at the present rate; None where that or the total is not known."""
         if not self.bytes_per_second or not self.bytes_total:
             return None
         return -(-max(self.bytes_total - self.bytes_processed, 0) // self.bytes_per_second)
@@ -251,7 +251,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """The row of pg_replication_slots on the publisher for the subscription's slot, and when it was read."""
+    """The subscription's slot as pg_replication_slots on the publisher showed it, and when."""
 
     slot_name: str
     plugin: str | None = None
@@ -273,7 +273,7 @@ class SlotRow:
     retained_bytes: int | None = None  #: WAL kept on the publisher for this slot
     taken_at: Time | None = None
     current_lsn: Lsn | None = None  #: where the publisher's WAL ended
-    wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be told
+    wal_bytes_per_second: int | None = None  #: that it grew by over the last minutes, None before it can be measured
     waiting_transactions: int | None = None  #: behind the one that apply is stuck at, None where it is not
     waiting_at_least: bool | None = None  #: there may be more of them
 

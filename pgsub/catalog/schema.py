@@ -64,8 +64,8 @@ CREATE TABLE pgsub_origin (
     local_lsn TEXT,
     reported_lsn TEXT
 );
-CREATE VIEW pg_replication_origin_status AS
-    SELECT subid AS local_id, 'pg_' || subid AS external_id, remote_lsn, local_lsn FROM pgsub_origin;
+CREATE VIEW pg_replication_origin_status (local_id, external_id, remote_lsn, local_lsn) AS
+    SELECT subid, 'pg_' || subid, remote_lsn, local_lsn FROM pgsub_origin;
 CREATE TABLE pgsub_worker (
     subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,
     worker_type TEXT NOT NULL,
@@ -82,10 +82,8 @@ CREATE TABLE pgsub_worker (
 );
 CREATE INDEX pgsub_worker_subid ON pgsub_worker (subid);
 CREATE VIEW pg_stat_subscription AS
-    SELECT s.oid AS subid, s.subname AS subname, w.worker_type AS worker_type, w.pid AS pid,
-           w.leader_pid AS leader_pid, w.relid AS relid, w.received_lsn AS received_lsn,
-           w.last_msg_send_time AS last_msg_send_time, w.last_msg_receipt_time AS last_msg_receipt_time,
-           w.latest_end_lsn AS latest_end_lsn, w.latest_end_time AS latest_end_time
+    SELECT s.oid AS subid, subname, worker_type, pid, leader_pid, relid, received_lsn, last_msg_send_time,
+           last_msg_receipt_time, latest_end_lsn, latest_end_time
       FROM pg_subscription s LEFT JOIN pgsub_worker w ON w.subid = s.oid;
 CREATE TABLE pg_stat_progress_copy (
     pid INTEGER,
@@ -200,18 +198,10 @@ CREATE TABLE pgsub_stats (
     set_fallbacks INTEGER NOT NULL DEFAULT 0
 );
 CREATE VIEW pg_stat_subscription_stats AS
-    SELECT s.oid AS subid, s.subname AS subname, t.apply_error_count AS apply_error_count,
-           t.sync_seq_error_count AS sync_seq_error_count, t.sync_table_error_count AS sync_table_error_count,
-           t.confl_insert_exists AS confl_insert_exists,
-           t.confl_update_origin_differs AS confl_update_origin_differs,
-           t.confl_update_exists AS confl_update_exists, t.confl_update_deleted AS confl_update_deleted,
-           t.confl_update_missing AS confl_update_missing,
-           t.confl_delete_origin_differs AS confl_delete_origin_differs,
-           t.confl_delete_missing AS confl_delete_missing,
-           t.confl_multiple_unique_conflicts AS confl_multiple_unique_conflicts, t.stats_reset AS stats_reset,
-           t.sync_table_error_count AS sync_error_count, t.changes_in_sets AS changes_in_sets,
-           t.changes_folded AS changes_folded, t.serial_relations AS serial_relations,
-           t.set_fallbacks AS set_fallbacks
+    SELECT t.subid, subname, apply_error_count, sync_seq_error_count, sync_table_error_count, confl_insert_exists,
+           confl_update_origin_differs, confl_update_exists, confl_update_deleted, confl_update_missing,
+           confl_delete_origin_differs, confl_delete_missing, confl_multiple_unique_conflicts, stats_reset,
+           sync_table_error_count AS sync_error_count, changes_in_sets, changes_folded, serial_relations, set_fallbacks
       FROM pg_subscription s JOIN pgsub_stats t ON t.subid = s.oid;
 CREATE TABLE pgsub_error (
     subid INTEGER NOT NULL REFERENCES pg_subscription (oid) ON DELETE CASCADE,

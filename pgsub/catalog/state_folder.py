@@ -1,4 +1,4 @@
-"""The state folder: where it is, who may look into it, and which files may be opened there.
+"""The state folder: where it is, who may enter it, and which files may be opened there.
 
 Mirrors ``checkDataDir`` in ``utils/init/miscinit.c``, and ``initdb``, which corrects the mode of an empty folder.
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pgsub.catalog.database import Database
@@ -65,10 +64,10 @@ class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
 
     @property
     def copied(self) -> PgsubError | None:
-        """Why this is only a copy in memory, as of the opening, of a file that cannot be written; else None."""
+        """The error for which this is a copy in memory of a file that cannot be written; None where it is the file."""
         return self._database.copied
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def view(self, name: str, subid: int | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:

@@ -1,4 +1,4 @@
-"""What the launcher mirrors while workers run: table states, origin, workers, copies, the slot, counters, errors.
+"""Rows that the launcher mirrors while workers run: table states, origin, workers, copies, the slot, counters, errors.
 
 Mirrors the readers of ``pg_subscription.c`` (relations), ``origin.c`` (progress), ``launcher.c``
 (``pg_stat_get_subscription``), ``backend_progress.c`` (copies) and ``pgstat_subscription.c`` (counters). A ``put``
@@ -122,15 +122,15 @@ class ViewsCatalog(SubscriptionCatalog):
         return next(iter(self._origin(subid)), None)
 
     def put_skipped(self, subid: int, row: SkippedRow) -> None:
-        """Set how much is kept of what was skipped; nothing kept is no row."""
+        """Set the size of pgsub.skipped_change; an empty one is no row."""
         self._put_skipped(subid, [row] if row.waiting_changes or row.replayed_changes else [])
 
     def skipped(self, subid: int) -> SkippedRow | None:
-        """Return how much is kept of skipped changes, None where nothing is."""
+        """Return the size of pgsub.skipped_change, None where it is empty."""
         return next(iter(self._skipped(subid)), None)
 
     def put_slot(self, subid: int, row: SlotRow | None) -> None:
-        """Set what is known of the subscription's slot.
+        """Set the state of the subscription's slot.
 
         :param row: None if it has no slot.
         """
@@ -152,7 +152,7 @@ class ViewsCatalog(SubscriptionCatalog):
         return next(iter(self._task(subid)), None)
 
     def put_server(self, subid: int, pid: int, host: str) -> None:
-        """Note the launcher that serves a subscription from now on.
+        """Set the launcher that serves a subscription from now on.
 
         :param pid: of the launcher.
         :param host: where it runs.

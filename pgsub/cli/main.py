@@ -46,7 +46,7 @@ def run(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except UsageError as error:
-        error.hint = error.hint or _help(" ".join(["pgsub", *_named(args)]))
+        error.hint = error.hint or _help(" ".join(["pgsub", *[word for word in args if word in PAGES][:1]]))
         return _fail(error, args)
     except PgsubError as error:
         return _fail(error, args)
@@ -94,11 +94,6 @@ def _like(match: re.Match[str]) -> str:
 
 def _help(path: str) -> str:
     return f"Try this for the options and examples:\n{path} --help"
-
-
-def _named(args: Sequence[str]) -> list[str]:
-    """Return the command that a command line names."""
-    return [word for word in args if word in PAGES][:1]
 
 
 def _fail(error: PgsubError, args: Sequence[str]) -> int:

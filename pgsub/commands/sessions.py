@@ -76,8 +76,8 @@ def check_unchanged(store: StateStore, sub: Subscription) -> None:
     now = store.subscription_by_id(sub.subid)
     if now is None or replace(now, **{name: getattr(sub, name) for name in _APART}) != sub:
         raise LockHeld(
-            f'subscription "{sub.name}" was changed by another command meanwhile',
-            detail="Nothing was changed by this one.",
+            f'subscription "{sub.name}" was concurrently changed by another command',
+            detail="This command changed nothing.",
             hint="Try again.",
         )
 

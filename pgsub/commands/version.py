@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from pgsub import __version__
 from pgsub.catalog.schema import MIGRATIONS
@@ -13,30 +13,17 @@ from pgsub.catalog.schema import MIGRATIONS
 PROTOCOL_VERSIONS = (1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Versions:
-    """Versions of pgsub and of what it stands on; None where a package is missing."""
-
-    pgsub: str
-    python: str
-    psycopg: str | None
-    libpq: str | None
-    pyspark: str | None
-    state_schema: int
-    protocol: tuple[int, ...]
-
-
-def version() -> Versions:
-    """Return the versions of this installation; libpq reports its own."""
-    return Versions(
-        pgsub=__version__,
-        python=platform.python_version(),
-        psycopg=_package("psycopg"),
-        libpq=_libpq(),
-        pyspark=_package("pyspark"),
-        state_schema=MIGRATIONS[-1][0],
-        protocol=PROTOCOL_VERSIONS,
-    )
+def version() -> dict[str, Any]:
+    """Return the versions of pgsub and of what it uses, as JSON; None where a package is missing."""
+    return {
+        "pgsub": __version__,
+        "python": platform.python_version(),
+        "psycopg": _package("psycopg"),
+        "libpq": _libpq(),
+        "pyspark": _package("pyspark"),
+        "state_schema": MIGRATIONS[-1][0],
+        "protocol": PROTOCOL_VERSIONS,
+    }
 
 
 def _package(name: str) -> str | None:

@@ -10,22 +10,14 @@ from dataclasses import dataclass, replace
 
 from pgsub.common.errors import UsageError
 
-ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS = (
-    "error",
-    "skip",
-    "apply_remote",
-    "keep_local",
-    "last_update_wins",
-)
+RESOLUTIONS = ("error", "skip", "apply_remote", "keep_local", "last_update_wins")
+ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS = RESOLUTIONS
 DEFAULT = "default"
-RESOLUTIONS = (ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS)
 IDENTICAL = "identical"
 
 #: What each type may be resolved by; the first is what the server does.
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "insert_exists": (ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS),
-    "update_exists": (ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS),
-    "multiple_unique_conflicts": (ERROR, SKIP, APPLY_REMOTE, KEEP_LOCAL, LAST_UPDATE_WINS),
+    **dict.fromkeys(("insert_exists", "update_exists", "multiple_unique_conflicts"), RESOLUTIONS),
     "update_origin_differs": (APPLY_REMOTE, ERROR, SKIP, KEEP_LOCAL, LAST_UPDATE_WINS),
     "delete_origin_differs": (APPLY_REMOTE, ERROR, SKIP, KEEP_LOCAL, LAST_UPDATE_WINS),
     "update_missing": (KEEP_LOCAL, ERROR, SKIP, APPLY_REMOTE),
@@ -163,7 +155,7 @@ class RuleSet:
         return self._limited.keys() == other._limited.keys()
 
     def of_table(self, schema: str, name: str) -> tuple[tuple[str, str], ...]:
-        """Return rules as :func:`of_table`, with every rule that has a limit, used up or not."""
+        """Return the rules as :func:`of_table` does, with every rule that has a limit, used up or not."""
         return of_table((*self.lasting, *map(str, self._limited.values())), schema, name)
 
     def find(self, schema: str, name: str, conflict: str) -> Rule | None:

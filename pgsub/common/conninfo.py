@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,9 @@ _UNKNOWN_KEYWORD = re.compile(r'invalid (?:connection option|URI query parameter
 POOLER_HINT = "Give the address and port of the server itself."
 
 
-def take_environment(environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
-    """Remove libpq's connection variables from the environment and return them by conninfo keyword.
-
-    :param environ: ``os.environ`` unless given.
-    """
-    environ = os.environ if environ is None else environ
-    taken = {key: environ.pop(name) for name, key in _ENVIRONMENT.items() if name in environ}
+def take_environment() -> dict[str, str]:
+    """Remove libpq's connection variables from the environment and return them by conninfo keyword."""
+    taken = {key: os.environ.pop(name) for name, key in _ENVIRONMENT.items() if name in os.environ}
     return {key: value for key, value in taken.items() if value}
 
 

@@ -21,7 +21,7 @@ Log = Callable[[str, LogText], None]
 
 
 class Directive(enum.Enum):
-    """The launcher's reaction to a worker that ended with an error."""
+    """The launcher's reaction to an error that ended a worker."""
 
     RETRY = "retry"  #: transient: try again, never disables, never counts
     FAULT = "fault"  #: data or schema: counted, retried, disables with disable_on_error
@@ -59,10 +59,10 @@ class PgsubError(Exception):
         self.sqlstate = sqlstate
 
     def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.message), self.__dict__
+        return type(self), (self.message,), self.__dict__
 
     def lines(self) -> list[str]:
-        """Format DETAIL, CONTEXT and HINT lines in the server's form."""
+        """Return DETAIL, CONTEXT, and HINT in the server's form."""
         return _fields(self.detail, self.context, self.hint)
 
     def log_text(self) -> LogText:
@@ -71,7 +71,7 @@ class PgsubError(Exception):
 
 
 def field(name: str, text: str) -> str:
-    """Format one field of a record; lines that look like the beginning of another field are indented.
+    """Format one field of a record; lines that could be taken for the beginning of another field are indented.
 
     :param text: may hold names and values that others chose.
     """
@@ -101,10 +101,6 @@ def one_line(text: str) -> str:
 def server_hint(text: str | None) -> str | None:
     """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
     return None if text is None else one_line(text)
-
-
-def _rebuild(cls: type[PgsubError], message: str) -> PgsubError:
-    return cls(message)
 
 
 class UsageError(PgsubError):
@@ -217,7 +213,7 @@ class StateStoreError(PgsubError):
 class PermissionMissing(PgsubError):
     """A privilege is missing; the hint names the GRANT.
 
-    ``denied`` is the change that was refused, for a closer look (pgsub.apply).
+    ``denied`` is the change that was refused, for the diagnosis (pgsub.apply).
     """
 
     exit_code = 11
@@ -242,7 +238,7 @@ class SparkUnusable(PgsubError):
 
 
 class Fenced(PgsubError):
-    """Another attempt took over: this one ends without a word. Never shown to a user."""
+    """Another attempt took over: this one ends without a message. Never shown to a user."""
 
     directive = Directive.RETRY
 
@@ -263,7 +259,7 @@ class ThreadDied(InternalError):
 
 
 class WorkerDied(PgsubError):
-    """A task ended without a word: its python worker, its executor or Spark's JVM was killed."""
+    """A task ended without a result: its python worker, its executor or Spark's JVM was killed."""
 
     directive = Directive.RETRY
 
@@ -280,7 +276,7 @@ _TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006", "4
 def is_transient(sqlstate: str | None) -> bool:
     """Return whether an SQLSTATE is one that a retry mends: the closed list of design section 6.
 
-    :param sqlstate: five characters, or None (connection lost without a word: transient).
+    :param sqlstate: five characters, or None (the connection was lost without a message: transient).
     """
     if sqlstate is None:
         return True

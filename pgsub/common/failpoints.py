@@ -19,74 +19,34 @@ from pathlib import Path
 
 from pgsub.common.errors import InternalError, TargetUnavailable
 
+#: Names after the dot, by the part of pgsub before it.
+_POINTS = {
+    "apply": (
+        "after_two_phase before_target_commit after_target_commit after_reported_lsn after_feedback batch_open "
+        "commit_reply_lost stream_open before_prepare after_prepare before_finish_prepared after_finish_prepared "
+        "skipped released"
+    ),
+    "mirror": "before_state_db before_events",
+    "copy": "middle before_commit after_commit",
+    "sync": (
+        "before_slot after_slot after_f before_s after_claim after_s before_slot_drop before_separation "
+        "after_separation"
+    ),
+    "create": "after_ledger after_slot",
+    "refresh": "after_fence after_release before_commit after_commit",
+    "alter": "after_ledger after_definition after_slot",
+    "drop": "after_slots",
+    "skip": "before_ledger after_ledger",
+    "advance": "before_ledger after_ledger after_origin",
+    "replay": "journalled taken before_commit committed",
+    "state": "write",
+    "thread": (
+        "apply_receiver parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "
+        "runner slot_creation slot_watch spark_start standby_names sync wait"
+    ),
+}
 #: Every point, so that a test can ask whether each was reached.
-POINTS = (
-    "apply.after_two_phase",
-    "apply.before_target_commit",
-    "apply.after_target_commit",
-    "apply.after_reported_lsn",
-    "apply.after_feedback",
-    "apply.batch_open",
-    "apply.commit_reply_lost",
-    "apply.stream_open",
-    "apply.before_prepare",
-    "apply.after_prepare",
-    "apply.before_finish_prepared",
-    "apply.after_finish_prepared",
-    "apply.skipped",
-    "apply.released",
-    "mirror.before_state_db",
-    "mirror.before_events",
-    "copy.middle",
-    "copy.before_commit",
-    "copy.after_commit",
-    "sync.before_slot",
-    "sync.after_slot",
-    "sync.after_f",
-    "sync.before_s",
-    "sync.after_claim",
-    "sync.after_s",
-    "sync.before_slot_drop",
-    "sync.before_separation",
-    "sync.after_separation",
-    "create.after_ledger",
-    "create.after_slot",
-    "refresh.after_fence",
-    "refresh.after_release",
-    "refresh.before_commit",
-    "refresh.after_commit",
-    "alter.after_ledger",
-    "alter.after_definition",
-    "alter.after_slot",
-    "drop.after_slots",
-    "skip.before_ledger",
-    "skip.after_ledger",
-    "advance.before_ledger",
-    "advance.after_ledger",
-    "advance.after_origin",
-    "replay.journalled",
-    "replay.taken",
-    "replay.before_commit",
-    "replay.committed",
-    "state.write",
-    "thread.apply_receiver",
-    "thread.parallel_worker",
-    "thread.janitor",
-    "thread.job",
-    "thread.log",
-    "thread.jvm_end",
-    "thread.notice",
-    "thread.publisher_state",
-    "thread.heartbeats",
-    "thread.recorder",
-    "thread.runner",
-    "thread.slot_creation",
-    "thread.slot_watch",
-    "thread.spark_start",
-    "thread.standby_names",
-    "thread.sync",
-    "thread.wait",
-)
+POINTS = tuple(f"{part}.{name}" for part, names in _POINTS.items() for name in names.split())
 
 _counts: dict[str, int] = {}
 

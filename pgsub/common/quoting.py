@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # who composes no SQL, such as status, does not wait for psyc
 
 
 def statement(text: sql.Composable) -> str:
-    """Format SQL on one line, without a semicolon."""
+    """Return SQL on one line, without a semicolon."""
     return one_line(text.as_string(None))
 
 

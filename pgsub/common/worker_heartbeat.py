@@ -25,6 +25,7 @@ from pgsub.common.threads import SupervisedThread
 
 #: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
 MAX_BYTES, CODE_BYTES = 4096, 16
+INTERVAL = 0.2  #: seconds between heartbeats of a worker
 #: After an error of the socket that is no end of it (memory of the system, say).
 _PAUSE = 0.2
 #: A chunk's heartbeat says nothing any more after so long.
@@ -33,7 +34,7 @@ CHUNK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAddress:
-    """The address where the launcher listens; part of every task's spec."""
+    """The address at which the launcher listens; part of every task's spec."""
 
     host: str
     port: int
@@ -95,11 +96,10 @@ def _opened(key: str, datagram: bytes) -> Heartbeat | None:
 
 
 class HeartbeatSender:
-    """A sender at most every ``interval`` seconds, from the worker's own thread."""
+    """The worker's end: sends at most every :data:`INTERVAL` seconds, from the worker's own thread."""
 
-    def __init__(self, address: HeartbeatAddress | None, interval: float = 0.2) -> None:
+    def __init__(self, address: HeartbeatAddress | None) -> None:
         self._address = address
-        self._interval = interval
         self._next = 0.0
         self._socket: socket.socket | None = None
 
@@ -108,13 +108,13 @@ class HeartbeatSender:
         clock = time.monotonic()
         if self._address is None or (not now and clock < self._next):
             return
-        self._next = clock + self._interval
+        self._next = clock + INTERVAL
         body = json.dumps(asdict(heartbeat)).encode()
         with contextlib.suppress(OSError):
             self._connected(self._address).send(_code(self._address.key, body) + body)
 
     def _connected(self, address: HeartbeatAddress) -> socket.socket:
-        """Return a socket that is bound to the one address that leads there, and closed to all others."""
+        """Return the socket, which is bound to the one address that leads there and closed to all others."""
         if self._socket is None:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             opened = socket.socket(family, socket.SOCK_DGRAM)

@@ -7,8 +7,12 @@ Values are compared in their text form, so they differ wherever the server sees 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import psycopg
 from psycopg import sql
@@ -33,7 +37,7 @@ SELECT p.schemaname, p.tablename, array_agg(a.attname::text ORDER BY a.attnum)
 
 @dataclass(slots=True)
 class TableComparison:
-    """One table on both sides.
+    """The comparison of one table.
 
     :ivar missing: the first rows that only the publisher has, as text.
     :ivar extra: the first rows that only the target has.
@@ -97,18 +101,13 @@ def _rows(copy: psycopg.Copy) -> Iterator[str]:
 
 def _merge(result: TableComparison, publisher: Iterator[str], target: Iterator[str]) -> None:
     """Count rows and differences of two sorted sequences; UTF-8 sorts as code points do."""
-    here, there = next(publisher, None), next(target, None)
-    while here is not None or there is not None:
-        ours = there is None or (here is not None and here <= there)
-        theirs = here is None or (there is not None and there <= here)
-        result.publisher_rows += ours
-        result.target_rows += theirs
-        if ours != theirs:
-            result.differences += 1
-            kept, row = (result.missing, here) if ours else (result.extra, there)
-            if len(kept) < _SHOWN:
-                kept.append(str(row))
-        if ours:
-            here = next(publisher, None)
-        if theirs:
-            there = next(target, None)
+    tagged = heapq.merge(((row, True) for row in publisher), ((row, False) for row in target))
+    for row, equal in itertools.groupby(tagged, key=itemgetter(0)):
+        sides = Counter(ours for _, ours in equal)
+        result.publisher_rows += sides[True]
+        result.target_rows += sides[False]
+        surplus = sides[True] - sides[False]
+        result.differences += abs(surplus)
+        if surplus:
+            kept = result.missing if surplus > 0 else result.extra
+            kept += [row] * min(abs(surplus), _SHOWN - len(kept))

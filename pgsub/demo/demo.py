@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import psycopg
 
-from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import status
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.create import CreateOptions, create
@@ -34,9 +34,10 @@ from pgsub.demo.workload import Workload
 NAME = "demo"  #: of the subscription and its slot
 SYNC_WORKERS = 3
 
-_LOOK_SECONDS = 2.0  #: between two lines about live changes
+_NOTE_SECONDS = 2.0  #: between two lines about live changes
 _CATCH_UP_SECONDS = 600.0
 _CHECK_SECONDS = 5.0
+_END = "Stop everything and remove its files"
 
 _BEHIND = """
 SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn))
@@ -44,39 +45,19 @@ SELECT pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn))
 """
 
 
-Say = Callable[[str], None]  #: writes a line for the person who looks on
+Say = Callable[[str], None]  #: writes a line for the user
 ShowTable = Callable[[Sequence[str], Sequence[Mapping[str, Any]]], None]  #: writes columns and rows as a result
 
 
-class _LauncherWatch:
-    """A reporter that also checks the launcher, whose end ``create`` would not notice while tables synchronize."""
-
-    def __init__(self, reporter: Reporter, stage: Stage) -> None:
-        self.warning = reporter.warning
-        self.notice = reporter.notice
-        self.log = reporter.log
-        self.done = reporter.done
-        self._progress = reporter.progress
-        self._stage = stage
-
-    def progress(self, rows: Sequence[TableProgress]) -> None:
-        """Show it, or complain.
-
-        :raises PgsubError: the launcher has ended.
-        """
-        self._progress(rows)
-        self._stage.check_launcher()
-
-
 def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table: ShowTable) -> None:
-    """Run the whole show; at its end nothing is left of it.
+    """Run the demo; at its end nothing is left of it.
 
     :param keep: leave the servers and the subscription, and print how to use them.
     :param rows: in the largest table.
     :raises PgsubError: both sides are not equal, or something failed on the way.
     """
     with _stopped_by_sigterm(), Stage() as stage:
-        show = _Show(stage, schema.Sizes(rows), reporter, say, show_table)
+        show = _Show(stage, schema.sizes(rows), reporter, say, show_table)
         try:
             show.servers()
             with Workload(stage.conninfo("publisher"), show.sizes) as writers:
@@ -84,14 +65,14 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
                 show.live(writers)
             compared = show.compare()
         except (KeyboardInterrupt, SystemExit):
-            show.stop()
+            show.step(_END)
             raise
         except psycopg.Error as error:
             raise PgsubError("a server of the demo failed", detail=str(error).strip()) from error
         if keep:
             show.keep()
         else:
-            show.stop()
+            show.step(_END)
     _judge(compared)
 
 
@@ -112,7 +93,9 @@ def _stopped_by_sigterm() -> Iterator[None]:
 class _Show:
     """The steps, each announced by a number."""
 
-    def __init__(self, stage: Stage, sizes: schema.Sizes, reporter: Reporter, say: Say, show_table: ShowTable) -> None:
+    def __init__(
+        self, stage: Stage, sizes: Mapping[str, int], reporter: Reporter, say: Say, show_table: ShowTable
+    ) -> None:
         self.sizes = sizes
         self._stage = stage
         self._reporter = reporter
@@ -120,7 +103,8 @@ class _Show:
         self._show_table = show_table
         self._number = 0
 
-    def _step(self, text: str) -> None:
+    def step(self, text: str) -> None:
+        """Announce a step."""
         self._number += 1
         self._say(f"{self._number}. {text}")
 
@@ -130,14 +114,14 @@ class _Show:
     def servers(self) -> None:
         """Start two servers with tables on both and rows on one; Spark starts meanwhile."""
         stage = self._stage
-        self._step(f"Start two PostgreSQL servers in {stage.folder}")
+        self.step(f"Start two PostgreSQL servers in {stage.folder}")
         stage.start_launcher()
         stage.start_servers()
         for side, server in stage.servers.items():
             self._note(f"{side:9} (PostgreSQL {server.version}): {stage.conninfo(side)}")
         with stage.connect("publisher") as publisher, stage.connect("target") as target:
             schema.create(publisher, target)
-            self._step("Create the tables on both sides, fill them on the publisher")
+            self.step("Create the tables on both sides, fill them on the publisher")
             rows = schema.fill(publisher, self.sizes)
             (tables,) = publisher.execute("SELECT count(*) FROM pg_publication_tables").fetchone() or (0,)
         self._note(f"{rows:,} rows in {tables} tables")
@@ -145,7 +129,7 @@ class _Show:
     def synchronize(self, writers: Workload) -> None:
         """Create the subscription; the writers are at work already."""
         stage = self._stage
-        self._step(f'Create subscription "{NAME}" and synchronize, while writers change the publisher')
+        self.step(f'Create subscription "{NAME}" and synchronize, while writers change the publisher')
         self._note(f"{program()} run --state-dir {stage.state_dir} &")
         self._note(f"{program()} create {NAME} --state-dir {stage.state_dir} \\")
         self._note(f"    --connection '{stage.conninfo('publisher')}' \\")
@@ -153,39 +137,41 @@ class _Show:
         self._note(f"    --publication {schema.PUBLICATION} --max-sync-workers {SYNC_WORKERS}")
         stage.await_launcher()
         began = time.monotonic()
-        create(self._create_options(), reporter=_LauncherWatch(self._reporter, stage))
+        options = CreateOptions(
+            name=NAME,
+            connection=stage.conninfo("publisher"),
+            target=stage.conninfo("target"),
+            publications=(schema.PUBLICATION,),
+            state_dir=stage.state_dir,
+            settings={"max_sync_workers": SYNC_WORKERS},
+        )
+        try:
+            create(options, reporter=self._reporter)
+        except PgsubError:
+            stage.check_launcher()  # whose log says why it ended
+            raise
         if any(relation["srsubstate"] != "r" for relation in status(stage.state_dir, NAME)[0].relations):
             raise KeyboardInterrupt  # create ends well when it is asked to stop
         writers.check()
         self._note(f"all tables ready after {time.monotonic() - began:.1f} s; meanwhile {writers.tally.text()}")
 
-    def _create_options(self) -> CreateOptions:
-        return CreateOptions(
-            name=NAME,
-            connection=self._stage.conninfo("publisher"),
-            target=self._stage.conninfo("target"),
-            publications=(schema.PUBLICATION,),
-            state_dir=self._stage.state_dir,
-            settings={"max_sync_workers": SYNC_WORKERS},
-        )
-
     def live(self, writers: Workload) -> None:
-        """Look on for a while, stop the writers, wait for the rest."""
-        seconds = 2 + min(self.sizes.orders / 10_000, 10)
-        self._step(f"Apply live changes for {seconds:.0f} s")
+        """Show live changes for a while, stop the writers, and wait until everything is applied."""
+        seconds = 2 + min(self.sizes["orders"] / 10_000, 10)
+        self.step(f"Apply live changes for {seconds:.0f} s")
         before, began = writers.rounds(), time.monotonic()
-        look = began + _LOOK_SECONDS
+        note_at = began + _NOTE_SECONDS
         # the round that goes on now began before: what counts is a whole one
         while time.monotonic() < began + seconds or writers.rounds() < before + 2:
             time.sleep(0.1)
             writers.check()
             self._stage.check_launcher()
-            if time.monotonic() >= look:
-                look += _LOOK_SECONDS
+            if time.monotonic() >= note_at:
+                note_at += _NOTE_SECONDS
                 self._note(f"{writers.tally.rows():,} rows changed since the start, {self._behind()}")
         writers.stop()
         self._note(f"since the start {writers.tally.text()}")
-        self._step("Stop the writers and wait until everything is applied")
+        self.step("Stop the writers and wait until everything is applied")
         began = time.monotonic()
         self._catch_up()
         self._note(f"caught up after {time.monotonic() - began:.1f} s")
@@ -210,23 +196,23 @@ class _Show:
         """Show the status and what both sides hold."""
         stage = self._stage
         command = ["status", NAME, "--state-dir", str(stage.state_dir)]
-        self._step(f"{program()} {' '.join(command)}")
+        self.step(f"{program()} {' '.join(command)}")
         subprocess.run([sys.executable, "-m", "pgsub", *command], check=False, stdin=subprocess.DEVNULL)
-        self._step("Compare both sides row by row")
+        self.step("Compare both sides row by row")
         began = time.monotonic()
         compared = compare(stage.conninfo("publisher"), stage.conninfo("target"), schema.PUBLICATION)
-        self._show_table(("table", "publisher", "target", "result"), [_summary(table) for table in compared])
+        columns, rows = ("table", "publisher", "target", "result"), []
+        for table in compared:
+            result = f"{table.differences} rows differ" if table.differences else "equal"
+            rows.append(dict(zip(columns, (table.name, table.publisher_rows, table.target_rows, result))))
+        self._show_table(columns, rows)
         self._note(f"compared in {time.monotonic() - began:.1f} s")
         return compared
-
-    def stop(self) -> None:
-        """Say that the end of the stage comes."""
-        self._step("Stop everything and remove its files")
 
     def keep(self) -> None:
         """Leave the servers and print how to use them."""
         stage = self._stage
-        self._step("Stop the launcher; the servers go on")
+        self.step("Stop the launcher; the servers go on")
         script = stage.keep()
         state = f"--state-dir {stage.state_dir}"
         psql = find_binaries() / "psql"
@@ -234,7 +220,7 @@ class _Show:
             ("serve the subscription again (Ctrl-C ends it)", f"{program()} run {state}"),
             ("see where it stands", f"{program()} status {NAME} {state}"),
             *(
-                (f"look into the {side}", f"{shlex.quote(str(psql))} '{stage.conninfo(side)}'")
+                (f"query the {side}", f"{shlex.quote(str(psql))} '{stage.conninfo(side)}'")
                 for side in stage.servers
                 if psql.is_file()
             ),
@@ -246,15 +232,6 @@ class _Show:
         for purpose, command in paragraphs:
             self._note(f"To {purpose}:")
             self._note(f"  {command}")
-
-
-def _summary(table: TableComparison) -> dict[str, Any]:
-    return {
-        "table": table.name,
-        "publisher": table.publisher_rows,
-        "target": table.target_rows,
-        "result": f"{table.differences} rows differ" if table.differences else "equal",
-    }
 
 
 def _judge(compared: Sequence[TableComparison]) -> None:

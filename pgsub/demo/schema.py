@@ -7,7 +7,7 @@ partitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import psycopg
 
@@ -151,31 +151,19 @@ _FILL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Rows at the start.
+#: Rows of each kind at the start, as parts of those of the largest table.
+_SHARES = {
+    **{"orders": 1, "readings": 2, "events": 2, "lines": 2, "customers": 5},
+    **{"products": 10, "samples": 10, "sensors": 20, "documents": 100, "notes": 250},
+}
 
-    :ivar orders: of the largest table; the others follow from it.
+
+def sizes(orders: int) -> dict[str, int]:
+    """Return the rows of each kind at the start, as the statements that write them name them.
+
+    :param orders: of the largest table; the others follow from it.
     """
-
-    orders: int
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Rows of each kind, as the statements that write them name them."""
-        shares = {
-            "orders": 1,
-            "customers": 5,
-            "products": 10,
-            "samples": 10,
-            "documents": 100,
-            "notes": 250,
-            "readings": 2,
-            "sensors": 20,
-            "events": 2,
-            "lines": 2,
-        }
-        return {kind: max(self.orders // share, 10) for kind, share in shares.items()}
+    return {kind: max(orders // share, 10) for kind, share in _SHARES.items()}
 
 
 def create(publisher: psycopg.Connection, target: psycopg.Connection) -> None:
@@ -193,12 +181,13 @@ def _before_orders(product: str) -> str:
     return head + product + orders + tail
 
 
-def fill(publisher: psycopg.Connection, sizes: Sizes) -> int:
+def fill(publisher: psycopg.Connection, rows: Mapping[str, int]) -> int:
     """Write the first rows.
 
+    :param rows: of :func:`sizes`.
     :return: how many.
     """
-    values = {**sizes.numbers, "nasty": list(NASTY)}
+    values = {**rows, "nasty": list(NASTY)}
     count = sum(publisher.execute(statement.encode(), values).rowcount for statement in _FILL)
     publisher.execute("ANALYZE")
     return count

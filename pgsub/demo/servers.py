@@ -1,7 +1,7 @@
 """Embedded PostgreSQL servers: a private publisher and target for the demo; the tests add to them.
 
 The verbs are those of the server's own test class, ``src/test/perl/PostgreSQL/Test/Cluster.pm``: init, start, stop,
-restart, append_conf. A server ends only the processes it started, and ends itself when the
+append_conf. A server ends only the processes it started, and ends itself when the
 process that started it is killed: a watching shell reads a pipe and sees its end.
 """
 
@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psycopg
@@ -105,9 +104,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.destroy()
 
     def init(self) -> None:
@@ -154,7 +151,8 @@ class Server:
                 start_new_session=True,
                 **identity(),
             )
-        self._watch(self._process.pid)
+        more = {"env": environment(), **identity()}
+        self._watcher = start_watcher(_WATCHER, self._process.pid, *self._temporary(), **more)
         deadline = time.monotonic() + 60
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -171,11 +169,8 @@ class Server:
             return False
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
 
-    def _watch(self, pid: int) -> None:
-        self._watcher = start_watcher(_WATCHER, pid, *self._temporary(), env=environment(), **identity())
-
     def _temporary(self) -> list[Path]:
-        """Make folders that are removed at the end of the process that started the server, however it ends."""
+        """Return the folders that are removed at the end of the process that started the server, however it ends."""
         return [self.folder] if self._own_folder else []
 
     def stop(self, mode: StopMode = "fast") -> None:
@@ -196,11 +191,6 @@ class Server:
         if self._watcher is not None:
             dismiss(self._watcher)  # the pid it knows is free now
             self._watcher = None
-
-    def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start, on the same port."""
-        self.stop(mode)
-        self.start()
 
     def destroy(self) -> None:
         """Stop at once and remove what this object made."""

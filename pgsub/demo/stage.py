@@ -66,20 +66,22 @@ class Stage:
     """A context at whose end nothing is left, unless :meth:`keep` was called.
 
     :ivar folder: of this run; the servers' user may enter it, only the caller may write to it.
+    :ivar state_dir: the state folder of the demo's subscription.
+    :ivar log: the launcher's.
     """
 
     def __init__(self) -> None:
-        self.folder = Path()
         self.servers: dict[str, Server] = {}
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
-        self._kept = False
-
-    def __enter__(self) -> Stage:
         # /tmp and not TMPDIR: the path of a socket may have a hundred bytes
         self.folder = Path(tempfile.mkdtemp(prefix="pgsub-demo-", dir="/tmp"))
         self.folder.chmod(0o755)
+        self.state_dir = self.folder / "state"
+        self.log = self.folder / "pgsub.log"
         self._watcher = start_watcher(_WATCHER, self.folder)
+        self._kept = False
+
+    def __enter__(self) -> Stage:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -89,21 +91,7 @@ class Stage:
         for server in self.servers.values():
             server.destroy()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._dismiss()
-
-    def _dismiss(self) -> None:
-        assert self._watcher is not None
         dismiss(self._watcher)
-
-    @property
-    def state_dir(self) -> Path:
-        """The state folder of the demo's subscription."""
-        return self.folder / "state"
-
-    @property
-    def log(self) -> Path:
-        """The launcher's log."""
-        return self.folder / "pgsub.log"
 
     def conninfo(self, side: str) -> str:
         """Return the connection string of the demo's database.
@@ -139,7 +127,7 @@ class Stage:
     def start_launcher(self) -> None:
         """Start ``pgsub run``; it warms up while others work."""
         command = [sys.executable, "-m", "pgsub", "run", "--state-dir", str(self.state_dir), "--log-file"]
-        with self._launcher_errors.open("wb") as errors:
+        with (self.folder / "launcher").open("wb") as errors:
             self._launcher = subprocess.Popen(
                 [*command, str(self.log)],
                 stdin=subprocess.DEVNULL,
@@ -147,13 +135,9 @@ class Stage:
                 stderr=errors,
                 start_new_session=True,  # an interrupt from the terminal is ours: the launcher is stopped in its turn
             )
-        assert self._watcher is not None and self._watcher.stdin is not None
+        assert self._watcher.stdin is not None
         self._watcher.stdin.write(f"{self._launcher.pid}\n".encode())
         self._watcher.stdin.flush()
-
-    @property
-    def _launcher_errors(self) -> Path:
-        return self.folder / "launcher"
 
     def await_launcher(self) -> None:
         """Return when the launcher serves the state folder.
@@ -169,7 +153,7 @@ class Stage:
             time.sleep(0.05)
 
     def check_launcher(self) -> None:
-        """Complain if the launcher has ended.
+        """Check that the launcher has not ended.
 
         :raises PgsubError: with the end of its log.
         """
@@ -177,7 +161,7 @@ class Stage:
             raise PgsubError(f"pgsub run has ended with {self._launcher.returncode}", detail=self._last_words())
 
     def _last_words(self) -> str | None:
-        files = [file for file in (self.log, self._launcher_errors) if file.exists()]
+        files = [file for file in (self.log, self.folder / "launcher") if file.exists()]
         text = "".join(file.read_text(errors="replace")[-2000:] for file in files)
         return text.strip() or None
 
@@ -212,7 +196,7 @@ class Stage:
             subprocess.run(["/bin/sh", str(script)], check=False)
             raise
         self._kept = True
-        self._dismiss()
+        dismiss(self._watcher)
         return script
 
 

@@ -11,13 +11,14 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 
 from pgsub.common.errors import PgsubError
-from pgsub.demo.schema import NASTY, Sizes
+from pgsub.demo.schema import NASTY
 
 #: Seconds between two transactions of one writer, at least: on a busy machine it rests as long as it has worked, or
 #: what it writes meanwhile would keep the machine as busy.
@@ -28,7 +29,7 @@ Job = Callable[["Transaction"], None]
 
 
 class Tally:
-    """The work of all writers: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
+    """The counts of all writers: ``transactions``, ``rolled back``, ``streamed``, and rows or tables by SQL verb."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,14 +64,14 @@ class Tally:
 class Transaction:
     """One transaction of a writer: statements with parameters, counted."""
 
-    def __init__(self, connection: psycopg.Connection, chance: random.Random, sizes: Sizes) -> None:
+    def __init__(self, connection: psycopg.Connection, chance: random.Random, sizes: Mapping[str, int]) -> None:
         self.connection = connection
         self.chance = chance
-        self.sizes = sizes.numbers
+        self.sizes = sizes
         self.counts: Counter[str] = Counter()
 
     def run(self, statement: str, **values: Any) -> None:
-        """Execute; ``%(nasty)s`` is a text of :data:`~pgsub.demo.schema.NASTY`."""
+        """Run a statement; ``%(nasty)s`` is a text of :data:`~pgsub.demo.schema.NASTY`."""
         values = {"nasty": self.chance.choice(NASTY), **values}
         cursor = self.connection.execute(statement.encode(), values)
         verb = (cursor.statusmessage or "").partition(" ")[0]
@@ -219,77 +220,62 @@ _WRITERS: tuple[Sequence[Job], ...] = (
 )
 
 
-class _Writer(threading.Thread):
-    """One session that does its jobs in turn until it is stopped."""
-
-    def __init__(self, number: int, conninfo: str, sizes: Sizes, tally: Tally, stop: threading.Event) -> None:
-        super().__init__(name=f"writer {number}", daemon=True)
-        self._jobs = _WRITERS[number]
-        self._conninfo = conninfo
-        self._sizes = sizes
-        self._tally = tally
-        self._stop_event = stop
-        self._chance = random.Random(number)
-        self.rounds = 0
-        self.failure: psycopg.Error | None = None
-
-    def run(self) -> None:
-        """Run the thread."""
-        try:
-            with psycopg.connect(self._conninfo, autocommit=True, application_name=self.name) as connection:
-                while not self._stop_event.is_set():
-                    for job in self._jobs:
-                        began = time.monotonic()
-                        self._do(connection, job)
-                        if self._stop_event.wait(max(_PAUSE, time.monotonic() - began)):
-                            break
-                    else:
-                        self.rounds += 1
-        except psycopg.Error as error:
-            self.failure = error
-
-    def _do(self, connection: psycopg.Connection, job: Job) -> None:
-        transaction = Transaction(connection, self._chance, self._sizes)
-        done = False
-        with connection.transaction():
-            job(transaction)
-            done = True
-        self._tally.add(transaction.counts + Counter(transactions=1) if done else Counter({"rolled back": 1}))
-
-
 class Workload:
-    """All writers. A context: they are stopped at its end.
+    """All writers, each a session that does its jobs in turn. A context: they are stopped at its end.
 
     :param conninfo: of the publisher.
+    :param sizes: of :func:`pgsub.demo.schema.sizes`.
     """
 
-    def __init__(self, conninfo: str, sizes: Sizes) -> None:
+    def __init__(self, conninfo: str, sizes: Mapping[str, int]) -> None:
         self.tally = Tally()
+        self._conninfo = conninfo
+        self._sizes = sizes
         self._stop_event = threading.Event()
-        self._writers = [_Writer(n, conninfo, sizes, self.tally, self._stop_event) for n in range(len(_WRITERS))]
+        self._rounds = [0] * len(_WRITERS)
+        self._pool = ThreadPoolExecutor(len(_WRITERS))
+        self._writers: list[Future[None]] = []
 
     def __enter__(self) -> Workload:
-        for writer in self._writers:
-            writer.start()
+        self._writers = [self._pool.submit(self._write, number) for number in range(len(_WRITERS))]
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stop_event.set()
-        for writer in self._writers:
-            writer.join()
+        self._pool.shutdown()
+
+    def _write(self, number: int) -> None:
+        chance = random.Random(number)
+        with psycopg.connect(self._conninfo, autocommit=True, application_name=f"writer {number}") as connection:
+            while not self._stop_event.is_set():
+                for job in _WRITERS[number]:
+                    began = time.monotonic()
+                    self._do(Transaction(connection, chance, self._sizes), job)
+                    if self._stop_event.wait(max(_PAUSE, time.monotonic() - began)):
+                        break
+                else:
+                    self._rounds[number] += 1
+
+    def _do(self, transaction: Transaction, job: Job) -> None:
+        done = False
+        with transaction.connection.transaction():
+            job(transaction)
+            done = True
+        self.tally.add(transaction.counts + Counter(transactions=1) if done else Counter({"rolled back": 1}))
 
     def check(self) -> None:
-        """Complain if a writer has failed.
+        """Check that no writer has failed.
 
-        :raises PgsubError: with its error.
+        :raises PgsubError: with the error of one that has.
         """
-        for writer in self._writers:
-            if writer.failure is not None:
-                raise PgsubError(f"{writer.name} of the demo failed", detail=str(writer.failure).strip())
+        for number, writer in enumerate(self._writers):
+            failure = writer.exception() if writer.done() else None
+            if failure is not None:
+                raise PgsubError(f"writer {number} of the demo failed", detail=str(failure).strip())
 
     def rounds(self) -> int:
         """Return how often every writer did each of its jobs."""
-        return min(writer.rounds for writer in self._writers)
+        return min(self._rounds)
 
     def stop(self) -> None:
         """Stop after the transactions that are open.

@@ -23,7 +23,7 @@ from pgsub.target.ledger.workers import Claim
 
 
 class ApplyWorkerHandle:
-    """A handle that keeps one apply worker running.
+    """The handle of one apply worker, which it keeps running.
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param until_lsn: apply nothing beyond; 0 for no end.
@@ -140,7 +140,7 @@ class ApplyWorkerHandle:
             self.cancel()
 
     def cancel(self) -> None:
-        """Give it up: what it has not committed is rolled back and sent again."""
+        """Abandon it: what it has not committed is rolled back and sent again."""
         if self._job is not None and not self._job.done():
             self._job.cancel()
         self._job = None

@@ -32,7 +32,7 @@ _MODULES = tuple(module.__name__ for module in (worker, task, sync_worker))
 
 #: Task slots to spare on a local Spark for subscriptions that come later; there a slot is a thread and costs nothing.
 SPARE_SLOTS = 48
-_POLL = 0.05  #: seconds between looks at ``stopping`` while Spark starts
+_POLL = 0.05  #: seconds between checks of ``stopping`` while Spark starts
 #: Seconds for which a failed start is everyone's answer: who asks a moment later must not start a second JVM.
 _FAILED_SECONDS = 15.0
 #: Seconds for the task that looks at an executor; each of its connections may take ten.

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 
 from pgsub.catalog.rows import ErrorRow
 from pgsub.catalog.store import StateStore
-from pgsub.common.errors import Directive, Log, LogText, PgsubError, StateStoreError, SubscriptionNotFound, log_text
+from pgsub.common.errors import (
+    Directive,
+    Fenced,
+    Log,
+    LogText,
+    PgsubError,
+    StateStoreError,
+    StreamsMustRestart,
+    SubscriptionNotFound,
+    log_text,
+)
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
 from pgsub.launcher.recorder import Recorder
-from pgsub.launcher.retry import worth_reporting
 from pgsub.protocol.lsn import MAX_LSN
 
 APPLY = "apply"  #: the apply worker in the record of errors
@@ -37,12 +46,12 @@ class _Logged:
 class ErrorReporter:
     """One subscription's errors.
 
-    :param recorder: writes to the store; None: this object does.
+    :param recorder: writes to the store.
     :ivar disabling: the fault for which disable_on_error disables the subscription: its workers must not run.
     :ivar disabled_by: likewise, once that is recorded.
     """
 
-    def __init__(self, store: StateStore, sub: Subscription, log: Log, recorder: Recorder | None = None) -> None:
+    def __init__(self, store: StateStore, sub: Subscription, log: Log, recorder: Recorder) -> None:
         self._store = store
         self._sub = sub
         self._log = log
@@ -66,13 +75,8 @@ class ErrorReporter:
         """Write the records that could not be written before, in order; one that timed out may be written twice."""
         while self._records:
             try:
-                if self._recorder is None:
-                    self._records[0]()
-                else:
-                    self._recorder.run(self._records[0])
+                self._recorder.run(self._records[0])
             except StateStoreError:
-                if self._recorder is None:
-                    raise
                 return
             except SubscriptionNotFound:
                 pass  # dropped meanwhile
@@ -85,13 +89,14 @@ class ErrorReporter:
         :param counter: the statistic that a data or schema fault adds to.
         :param position: of apply in the ledger, None if unknown.
         """
-        if not worth_reporting(error):
-            return
+        if isinstance(error, Fenced | StreamsMustRestart):
+            return  # no concern of operators
         self._log("ERROR", self._text(worker, error))
         self._shown[worker] = faults.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
-        if counts is not None and self._disables():
+        known = self._recorder.current(self._sub.subid)  # as of the last time that the store could be read
+        if counts is not None and known is not None and known.disable_on_error:
             self.disabling = error
         self._record(lambda: self._write(worker, error, row, counts))
 
@@ -104,11 +109,6 @@ class ErrorReporter:
             return text
         known.repeats += 1
         return log_text(error.message, detail=f"This is attempt {known.repeats + 1} with the same error.")
-
-    def _disables(self) -> bool:
-        """Return whether faults disable the subscription, as of the last time that the store could be read."""
-        known = None if self._recorder is None else self._recorder.current(self._sub.subid)
-        return known is not None and known.disable_on_error
 
     def _write(self, worker: str, error: PgsubError, row: ErrorRow, counter: str | None) -> None:
         if self._store.subscription_by_id(self._sub.subid) is None:

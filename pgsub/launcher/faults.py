@@ -14,6 +14,9 @@ from pgsub.common.errors import ApplyError, InternalError, PgsubError
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 
+#: fields of a record that are columns of the row as they are
+_COPIED = ("index_name", "key", "message", "detail", "context", "replica_identity", "skipped_ref")
+
 
 def internal_error(error: Exception) -> PgsubError:
     """Turn an unexpected exception into an error of pgsub's own, with its place."""
@@ -56,6 +59,7 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
     local = body.get("local_conflicts") or []  # an older worker wrote fewer fields, and rows as text
     first: dict[str, Any] = next(iter(local), {})
     remote = body["remote_tuple"]
+    copied: dict[str, Any] = {name: body.get(name) for name in _COPIED}
     return ConflictRow(
         sub.subid,
         sub.name,
@@ -63,20 +67,14 @@ def conflict_row(sub: Subscription, body: dict[str, Any], action: str, event: in
         body["schemaname"],
         body["relname"],
         action,
-        index_name=body.get("index_name"),
-        key=body["key"],
         remote_tuple=remote if isinstance(remote, dict) else None,
         local_tuple=first.get("row"),
         origin=first.get("origin"),
         remote_xid=body["remote_xid"] or None,  # a copy has no transaction
         finish_lsn=parse_lsn(body["finish_lsn"]) if body["remote_xid"] or body.get("skipped_ref") else None,
-        remote_commit_ts=wire_time(body["remote_commit_ts"]) if body["remote_commit_ts"] else None,
-        message=body["message"],
-        detail=body["detail"],
+        remote_commit_ts=wire_time(body["remote_commit_ts"]),
         identical=body.get("identical", False),
-        context=body["context"],
-        replica_identity=body.get("replica_identity"),
         local_conflicts=local or None,
         event=event,
-        skipped_ref=body.get("skipped_ref"),
+        **copied,
     )

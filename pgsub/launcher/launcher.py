@@ -39,7 +39,7 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of one subscription's service in a bounded run."""
+    """The end of the service of one subscription in a bounded run."""
 
     name: str
     outcome: str
@@ -47,7 +47,7 @@ class Ended:
 
 
 class Launcher:
-    """The service of subscriptions until stopped or, with a bound, until each has reached its goal.
+    """The server of subscriptions, until it is stopped or, with a bound, until each has reached its goal.
 
     :param names: only these; empty for all, also those that come later.
     :param locks: subscription locks that the caller took already, by subid.
@@ -147,7 +147,7 @@ class Launcher:
         ended = self._heartbeats.start()
         if ended is not None:
             self._log(
-                "WARNING", log_text("heartbeats of workers were not heard for a moment", detail=f"{ended.message}.")
+                "WARNING", log_text("heartbeats of workers were not received for a moment", detail=f"{ended.message}.")
             )
 
     def _wanted(self) -> dict[int, Subscription]:
@@ -201,7 +201,7 @@ class Launcher:
         runner.start()
 
     def _unlocked(self, sub: Subscription, error: StateStoreError) -> None:
-        """Log once that the state folder cannot be used; every look tries again."""
+        """Log once that the state folder cannot be used; every tick tries again."""
         if self._unusable.get(sub.subid) != error.message:
             self._unusable[sub.subid] = error.message
             self._log("ERROR", error.log_text())

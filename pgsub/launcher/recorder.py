@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Run(Protocol):
-    """A function that does something with the store, in whatever thread may."""
+    """A function that runs work on the store, in a thread that may."""
 
     def __call__(self, work: Callable[[], Result], /) -> Result:
         """Run it as :meth:`Recorder.run` does."""
@@ -36,7 +36,7 @@ SHORTEST, LONGEST = 0.5, 15.0
 
 
 class Recorder:
-    """A thread that reads and writes the store, for which callers wait a limited time.
+    """The access to the store by a thread of its own, for which callers wait a limited time.
 
     :param store: for this object alone while the launcher runs, except for reads that show progress.
     """
@@ -70,8 +70,8 @@ class Recorder:
         except CallTimedOut:
             error = StateStoreError(
                 f'state store "{self._store.path}" does not answer',
-                detail="Reading or writing it takes longer than usual.",
-                hint=f"Look at the disk and at who uses the file.\nfuser -v {self._store.path}",
+                detail=f"Reading or writing it takes longer than {PATIENCE:.0f} s.",
+                hint=f"Check the disk, and find the processes that use the file.\nfuser -v {self._store.path}",
             )
         except StateStoreError as failure:
             self._broken, error = True, failure

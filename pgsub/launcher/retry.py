@@ -20,7 +20,7 @@ BROKEN_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Retry:
-    """A memory of one worker's failures.
+    """The failures of one worker, and the time of its next start.
 
     :ivar faults: those of them that made the wait longer; an hour without the publisher is none.
     """
@@ -86,8 +86,3 @@ def _seconds(text: str) -> float:
             detail=f"It is a number of seconds, greater than 0 and up to {COPY_BACKOFF_MAX:.0f}.",
         )
     return seconds
-
-
-def worth_reporting(error: PgsubError) -> bool:
-    """Return whether to report it: a fenced attempt or a restart of streams does not concern operators."""
-    return not isinstance(error, Fenced | StreamsMustRestart)

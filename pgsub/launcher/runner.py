@@ -3,14 +3,14 @@
 NOTES
 
 A stop is seen at once in every phase. While the session connects there are no workers, and the launcher does not wait.
-Until the first look at the ledger nothing is lost by hanging up, so the session is cut at once. From then on workers
+Until the ledger is first read nothing is lost by hanging up, so the session is cut at once. From then on workers
 may run: they are asked through the ledger, and a session whose target does not answer is cut after SILENCE_SECONDS.
 Spark's start is never awaited in this thread, or a stop would have to wait for it, too (:mod:`pgsub.launcher.engine`).
 
 The subscription belongs to the session that holds its advisory lock. When that session is lost, the workers are
-canceled without a word, and those that still run are fenced off by the next take-over, on whatever host.
+canceled without a message, and those that still run are fenced off by the next take-over, on whatever host.
 
-In each look events go first: the feedback of the worker waits for them. A fault that disables the subscription keeps
+Each time events go first: the feedback of the worker waits for them. A fault that disables the subscription keeps
 workers from starting before it is recorded, since recording may fail for as long as the state store does.
 """
 
@@ -86,7 +86,7 @@ class Goal:
 
 @dataclass(slots=True)
 class _Serving:
-    """The parts that live as long as the launcher's session on the target."""
+    """The objects that live as long as the launcher's session on the target."""
 
     session: psycopg.Connection
     mirror: Mirror
@@ -289,7 +289,7 @@ class Runner(SupervisedThread):
         self._check_ends(serving)
 
     def _rest(self) -> None:
-        """Wait for the next look; not for long after progress of apply, which commands may be waiting for."""
+        """Wait for the next tick; not for long after progress of apply, which commands may be waiting for."""
         news = self._progressed.wait(TICK)
         self._progressed.clear()
         clock = time.monotonic()
@@ -352,11 +352,5 @@ class Runner(SupervisedThread):
 
 def same_service(before: Subscription, after: Subscription) -> bool:
     """Return whether a running worker need not restart: what the server re-reads without a restart may differ."""
-    fields = (
-        "disable_on_error",
-        "skip_lsn",
-        "skips",
-        "unavailable",
-        "two_phase",
-    )
+    fields = ("disable_on_error", "skip_lsn", "skips", "unavailable", "two_phase")
     return replace(before, **{f: getattr(after, f) for f in fields}) == after

@@ -35,7 +35,7 @@ class _Sync:
 
 
 class SyncWorkers:
-    """The synchronization of tables, a few at once; an error of one table never stops the others.
+    """The tablesync workers of a subscription, a few at once; an error of one table never stops the others.
 
     :param context: of the subscription's workers; its ``stopping`` event ends them.
     :param interval: see :func:`pgsub.launcher.retry.interval`.
@@ -58,7 +58,7 @@ class SyncWorkers:
         self._current = current
         self._running: list[_Sync] = []
         self._retries: dict[int, Retry] = {}
-        self._states: dict[int, str] = {}  #: as of the last look
+        self._states: dict[int, str] = {}  #: as of the last tick
 
     @property
     def alive(self) -> set[int]:

@@ -100,7 +100,7 @@ def test_what_the_bound_took_is_told(pgsub, store, monkeypatch):
     store.add_conflicts([replace(MISSING, event=number) for number in range(5)])
     ended = pgsub("conflicts", "list", "orders", "--limit", "1")
     assert len(_table(ended.stdout)) == 2
-    assert "there are more than 1" in ended.stderr and "3 older ones are no longer in the record" in ended.stderr
+    assert "there are more than 1" in ended.stderr and "3 older conflicts were removed from the record" in ended.stderr
 
 
 def test_of_what_origin_advance_left_out_no_replay_is_offered(pgsub, store):
@@ -126,7 +126,7 @@ def test_the_record_outlives_its_subscription(pgsub, store, two):
         (["show", "bills", "1"], 3, 'subscription "bills" has no conflict 1'),
         (["show", "orders"], 2, "pgsub conflicts show needs an ID"),
         (["list", "orders", "1"], 2, "pgsub conflicts list takes no ID"),
-        (["play", "orders"], 2, '"play" is nothing that can be done'),
+        (["play", "orders"], 2, '"play" is not an action'),
         (["list", "orders", "--type", "update_deleted"], 2, '"update_deleted" is not a conflict type'),
         (["show", "orders", "1", "--type", "update_missing"], 2, "takes no --type"),
         (["list", "orders", "--limit", "0"], 2, "--limit"),
@@ -163,7 +163,7 @@ def test_disable_on_error_is_set_and_journalled_once(pgsub, store):
         assert store.subscription("orders").disable_on_error is on
         assert store.journal_rows(5)[0].detail == {"on": on}
     again = pgsub("disable-on-error", "orders", "off")
-    assert again.returncode == 0 and 'disable_on_error of subscription "orders" is off already' in again.stderr
+    assert again.returncode == 0 and 'disable_on_error of subscription "orders" is already off' in again.stderr
     assert len(store.journal_rows(5)) == 2
     assert pgsub("disable-on-error", "orders", "perhaps").returncode == 2
     assert pgsub("disable-on-error", "nobody", "on").returncode == 3

@@ -44,7 +44,7 @@ def test_a_command_that_read_the_definition_before_another_changed_it_is_refused
     goes_on.touch()
     it.end(first, 9 if words[-1] == "--no-refresh" else 0)
     it.end(second, 0 if words[-1] == "--no-refresh" else 9)
-    assert it.said().count(f'subscription "{it.name}" was changed by another command meanwhile') == 1
+    assert it.said().count(f'subscription "{it.name}" was concurrently changed by another command') == 1
     added = "third" if words[-1] == "--no-refresh" else "second"
     assert it.sqlite("SELECT subpublications FROM pg_subscription") == [(f'["p", "{added}"]',)]
     tables = [("a",)] if added == "third" else [("a",), ("b",)]

@@ -21,7 +21,7 @@ def test_the_table_that_stops_a_running_subscription_is_held_mended_and_released
     pubdb.execute("INSERT INTO b VALUES (1, 1)")
     first = until(lambda: cli.status()["last_error"])
     held = cli("alter", "s", "--hold", "public.b")
-    assert held.returncode == 0 and "are not applied as a whole" in held.stderr
+    assert held.returncode == 0 and "are no longer applied as a whole" in held.stderr
     assert held.stderr.splitlines()[-1] == "pgsub alter s --release public.b"
     pubdb.execute("INSERT INTO a VALUES (500, 'goes on')")
     subdb.wait("SELECT t FROM a WHERE id = 500", value="goes on")

@@ -86,7 +86,7 @@ def test_the_change_of_a_conflict_is_applied_once(stuck: MakeStuck) -> None:
     assert it.subdb.rows("SELECT id, n::int FROM b") == [(1, 1)] and it.subdb.value(_LEFT) == 1
     [conflict] = conflicts(it)
     assert conflict["action"] == "replayed" and conflict["replayed_at"] is not None
-    one_error(it.run("conflicts", "replay", "s", number, "--yes"), 3, "replayed already, at 2", hint=False)
+    one_error(it.run("conflicts", "replay", "s", number, "--yes"), 3, "already replayed at 2", hint=False)
     assert [one["outcome"] for one in it.journal("conflicts replay")] == ["failed", "done"]
     told = mirrored(it)
     assert told[-1].startswith('LOG: subscription "s" replayed 1 skipped changes')

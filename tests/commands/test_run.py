@@ -131,7 +131,7 @@ def test_the_first_signal_ends_a_run_with_0_and_the_second_at_once(cli, tables, 
     running.send_signal(signal.SIGHUP)  # logrotate's and systemctl reload's
     until(lambda: "NOTICE:  received SIGHUP" in running.log.read_text())
     running.send_signal(numbers[0])
-    until(lambda: "NOTICE:  stopping; a second signal ends at once\n" in running.log.read_text())
+    until(lambda: "NOTICE:  stopping; a second signal ends the process at once\n" in running.log.read_text())
     for number in numbers[1:]:
         running.send_signal(number)
     assert running.wait(patience.SECONDS) == (128 + numbers[1] if len(numbers) == 2 else 0)

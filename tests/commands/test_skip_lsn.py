@@ -56,7 +56,7 @@ def test_none_takes_it_back_and_without_a_terminal_it_needs_yes(stuck: MakeStuck
     undone = valid("skip-lsn", it.ok("skip-lsn", "s", "none", "--json").stdout)
     assert (undone["subskiplsn"], undone["previous"]) == ("0/0", error.finish_lsn)
     assert it.subdb.rows(_PENDING) == [(None, None)] and it.cli.sql(_STORED) == [("0/0",)]
-    assert "nothing was to be skipped" in it.ok("skip-lsn", "s", "none").stderr
+    assert "has nothing to skip" in it.ok("skip-lsn", "s", "none").stderr
     for words in (["0/0"], ["x"], ["--rows", "some"], ["none", "--preview"]):
         one_error(it.run("skip-lsn", "s", *words, "--yes"), 2)
     assert [entry["lsn"] for entry in it.journal("skip-lsn")] == [error.finish_lsn, "none", "none"]
@@ -135,7 +135,7 @@ def test_a_rule_with_a_limit_is_set_shown_used_up_and_cleared(stuck: MakeStuck) 
     rule = ("--conflict", "insert_exists", "--table", "public.b", "--limit")
     one_error(it.cli("skip-lsn", "s", *rule, "2"), 2, "needs --yes", "public.b --limit 2 --yes")
     one_error(it.run("skip-lsn", "s", *rule, "0", "--yes"), 2, "--limit")
-    one_error(it.run("skip-lsn", "s", "0/10", *rule, "2", "--yes"), 2, "without anything else")
+    one_error(it.run("skip-lsn", "s", "0/10", *rule, "2", "--yes"), 2, "without other options")
     one_error(it.run("skip-lsn", "s", "--conflict", "insert_exists", "--limit", "2"), 2, "together")
     wrong = ("--conflict", "update_deleted", "--table", "public.b", "--limit", "1", "--yes")
     one_error(it.run("skip-lsn", "s", *wrong), 2, "not a conflict type", "insert_exists")
@@ -145,7 +145,7 @@ def test_a_rule_with_a_limit_is_set_shown_used_up_and_cleared(stuck: MakeStuck) 
     assert it.cli.sql("SELECT pgsub_skips FROM pg_subscription") == [('["insert_exists public.b 2"]',)]
     it.ok("skip-lsn", "s", "none")
     assert it.subdb.rows("SELECT skip_rules FROM pgsub.control WHERE worker = 0") == [(None,)]
-    assert "nothing was to be skipped" in it.ok("skip-lsn", "s", "none").stderr
+    assert "has nothing to skip" in it.ok("skip-lsn", "s", "none").stderr
     it.ok("skip-lsn", "s", *rule, "2", "--yes")
     it.subdb.execute("INSERT INTO b VALUES (1, 0), (2, 0), (3, 0)")
     error = it.apply("INSERT INTO b SELECT g, g FROM generate_series(1, 3) g")

@@ -14,10 +14,10 @@ from pgsub.demo.workload import Workload
 
 @pytest.fixture
 def sizes(pubdb, subdb):
-    chosen = schema.Sizes(1000)
+    chosen = schema.sizes(1000)
     schema.create(pubdb.connection, subdb.connection)
     rows = schema.fill(pubdb.connection, chosen)
-    assert rows > chosen.orders
+    assert rows > chosen["orders"]
     return chosen
 
 
@@ -48,7 +48,7 @@ def test_every_kind_of_change_is_made_and_counted(pubdb, sizes):
 def test_a_writer_that_fails_is_reported_with_the_servers_words(pubdb, sizes):
     with Workload(pubdb.conninfo, sizes) as writers:
         pubdb.execute("DROP TABLE ops.log")
-        _await(lambda: any(not writer.is_alive() for writer in writers._writers))
+        _await(lambda: any(writer.done() for writer in writers._writers))
         with pytest.raises(PgsubError, match="writer 2 of the demo failed") as raised:
             writers.stop()
     assert 'relation "ops.log" does not exist' in raised.value.detail

@@ -15,6 +15,7 @@ from fix_pair import MakePair, Pair
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import PgsubError, PublisherUnavailable
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter, sync_name
+from pgsub.launcher.recorder import Recorder
 
 #: The target refuses every row with the SQLSTATE that is set for the database.
 REFUSING = """
@@ -36,7 +37,7 @@ class Watched:
         self.log: list[str] = []
         self.seen: list[tuple[Any, ...]] = []  #: errors, conflicts and faults counted when it was disabled
         store.add_subscription(pair.sub)
-        self.trouble = ErrorReporter(store, pair.sub, self._log)
+        self.trouble = ErrorReporter(store, pair.sub, self._log, Recorder(store, self._log))
 
     def _log(self, level: str, text: str) -> None:
         self.log.append(f"{level}:  {text}")

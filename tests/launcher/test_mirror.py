@@ -387,7 +387,7 @@ def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_an
         waiting.start()
         mirrored.until("SELECT count(*) FROM pg_locks WHERE NOT granted", value=1)
         monkeypatch.setattr(lock_waits, "SILENT_SECONDS", 0.0)
-        mirrored.mirror._locks.again()
+        mirrored.mirror._locks.expire()
         _refresh(mirrored)
         [row] = mirrored.store.workers(mirrored.subid)
         assert row.received_lsn == 9 and row.silent_since is not None

@@ -56,7 +56,8 @@ def test_the_error_of_a_copy_that_a_refresh_has_made_void_is_not_told(
     with StateStore.open(state_dir) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
         store.add_subscription(_SUB)
         context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
-        side = SyncWorkers(context, heartbeats, ErrorReporter(store, _SUB, lambda level, text: None))
+        recorder = Recorder(store, lambda level, text: None)
+        side = SyncWorkers(context, heartbeats, ErrorReporter(store, _SUB, lambda level, text: None, recorder))
         _tick(side, "d")
         _tick(side, seen)  # it runs still
         assert side.alive == {1}
@@ -73,8 +74,8 @@ def test_no_copy_starts_by_a_definition_that_has_changed_since(
     quiet = lambda level, text: None  # noqa: E731
     with StateStore.open(state_dir) as store, contextlib.closing(HeartbeatReceiver()) as heartbeats:
         store.add_subscription(_SUB)
-        errors = ErrorReporter(store, _SUB, quiet)
         with contextlib.closing(Recorder(store, quiet)) as recorder:
+            errors = ErrorReporter(store, _SUB, quiet, recorder)
             runner = Runner(_SUB, store, recorder, Engine(state_dir, None, {}, []), heartbeats, quiet, Goal())
             context = SyncContext(_SUB, "1", lambda *job: pytest.fail("no job"), threading.Event())
             side = SyncWorkers(context, heartbeats, errors, current=runner._is_current)

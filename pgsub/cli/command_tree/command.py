@@ -1,6 +1,6 @@
 """How a command joins the tree: its page, the options that every command has, and its ``--help``.
 
-Help is written here and not by the option parser, so that it looks the same whatever version of the parser is
+Help is written here and not by the option parser, so that it is the same whatever version of the parser is
 installed, and the same as in the manual page. Mirrors the ``usage()`` functions of the client programs.
 """
 

@@ -85,7 +85,7 @@ def _unknown(action: str, name: str | None) -> UsageError:
     if name is not None and name.isdecimal():
         words = ["show", action, name]
     return UsageError(
-        f'"{action}" is nothing that can be done with conflicts: expected list, show, replay or prune',
+        f'"{action}" is not an action of pgsub conflicts: expected list, show, replay, or prune',
         hint=f"Perhaps you meant:\n{shlex.join(['pgsub', 'conflicts', *words])}",
     )
 
@@ -110,8 +110,7 @@ class Options:
         typer.Option(metavar="N", min=1, show_default=str(_LIMIT), help="With list: no more than the newest N."),
     ] = None
     lsn: Annotated[
-        str | None,
-        typer.Option(metavar="LSN", help="With replay: all skipped changes of this transaction."),
+        str | None, typer.Option(metavar="LSN", help="With replay: all skipped changes of this transaction.")
     ] = None
     replayed: Annotated[bool, typer.Option("--replayed", help="With prune: only changes that were replayed.")] = False
     older_than: Annotated[
@@ -154,9 +153,10 @@ def _list(name: str, *, as_json: bool, limit: int | None, **choice: Any) -> None
     columns = ["id", "last_at", "conflict_type", "relation", "key", "action", "attempts", "identical", "finish_lsn"]
     emit(render.rows(columns, [_line(document(row)) for row in found.rows]))
     if found.more:
-        console.notice(f"there are more than {len(found.rows)}, which --limit shows")
+        console.notice(f"there are more than {len(found.rows)} conflicts; use --limit to show more")
     if found.dropped:
-        console.notice(f"{found.dropped} older ones are no longer in the record, which PGSUB_CONFLICT_HISTORY bounds")
+        removed = f"{found.dropped} older conflicts were removed from the record"
+        console.notice(f"{removed}, which PGSUB_CONFLICT_HISTORY limits")
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +169,7 @@ def _show(name: str, *, number: int | None, as_json: bool) -> None:
 
     if number is None:
         raise UsageError(
-            "pgsub conflicts show needs an ID",
-            hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}",
+            "pgsub conflicts show needs an ID", hint=f"See which there are.\npgsub conflicts list {shlex.quote(name)}"
         )
     row, kept = conflict(current.state_dir, name, number)
     if as_json:
@@ -211,9 +210,9 @@ def _where(local: dict[str, Any]) -> str:
     if local["key"]:
         text += f", key {local['key']}"
     if local["row"] is None:
-        return console.line(text + ": the row is not there any more, or was the transaction's own")
+        return console.line(text + ": the row no longer exists, or the transaction itself had written it")
     if local["commit_ts"]:
-        by = {None: "locally", "": "by an origin that does not exist any more"}.get(
+        by = {None: "locally", "": "by an origin that no longer exists"}.get(
             local["origin"], f'by origin "{local["origin"]}"'
         )
         text += f": written {by} in transaction {local['xid']} at {local['commit_ts']}"

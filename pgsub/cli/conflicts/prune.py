@@ -29,17 +29,10 @@ def prune(name: str, *, replayed: bool, older_than: float | None, dry_run: bool,
             hint=f"To see what was replayed and is still kept:\n{shlex.join([*command, '--replayed', '--dry-run'])}",
         )
     if not dry_run and not yes:
-        removed = [
-            *(["--replayed"] if replayed else []),
-            *([] if older_than is None else ["--older-than", f"{older_than:g}s"]),
-        ]
-        words = [*command, *removed]
-        require_terminal(
-            "removing skipped changes",
-            "To see what would be removed, and then:",
-            [*words, "--dry-run"],
-            [*words, "--yes"],
-        )
+        words = [*command, *["--replayed"] * replayed]
+        words += [] if older_than is None else ["--older-than", f"{older_than:g}s"]
+        introduction = "To see what would be removed, and then:"
+        require_terminal("removing skipped changes", introduction, [*words, "--dry-run"], [*words, "--yes"])
     current.take_environment()
     from pgsub.commands.skip.prune import prune as remove
 

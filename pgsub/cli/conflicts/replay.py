@@ -33,7 +33,7 @@ def replay(
             hint=f"See what was skipped.\npgsub conflicts list {shlex.quote(name)}",
         )
     if table is not None and lsn is None:
-        raise UsageError("--table chooses from a transaction: it needs --lsn")
+        raise UsageError("--table needs --lsn")
     words = ["pgsub", "conflicts", "replay", name, *([] if number is None else [str(number)])]
     words += ([] if lsn is None else ["--lsn", lsn]) + ([] if table is None else ["--table", table])
     wanted = 0 if lsn is None else parse_lsn(lsn)

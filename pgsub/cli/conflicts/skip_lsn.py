@@ -70,8 +70,7 @@ def skip_lsn(
     lsns: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="LSN|none",
-            help="Finish LSN of the transaction, or of several; default: of the recorded error.",
+            metavar="LSN|none", help="Finish LSN of the transaction, or of several; default: of the recorded error."
         ),
     ] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Show what would be lost, and change nothing.")] = False,
@@ -94,14 +93,14 @@ def skip_lsn(
     """Show or skip."""
     if (conflict, table, limit) != (None, None, None):
         if conflict is None or table is None or limit is None or lsns or preview or rows != "whole":
-            raise UsageError("a rule with a limit is --conflict, --table and --limit together, without anything else")
+            raise UsageError("--conflict, --table, and --limit must be given together, and without other options")
         skip_conflicts.skip(name, conflict, table, limit, yes=yes, as_json=as_json)
         return
     wanted = _wanted(lsns or [])
     if rows not in ("whole", "conflicting"):
         raise UsageError(f'"{rows}" is not one of whole, conflicting')
     if preview and (wanted is None or len(wanted) > 1):
-        raise UsageError("--preview needs a transaction, and looks at one of them")
+        raise UsageError("--preview needs exactly one transaction")
     if not preview and wanted is not None and not yes:
         _require_terminal(name, lsns or [], rows)
     from pgsub.commands.skip.skip_lsn import SkipOptions

@@ -91,9 +91,9 @@ def head(name: str, section: str, purpose: str, source: str) -> list[str]:
 
 
 def _join(lines: list[str], page: Page, related: Iterable[str]) -> str:
-    return "\n".join([*lines, *_exit_status(), *_named("ENVIRONMENT", _ENVIRONMENT), *_named("FILES", _FILES)]) + (
-        "\n" + "\n".join([*_examples(page), *_see_also(related)]) + "\n"
-    )
+    ends = [*_exit_status(), *_named("ENVIRONMENT", _ENVIRONMENT), *_named("FILES", _FILES), *_examples(page)]
+    names = ",\n".join(rf"\fB{escaped(name)}\fR(1)" for name in related)
+    return "\n".join([*lines, *ends, ".SH SEE ALSO", names, ""])
 
 
 def _exit_status() -> list[str]:
@@ -112,10 +112,6 @@ def _examples(page: Page) -> list[str]:
     for purpose, command in page.examples:
         lines += [".PP", escaped(purpose), ".PP", ".nf", ".RS 4", escaped(command), ".RE", ".fi"]
     return lines
-
-
-def _see_also(related: Iterable[str]) -> list[str]:
-    return [".SH SEE ALSO", ",\n".join(rf"\fB{escaped(name)}\fR(1)" for name in related)]
 
 
 def _paragraphs(page: Page) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from pgsub.cli.command_tree.command import command
 from pgsub.cli.command_tree.values import AsJson
 from pgsub.cli.output.documents import emit, emit_document
@@ -21,7 +19,7 @@ def version(as_json: AsJson = False) -> None:
     """Show the versions."""
     from pgsub.commands.version import version as versions
 
-    found = asdict(versions())
+    found = versions()
     if as_json:
         emit_document("version", found)
         return

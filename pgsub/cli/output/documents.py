@@ -18,7 +18,7 @@ _TO_PASTE = frozenset({"hint", "next", "commands"})  #: what holds commands, in 
 
 
 class StdoutClosed(Exception):
-    """The reader of stdout has gone away: nothing more to say, and nobody to say it to."""
+    """The end of a program whose stdout nobody reads any more."""
 
 
 def emit(text: str) -> None:
@@ -60,15 +60,8 @@ def _pasted(value: Any, *, to_paste: bool = False) -> Any:
 
 def emit_error(error: PgsubError) -> None:
     """Write the document of a failure."""
-    content = {
-        "code": error.exit_code,
-        "class": type(error).__name__,
-        "sqlstate": error.sqlstate,
-        "message": error.message,
-        "detail": error.detail,
-        "hint": error.hint,
-        "context": error.context,
-    }
+    fields = {name: getattr(error, name) for name in ("sqlstate", "message", "detail", "hint", "context")}
+    content = {"code": error.exit_code, "class": type(error).__name__, **fields}
     emit(_text({"schema_version": SCHEMA_VERSION, "error": _pasted(content)}, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""Where a command's words go: stderr of a command, or the log of ``pgsub run`` in the server's form.
+"""The destination of a command's messages: stderr of a command, or the log of ``pgsub run`` in the server's form.
 
 Mirrors ``send_message_to_server_log`` in ``utils/error/elog.c``: every record is one write.
 """
@@ -81,9 +81,8 @@ class LogFile:
             if not self._lost:
                 problem = f'could not write to log file "{self._path}": {error.strerror}'
                 self._trouble(problem)
-                _write_whole(
-                    record("WARNING", log_text(problem, detail="Records go to standard error until it can be."))
-                )
+                detail = "Records go to standard error until the file can be written."
+                _write_whole(record("WARNING", log_text(problem, detail=detail)))
             self._lost += 1
             _write_whole(text)
 
@@ -112,7 +111,7 @@ class LogFile:
 
 
 class ConsoleReporter:
-    """The reporter of commands that end: warnings and notices as client programs have them, progress of tables.
+    """The reporter of commands that end: warnings and notices as client programs show them, and progress.
 
     :param log_from: verbosity at which records of the log are shown too, if their level allows it.
     """

@@ -72,7 +72,7 @@ def disable_on_error(
 ) -> None:
     """Set disable_on_error."""
     if setting not in ("on", "off"):
-        raise UsageError(f'"{setting}" is not a setting of disable_on_error: expected on or off')
+        raise UsageError(f'"{setting}" is not a value of disable_on_error: expected on or off')
     from pgsub.commands.subscription.enable_disable import disable_on_error as set_option
 
     set_option(current.state_dir, name, on=setting == "on", reporter=ConsoleReporter())

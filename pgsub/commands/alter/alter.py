@@ -126,12 +126,12 @@ def _alter_with_servers(
         with _redefined(session, store, sub, fields, conns):
             if not conns.params or not _restarts(sub, replace(sub, **fields)):
                 return
-            try:  # whoever goes on with the old servers, or takes them away, may do so once the command has returned
+            try:  # the old servers may be used or removed by others once the command has returned
                 _await_old_workers(store, options.state_dir, sub, served)
             except LockHeld:
                 reporter.warning(
                     "workers of the old definition may still be running",
-                    f"The launcher has not ended them within {LET_GO_SECONDS:.0f} seconds; it has been told to.",
+                    f"The launcher did not end them within {LET_GO_SECONDS:.0f} seconds.",
                     f"See what runs:\npgsub status {sub.name}",
                 )
 
@@ -166,7 +166,7 @@ def _alter_and_refresh(
             except (psycopg.Error, KeyboardInterrupt):
                 reporter.warning(
                     "the publications are changed, but perhaps not the tables",
-                    "The answer of the target is not known.",
+                    "It is not known whether the target has committed the change.",
                     f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
                 )
                 raise
@@ -209,11 +209,7 @@ def _pass_creation(
 
 @contextlib.contextmanager
 def _redefined(
-    session: psycopg.Connection,
-    store: StateStore,
-    sub: Subscription,
-    fields: dict[str, Any],
-    conns: NewConnections,
+    session: psycopg.Connection, store: StateStore, sub: Subscription, fields: dict[str, Any], conns: NewConnections
 ) -> Iterator[None]:
     """Write the definition, ledger first; taken back if what follows is refused."""
     present = sub
@@ -246,7 +242,7 @@ def _follow(session: psycopg.Connection, before: Subscription, after: Subscripti
 
 
 def _restarts(before: Subscription, after: Subscription) -> bool:
-    """Return whether a launcher starts the workers anew: a repeated command may find everything as it wants it."""
+    """Return whether a launcher starts the workers anew: a repeated command may change nothing."""
     from pgsub.launcher.runner import same_service  # here and not above: it loads Spark
 
     return not same_service(before, after)

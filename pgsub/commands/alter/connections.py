@@ -161,9 +161,6 @@ def _alter_slot(connection: str, sub: Subscription, failover: bool) -> None:
     assert sub.slot_name is not None
     with connect_publisher(sub, connection, replication=True) as replication:
         if replication.info.server_version < slots.FAILOVER_VERSION:
-            raise StateForbids(
-                "the publisher has no failover slots",
-                detail="They came with PostgreSQL 17.",
-                sqlstate="0A000",
-            )
+            detail = "Failover slots require PostgreSQL 17 or newer."
+            raise StateForbids("the publisher does not support failover slots", detail=detail, sqlstate="0A000")
         slots.alter_slot(replication, sub.slot_name, failover=failover)

@@ -54,10 +54,10 @@ def hold(options: AlterOptions, store: StateStore, sub: Subscription, reporter: 
                 store.journal(action, sub.subid, sub.name, {"tables": [_name(one) for one in tables]})
     for one in holds:
         reporter.warning(
-            f'table "{_name(one)}" is held: transactions that change it and others are not applied as a whole any more',
+            f'table "{_name(one)}" is held: transactions that change it and others are no longer applied as a whole',
             detail="Its changes are kept in schema pgsub of the target, which grows by them, and the other tables go"
             " on; until it is released the target shows states that the publisher never had.",
-            hint=f"When it is to go on:\npgsub alter {word(sub.name)} --release {word(_name(one))}",
+            hint=f"To apply its changes:\npgsub alter {word(sub.name)} --release {word(_name(one))}",
         )
     for one in releases:
         kept = counted(before[one.srrelid].changes, "kept change", ("is", "are"))
@@ -100,7 +100,7 @@ def _decide(
     reporter: Reporter,
 ) -> None:
     """Make the change under the lock of apply's row, which apply holds for the length of a transaction."""
-    told = False
+    waiting = False
     while True:
         with contextlib.suppress(*_BUSY):
             with states.changing(session, sub.subid):
@@ -112,6 +112,6 @@ def _decide(
                 detail="Which changes are kept is decided between transactions; nothing was changed.",
                 hint=f"See what apply does, and try again later:\npgsub status {sub.name}",
             )
-        if not told:
+        if not waiting:
             reporter.notice("waiting for the end of a transaction that is being applied")
-            told = True
+            waiting = True

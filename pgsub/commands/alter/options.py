@@ -20,7 +20,7 @@ _DUPLICATE, _UNDEFINED, _STATE = "42710", "42704", "55000"
 
 @dataclass(frozen=True, slots=True)
 class AlterOptions(ServiceOptions):
-    """The options of the command line; None, or empty, where one was not given.
+    """The options of ``alter``; None, or empty, where one was not given.
 
     :ivar settings: options of SET (…), by field of Subscription.
     """
@@ -62,7 +62,7 @@ class AlterOptions(ServiceOptions):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the tables follow: as in the server, unless told not to."""
+        """Whether the tables follow: as in the server, unless --no-refresh is given."""
         return self.publications and self.refresh is not False
 
 

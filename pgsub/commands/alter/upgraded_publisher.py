@@ -1,9 +1,9 @@
-"""``pgsub alter --publisher-upgraded``: going on after pg_upgrade of the publisher.
+"""``pgsub alter --publisher-upgraded``: switching to the publisher that pg_upgrade made.
 
 pg_upgrade takes logical slots along from 17 on (``create_logical_replication_slots``, pg_upgrade.c), and only when
 they have consumed all WAL. The new cluster has another system identifier, and its WAL begins behind the old one's; the
-server's own subscriber asks for neither and goes on. Here that is said by whoever knows it: a slot that somebody made
-by hand on a restored copy looks the same.
+server's own subscriber checks neither and continues. Here the operator must confirm the upgrade: a slot that was made
+by hand on a restored copy cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -27,25 +27,20 @@ from pgsub.target.session.connect import must_use_password
 
 
 def check_allowed(sub: Subscription) -> None:
-    """Check that the subscription is disabled and has a slot that can have come along.
+    """Check that the subscription may switch.
 
-    :raises StateForbids: the subscription is enabled, or has no slot that could have come along.
+    :raises StateForbids: it is enabled, or has no slot that pg_upgrade could have kept.
     """
-    require_disabled(sub, "cannot go over to an upgraded publisher while the subscription is enabled")
+    require_disabled(sub, "cannot switch to an upgraded publisher while the subscription is enabled")
     if sub.slot_name is None:
         raise StateForbids(
-            "cannot go over to an upgraded publisher with a subscription that does not have a slot name",
+            "cannot switch to an upgraded publisher with a subscription that does not have a slot name",
             sqlstate="55000",
         )
 
 
 def adopt(
-    session: psycopg.Connection,
-    store: StateStore,
-    sub: Subscription,
-    connection: str,
-    folder: Path,
-    reporter: Reporter,
+    session: psycopg.Connection, store: StateStore, sub: Subscription, connection: str, folder: Path, reporter: Reporter
 ) -> None:
     """Record the upgraded publisher and the position of the slot that came along, in one commit under the fence.
 
@@ -56,7 +51,7 @@ def adopt(
     :raises PgsubError: it is no upgrade of the publisher that the subscription follows.
     """
     known = subscriptions.identity(session, sub.subid)
-    with exclusive_claim(session, sub, folder, "go over to an upgraded publisher") as claim:
+    with exclusive_claim(session, sub, folder, "switch to an upgraded publisher") as claim:
         must = must_use_password(session, sub)
         with connect_publisher(sub, connection, replication=True, must_use_password=must) as replication:
             who, state = identity.identify(replication), slots.slot_state(replication, sub.slot_name or "")
@@ -81,7 +76,7 @@ def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) ->
     for one in subscriptions.relations(session, sub.subid):
         if one.srsubstate == "f":
             reporter.warning(
-                f'table "{one.schemaname}.{one.relname}" was being synchronized and has to be copied again',
+                f'table "{one.schemaname}.{one.relname}" was being synchronized and must be copied again',
                 None,
                 f"Once the subscription is enabled:\npgsub refresh {sub.name}"
                 f" --resync {word(f'{one.schemaname}.{one.relname}')}",

@@ -1,5 +1,5 @@
-"""What is looked at on both servers before anything is created. Mirrors the checks of CreateSubscription and more.
+"""The checks of both servers before anything is created. Mirrors the checks of CreateSubscription and more.
 
-What the server refuses is refused here; what it only meets later (a missing column) is a warning, or an error with
+What the server refuses is refused here; what it only notices later (a missing column) is a warning, or an error with
 ``--strict``. Everything is read in bulk: a thousand tables cost a handful of round trips.
 """

@@ -1,4 +1,4 @@
-"""What the catalogs of either server say of tables and types, read for all of them at once."""
+"""Facts about tables and types in the catalogs of either server, read for all of them at once."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def read(
 ) -> dict[int, Facts]:
     """Read the tables of these oids in five round trips; of locked ones no indexes and constraints.
 
-    :param acting: roles whose privileges are told where it is not the session's own; TRUNCATE is always that one's.
+    :param acting: roles whose privileges are read where it is not the session's own; TRUNCATE is always that one's.
     :raises psycopg.Error: as it comes.
     """
     if not oids:

@@ -1,7 +1,7 @@
 """Whether the rows of a published table fit into its target: columns, constraints, ways to find a row.
 
-Mirrors what relation.c and execReplication.c refuse later, in their words, and looks for what the server's subscriber
-only meets as a failing row.
+Mirrors what relation.c and execReplication.c refuse later, in their words, and finds what the server's subscriber
+only notices as a failing row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pgsub.protocol.messages import Column, Relation
 from pgsub.target.catalog.mapping import check_updatable, column_faults, map_relation
 
 _STOPS = "Replication of this table stops at its first change until the target table fits."
-_FITS = "Change the target's table, or make sure that no row of the publisher is concerned."
+_FITS = "Change the target's table, or make sure that no row of the publisher is affected."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Actions:
 
     @property
     def words(self) -> str:
-        """What has to find a row: ``UPDATE and DELETE``."""
+        """The actions that must find a row: ``UPDATE and DELETE``."""
         return " and ".join(word for word, on in (("UPDATE", self.updates), ("DELETE", self.deletes)) if on)
 
 
@@ -162,7 +162,7 @@ def _constraints(pair: Pair) -> Iterator[Caution]:
 
 
 def unidentified(pairs: Sequence[Pair]) -> Iterator[Caution]:
-    """Warn of tables where CheckCmdReplicaIdentity (execReplication.c) will refuse the application's own statements."""
+    """Yield tables on which CheckCmdReplicaIdentity (execReplication.c) refuses the application's own statements."""
     for what in ("UPDATE and DELETE", "UPDATE", "DELETE"):
         found = [pair.table for pair in pairs if pair.actions.words == what and _anonymous(pair)]
         names = [quoting.name(table.remote.schema, table.remote.name) for table in found]

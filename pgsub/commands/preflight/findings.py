@@ -1,4 +1,4 @@
-"""What a pre-flight finds, as values."""
+"""Findings of a pre-flight check, as values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Table:
     mode: str = "none"  #: none, atomic or chunked
     reason: str | None = None  #: why it is not copied in chunks
     chunks: int = 0
-    empty: bool | None = None  #: whether the target's table has no row; None where nobody looked or could
+    empty: bool | None = None  #: whether the target's table has no row; None where that was not read, or could not be
 
     @property
     def name(self) -> str:
@@ -68,14 +68,14 @@ class Table:
 
 @dataclass(slots=True)
 class Preflight:
-    """The findings on both servers."""
+    """The findings: tables, warnings, and the state of two_phase."""
 
     tables: list[Table] = field(default_factory=list)
     warnings: list[Caution] = field(default_factory=list)
     two_phase: str = "d"  #: subtwophasestate as it is, or would be at first
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--dry-run --json`` shows of it."""
+        """Return what ``--dry-run --json`` shows."""
         warnings = [
             {"message": w.message, "detail": w.detail, "hint": w.hint, "tables": list(w.tables)} for w in self.warnings
         ]

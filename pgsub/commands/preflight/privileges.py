@@ -1,4 +1,4 @@
-"""What the two roles lack on the tables of a subscription, each kind of privilege as one warning with its GRANT."""
+"""Privileges that the two roles lack on the tables of a subscription, each kind as one warning with its GRANT."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
         yield from concerning(
             [table.name for table in strange],
             f'changes of {{}} on the target are made as role "{user}", not as the owner',
-            f"The role is no member of {some(listed)}: code of the tables (triggers, rules, expressions) runs with its"
-            " rights.",
+            f"The role is not a member of {some(listed)}: code of the tables (triggers, rules, expressions) runs"
+            " with its rights.",
             f"Allow it to act as the owner, or accept it with --run-as-owner:\nGRANT {quoted} TO {quoting.name(user)};",
         )
 
@@ -111,7 +111,7 @@ def owners(tables: Sequence[Table], sub: Subscription) -> Iterator[Caution]:
 def _needed(pair: Pair) -> list[str]:
     """Return the privileges needed on the target's table, in the order of a GRANT."""
     finds = pair.actions.updates or pair.actions.deletes
-    chunked = pair.table.mode == "chunked"  # looks for rows, locks the table, removes what a failed attempt left
+    chunked = pair.table.mode == "chunked"  # searches for rows, locks the table, removes what a failed attempt left
     needed = (
         ("SELECT", finds or chunked),
         ("INSERT", True),

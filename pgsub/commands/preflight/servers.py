@@ -1,4 +1,4 @@
-"""What is looked at on each server as a whole: settings, roles, room for slots and sessions, whom a slot waits for."""
+"""The checks of each server as a whole: settings, roles, room for slots and sessions, transactions that delay slots."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_encryption(connection: psycopg.Connection, server: str) -> Iterator[Ca
     if channel.plain(connection) and not is_local(info.hostaddr or info.host):
         yield Caution(
             f"the connection to the {server} is not encrypted",
-            f"Whoever can write on the line to {info.host} decides what is applied on the target.",
+            f"Anyone who can intercept the connection to {info.host} can change what is applied on the target.",
             f'Add "sslmode=verify-full sslrootcert=…" to the connection string of the {server}.',
         )
 
@@ -99,7 +99,7 @@ def _privileges(session: psycopg.Connection) -> Iterator[Caution]:
         yield Caution(
             "cannot set session_replication_role on the target",
             "Ordinary triggers and foreign keys fire for replicated rows, and no table is copied in chunks.",
-            f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+            f"Run this on the target:\nGRANT SET ON PARAMETER session_replication_role TO {role};",
             "session_replication_role",
         )
     if not origins.allowed(session):
@@ -116,7 +116,7 @@ def _role(session: psycopg.Connection) -> str:
 
 
 def _settings(session: psycopg.Connection) -> Iterator[Caution]:
-    """Compare settings by which the server's subscriber would read text otherwise; see docs/differences.md."""
+    """Yield settings of the target by which the server's subscriber would read text otherwise (docs/differences.md)."""
     setting = publisher.scalar(session, "SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'array_nulls'")
     if setting == "off":
         yield Caution(
@@ -138,14 +138,14 @@ def check_conflict_rules(session: psycopg.Connection, rules: Sequence[str]) -> N
     if not target.tracks_commits(session):
         raise StateForbids(
             f'conflict rule "{asking[0]}" needs track_commit_timestamp on the target',
-            detail="Without it nobody knows who wrote a row last, and when.",
+            detail="Without it the target does not record which origin wrote a row last, and when.",
             hint="Set it there, and restart the target:\nALTER SYSTEM SET track_commit_timestamp = on;",
             sqlstate="55000",
         )
     if not origins.allowed(session):
         raise StateForbids(
             f'conflict rule "{asking[0]}" needs replication origins on the target',
-            detail="Without them what pgsub wrote cannot be told from what others wrote.",
+            detail="Without them the rows that pgsub wrote cannot be distinguished from those of others.",
             hint=f"Run this on the target:\n{origins.grant_hint(session, _role(session))}",
             sqlstate="42501",
         )
@@ -231,7 +231,7 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
             "all replication slots of the publisher are in use",
             detail=f"max_replication_slots is {free.max}; the subscription needs one, and one more for each table"
             " that synchronizes.",
-            hint="Drop slots that nobody needs, or raise the setting and restart the publisher:\n"
+            hint="Drop slots that are no longer needed, or raise the setting and restart the publisher:\n"
             "ALTER SYSTEM SET max_replication_slots = 20;",
             sqlstate="53400",
         )
@@ -328,7 +328,7 @@ def _sessions(connection: psycopg.Connection, server: str, needed: int) -> Itera
     if row is not None and row[0] < needed:
         yield Caution(
             f"only {max(row[0], 0)} sessions are free for this role on the {server}",
-            f"Tables and chunks that are copied at once may take {needed}; what finds none is tried again and again.",
+            f"Tables and chunks that are copied at once may take {needed}; those that find none are retried.",
             f"Use a smaller --max-sync-workers or --copy-workers, or raise the limit (max_connections is {row[1]}, or"
             " CONNECTION LIMIT of role or database).",
         )
@@ -345,11 +345,11 @@ def check_encoding(connection: publisher.Connection, session: psycopg.Connection
             "pgsub sends text as UTF-8. What is no UTF-8 in a database of SQL_ASCII stops apply and copies, and text"
             " from another encoding is stored in it as UTF-8; the server's subscriber would take the bytes as they"
             " are.",
-            "Replicate between databases that say what encoding they have.",
+            "Replicate between databases with an encoding other than SQL_ASCII.",
         )
     elif here not in (there, "UTF8"):
         yield Caution(
             message,
-            "Text with characters that the target's encoding does not know fails.",
+            "Text with characters that have no equivalent in the target's encoding fails.",
             "Replicate into a database of the same encoding, or of UTF8.",
         )

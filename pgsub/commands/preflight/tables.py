@@ -23,7 +23,7 @@ from pgsub.target.catalog.relation import TargetRelation, describe_many
 from pgsub.target.session import connect as target
 from pgsub.target.sql.statement_builder import table_name
 
-_BATCH = 50  #: tables locked (for reading) by one look for rows
+_BATCH = 50  #: tables locked (for reading) by one search for rows
 
 
 def check_tables(
@@ -136,7 +136,7 @@ def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[boo
     """Return whether each target table is empty; None where the role may not read it or it is locked."""
     held = catalog_facts.locked(session)
     free = [table.target for table in tables if table.target.oid not in held]
-    sizes = dict(_looked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
+    sizes = dict(_unless_locked(session, _SIZES.encode(), ([one.oid for one in free],)) or [])
     answers: dict[int, bool | None] = {oid: True for oid, size in sizes.items() if size == 0}
     left = [one for one in free if one.oid not in answers]
     for start in range(0, len(left), _BATCH):
@@ -148,16 +148,16 @@ def _emptiness(session: psycopg.Connection, tables: Sequence[Table]) -> list[boo
 
 
 def _have_rows(session: psycopg.Connection, batch: Sequence[TargetRelation], answers: dict[int, bool | None]) -> bool:
-    looks = [
+    queries = [
         sql.SQL("SELECT {}::bigint, EXISTS (SELECT FROM {})").format(sql.Literal(one.oid), table_name(one))
         for one in batch
     ]
-    rows = _looked(session, sql.SQL(" UNION ALL ").join(looks))
+    rows = _unless_locked(session, sql.SQL(" UNION ALL ").join(queries))
     answers.update({oid: not there for oid, there in rows or []})
     return rows is not None
 
 
-def _looked(
+def _unless_locked(
     session: psycopg.Connection, query: bytes | sql.Composed, params: Sequence[object] | None = None
 ) -> list[tuple[int, int]] | None:
     """Run a query that must not wait for locks; None where it would, or where the role may not run it."""

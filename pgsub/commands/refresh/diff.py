@@ -104,6 +104,7 @@ def plan(
     known = {name for name in names if oids.get(name) in present}
     found = tables.check_tables(source, session, sub, copy_data=copy_data, known=known, named=named)
     kept = {oids[name]: name for name in known}
+    recorded = {oid: rel.recorded or (rel.schemaname, rel.relname) for oid, rel in present.items()}
     drop = tuple(rel for oid, rel in present.items() if oid not in kept)
     held = {one.srrelid: one.changes for one in held_tables.overview(session, sub.subid)}
     _refuse_kept(held, sub, drop)
@@ -114,7 +115,7 @@ def plan(
         found,
         tuple(table.relation("i" if copy_data else "r") for table in found.tables),
         drop,
-        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != _recorded(present[oid])),
+        tuple(Renamed(oid, *n) for oid, n in kept.items() if n != recorded[oid]),
         again,
         tuple(_emptied(session, sub, again)),
         tuple(rel for rel in present.values() if rel.srsubstate != "r" and rel not in (*drop, *again)),
@@ -140,10 +141,6 @@ def _refuse_kept(kept: Mapping[int, int], sub: Subscription, drop: Sequence[Rela
             )
 
 
-def _recorded(one: RelationState) -> tuple[str, str]:
-    return one.recorded or (one.schemaname, one.relname)
-
-
 def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[RelationState]) -> list[TruncatedTable]:
     if not again:
         return []
@@ -153,10 +150,7 @@ def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[Rel
 
 
 def _again(
-    session: psycopg.Connection,
-    names: Sequence[str],
-    present: dict[int, RelationState],
-    drop: Sequence[RelationState],
+    session: psycopg.Connection, names: Sequence[str], present: dict[int, RelationState], drop: Sequence[RelationState]
 ) -> tuple[RelationState, ...]:
     chosen = {}
     for name in names:

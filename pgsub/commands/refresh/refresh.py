@@ -24,13 +24,10 @@ from pgsub.publisher import connect as publisher
 from pgsub.target.ledger import subscriptions, two_phase
 from pgsub.target.sql.truncate import TruncatedTable
 
-#: Asked before tables are emptied; raises where the answer is no.
-Confirm = Callable[[Sequence[TruncatedTable]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class RefreshOptions(ServiceOptions):
-    """The options of the command line."""
+    """The options of ``refresh``."""
 
     name: str
     state_dir: Path
@@ -40,9 +37,12 @@ class RefreshOptions(ServiceOptions):
     strict: bool = False
 
 
-def refresh(options: RefreshOptions, *, reporter: Reporter, confirm: Confirm) -> Plan:
+def refresh(
+    options: RefreshOptions, *, reporter: Reporter, confirm: Callable[[Sequence[TruncatedTable]], None]
+) -> Plan:
     """Add published tables, remove those that are published no more, empty and copy again what was named.
 
+    :param confirm: called before tables are emptied; raises where the answer is no.
     :return: what was done, or with ``dry_run`` what would be.
     :raises StateForbids: the subscription is disabled; or see :mod:`pgsub.commands.refresh.table_changes`.
     """
@@ -85,7 +85,7 @@ def _plan(
 
 
 def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None:
-    """Show and journal what was done: whoever looks next, or waits for the tables, must not miss a new one."""
+    """Record what was done in the state store: who waits for the tables must not miss a new one."""
     sub = wanted.sub
     if not wanted.changes:
         return
@@ -96,15 +96,9 @@ def record(session: psycopg.Connection, wanted: Plan, store: StateStore) -> None
         store.put_relations(
             sub.subid, [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in rows]
         )
-        store.journal("refresh", sub.subid, sub.name, _entry(wanted))
-
-
-def _entry(wanted: Plan) -> dict[str, list[str]]:
-    return {
-        "added": [f"{r.schemaname}.{r.relname}" for r in wanted.add],
-        "removed": [f"{r.schemaname}.{r.relname}" for r in wanted.drop],
-        "copied again": [f"{r.schemaname}.{r.relname}" for r in wanted.again],
-    }
+        tables = {"added": wanted.add, "removed": wanted.drop, "copied again": wanted.again}
+        names = {what: [f"{r.schemaname}.{r.relname}" for r in found] for what, found in tables.items()}
+        store.journal("refresh", sub.subid, sub.name, names)
 
 
 def finish(service: Service, wanted: Plan, options: ServiceOptions) -> None:

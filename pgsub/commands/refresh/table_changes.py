@@ -42,7 +42,7 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
 
     :param session: autocommit; carries an origin where tables are emptied.
     :param deadline: of ``time.monotonic()``; None for :data:`PATIENCE_SECONDS`.
-    :raises TimeoutExpired: apply or somebody else held what is needed for too long; nothing was changed.
+    :raises TimeoutExpired: apply or another session held what is needed for too long; nothing was changed.
     """
     until = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
     busy = [r.srrelid for r in (*wanted.drop, *wanted.again) if r.srsubstate != "r" or r.sync_slot or r.spare_slot]
@@ -59,7 +59,7 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
 
 
 class _Attempt:
-    """One try after the other to make the change.
+    """The tries to make the change, one after the other.
 
     :ivar refused: tries that ended at the lock of a table that is to be emptied.
     """
@@ -71,7 +71,7 @@ class _Attempt:
         self._slots: set[str] = set()  #: named by the fenced tables
 
     def make(self, claims: Sequence[Claim]) -> None:
-        """Make the change and wait as long as it takes.
+        """Try once.
 
         :param claims: of the tables that had, or may have, a sync worker.
         """

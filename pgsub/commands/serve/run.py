@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of the command line."""
+    """The options of ``run``."""
 
     names: tuple[str, ...]
     state_dir: Path
@@ -61,7 +61,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
                 hint = f"Enable it first:\npgsub enable {word(name)}"
                 raise StateForbids(f'subscription "{name}" is disabled', hint=hint)
         if not options.names:
-            _look_for_subscriptions(store, bounded, reporter)
+            _check_not_empty(store, bounded, reporter)
         if not options.names and not bounded:
             lock = launcher_lock(options.state_dir)
             if not lock.acquire():
@@ -81,7 +81,7 @@ def run(options: RunOptions, *, reporter: Reporter) -> None:
     raise_first(ended)
 
 
-def _look_for_subscriptions(store: StateStore, bounded: bool, reporter: Reporter) -> None:
+def _check_not_empty(store: StateStore, bounded: bool, reporter: Reporter) -> None:
     """Report an empty state folder, whose name may be mistyped; a bounded run would reach nothing there.
 
     :raises StateForbids: there is no subscription for a bounded run.
@@ -124,7 +124,7 @@ def stopping_by_signal(reporter: Reporter) -> Iterator[threading.Event]:
         if event.is_set():
             os._exit(128 + number)
         event.set()
-        notice("stopping; a second signal ends at once")
+        notice("stopping; a second signal ends the process at once")
 
     def hangup(number: int, frame: FrameType | None) -> None:
         if terminal:  # shells and the terminal may both send it

@@ -1,4 +1,4 @@
-"""``pgsub origin-advance``: pg_replication_origin_advance of the server's runbook, with a look at what it loses.
+"""``pgsub origin-advance``: pg_replication_origin_advance of the server's runbook, with a preview of what it loses.
 
 The ledger moves first, under an epoch of its own; then the native origin, and the state store. A crash in between
 leaves the old position or the new one, never a part of each: only the ledger decides.
@@ -73,17 +73,20 @@ class SkippedRange:
         return following if following is not None and following.begin_lsn < self.to else None
 
 
-#: Asked before anything is changed; raises where the answer is no.
-Confirm = Callable[[SkippedRange], None]
-
-
 def origin_advance(
-    folder: Path, name: str, lsn: int, *, preview: bool = False, reporter: Reporter, confirm: Confirm
+    folder: Path,
+    name: str,
+    lsn: int,
+    *,
+    preview: bool = False,
+    reporter: Reporter,
+    confirm: Callable[[SkippedRange], None],
 ) -> SkippedRange:
-    """Move the position behind transactions that are never to be applied; with ``preview`` only look.
+    """Move the position behind transactions that are never to be applied; with ``preview`` change nothing.
 
     :param folder: the state folder.
     :param lsn: the new position.
+    :param confirm: called before anything is changed; raises where the answer is no.
     :raises StateForbids: enabled, backwards, beyond the publisher's WAL, or over the end of a prepared transaction.
     """
     with StateStore.open(folder, create=False) as store:
@@ -112,7 +115,10 @@ def _advance(
     session: psycopg.Connection, store: StateStore, sub: Subscription, found: SkippedRange, claim: Claim
 ) -> None:
     """Move the positions, which are in the journal before: a crash leaves a row that was begun."""
-    with store.journal_attempt("origin-advance", sub, _entry(found)) as attempt:
+    old, counts = found.old, {"transactions": found.transactions, "changes": found.changes}
+    positions = {"from": old.furthest, "remote_lsn": old.remote_lsn, "to": found.to}
+    entry = {**{name: format_lsn(lsn) for name, lsn in positions.items()}, **counts}
+    with store.journal_attempt("origin-advance", sub, entry) as attempt:
         failpoints.point("advance.before_ledger")
         advance(session, claim, found.old, found.to)
     failpoints.point("advance.after_ledger")
@@ -230,16 +236,6 @@ def _complete(store: StateStore, sub: Subscription, found: SkippedRange) -> None
             with store.batch():
                 _record(store, sub, found)
                 store.journal_done(row.id)
-
-
-def _entry(found: SkippedRange) -> dict[str, Any]:
-    return {
-        "from": format_lsn(found.old.furthest),
-        "remote_lsn": format_lsn(found.old.remote_lsn),
-        "to": format_lsn(found.to),
-        "transactions": found.transactions,
-        "changes": found.changes,
-    }
 
 
 def _record(store: StateStore, sub: Subscription, found: SkippedRange) -> None:

@@ -38,7 +38,7 @@ _LOST = {
 
 @dataclass(slots=True)
 class Preview:
-    """The effects that skipping a transaction would have.
+    """The effect of skipping a transaction.
 
     :ivar totals: changes by table and outcome.
     :ivar omitted: changes that are counted but not in ``findings``.
@@ -63,7 +63,7 @@ class Preview:
             self.omitted += 1
 
     def count(self, *outcomes: str) -> int:
-        """Count changes with one of these outcomes."""
+        """Count the changes with one of these outcomes."""
         return sum(table[outcome] for table in self.totals.values() for outcome in outcomes)
 
     @property
@@ -78,12 +78,11 @@ class Preview:
 
     @property
     def unexplained(self) -> bool:
-        """Apply stopped at this transaction, and nothing that was looked at says why."""
+        """Whether apply stopped at this transaction for a reason that no finding shows."""
         error = self.error
         if error is None:
             return False
-        met = (one.stops or (one.conflict is not None and one.conflict == error.conflict) for one in self.findings)
-        return not any(met)
+        return not any(one.stops or (one.conflict and one.conflict == error.conflict) for one in self.findings)
 
     @property
     def verdict(self) -> str:
@@ -128,7 +127,7 @@ def simulate(
 
     :param session: for everything but the rows, which another session reads.
     :param relations: of that session.
-    :param admits: which are to be looked at.
+    :param admits: which are to be simulated.
     """
     with connect_target(sub) as connection:
         try:
@@ -175,13 +174,10 @@ def document(found: Preview) -> dict[str, Any]:
 
 def row(one: Finding) -> dict[str, Any]:
     """Return one change as JSON."""
+    shown = ("number", "schemaname", "relname", "outcome", "conflict", "reason", "rule")
     return {
-        "number": one.number,
+        **{name: getattr(one, name) for name in shown},
         "operation": one.message_type,
-        "schemaname": one.schemaname,
-        "relname": one.relname,
-        "outcome": one.outcome,
-        "conflict": one.conflict,
         "key": _values(one.key),
         "remote": _values(one.remote),
         "local": _values(one.local),
@@ -189,8 +185,6 @@ def row(one: Finding) -> dict[str, Any]:
         "existing": [
             {"index": other.index, "row": dict(other.row), "differs": list(other.differs)} for other in one.existing
         ],
-        "reason": one.reason,
-        "rule": one.rule,
     }
 
 

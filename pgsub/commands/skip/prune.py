@@ -14,9 +14,6 @@ from pgsub.commands.sessions import ledger_session
 from pgsub.target.ledger import skipped_changes
 from pgsub.target.ledger.skipped_changes import Pruning, Usage
 
-#: Asked before anything is removed; raises where the answer is no.
-Confirm = Callable[[Usage], None]
-
 
 def prune(
     folder: Path,
@@ -25,13 +22,14 @@ def prune(
     replayed: bool = False,
     older_than: float | None = None,
     dry_run: bool = False,
-    confirm: Confirm,
+    confirm: Callable[[Usage], None],
 ) -> Usage:
     """Remove skipped changes, a bounded number in each commit; what a kill leaves is removed by another call.
 
     :param folder: the state folder.
     :param replayed: only changes that were replayed.
     :param older_than: only changes that were skipped longer ago, in seconds; None for any.
+    :param confirm: called before anything is removed; raises where the answer is no.
     :return: what was removed, or with ``dry_run`` would be.
     :raises SubscriptionNotFound: there is none of that name.
     """

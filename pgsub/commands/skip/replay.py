@@ -1,4 +1,4 @@
-"""``pgsub conflicts replay``: changes that were left out are applied after all; the ledger's dead letters say which.
+"""``pgsub conflicts replay``: changes that were skipped, and kept in pgsub.skipped_change, are applied after all.
 
 The operator names a conflict of the record, or a transaction. What is done is done by :mod:`pgsub.apply.skip.replay`,
 in one transaction of the target that also marks it; the journal has a row before that, and the state store follows.
@@ -15,7 +15,7 @@ import psycopg
 
 from pgsub.apply.conflicts.conflict import RowConflict
 from pgsub.apply.conflicts.conflict_text import KEPT
-from pgsub.apply.preview.finding import Finding, Outcome
+from pgsub.apply.preview.finding import Outcome
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.skip.replay import ReplayFilter, ReplayRequest, replay
 from pgsub.apply.skip.skipped_reader import SkippedReader
@@ -37,13 +37,10 @@ from pgsub.target.ledger import skipped_changes, subscription_tables
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
 from pgsub.target.session import connect as target
 
-#: Asked before anything is changed; raises where the answer is no.
-Confirm = Callable[["Replay"], None]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The options of the command line: a conflict's number, or a transaction and perhaps a table of it."""
+    """The options of ``conflicts replay``: either a conflict's number, or a transaction and perhaps a table of it."""
 
     name: str
     state_dir: Path
@@ -79,13 +76,10 @@ class Replay:
         return self.request.kept
 
 
-def _stops(one: Finding) -> bool:
-    return one.outcome not in (Outcome.WOULD_APPLY, Outcome.IDENTICAL) or one.conflict is not None
+def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Callable[[Replay], None]) -> Replay:
+    """Apply what was left out, or with ``dry_run`` find what that would do.
 
-
-def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Confirm) -> Replay:
-    """Apply what was left out, or with ``dry_run`` look at what that would do.
-
+    :param confirm: called before anything is changed; raises where the answer is no.
     :raises StateForbids: nothing is kept, it was replayed before, or its table is not what it was.
     :raises ApplyError: a conflict: nothing was changed.
     """
@@ -100,7 +94,8 @@ def conflicts_replay(options: ReplayOptions, *, reporter: Reporter, confirm: Con
             confirm(found)
             with subscription_tables.maintenance(session, sub.subid, sub.name):
                 for other in _replay(store, sub, found, options):
-                    _warn(reporter, sub, other)
+                    body = other.body(sub.subid)
+                    reporter.warning(str(body["message"]), detail=str(body["detail"]))
     return found
 
 
@@ -121,7 +116,7 @@ def _request(
     if not request.kept.ids:
         _record(store, sub, request)  # an earlier replay may have been killed before it could
         raise StateForbids(
-            f"it was replayed already, at {request.kept.last_replayed_at}",
+            f"the changes were already replayed at {request.kept.last_replayed_at}",
             detail="What was left out is applied once.",
             sqlstate="55000",
         )
@@ -204,7 +199,8 @@ def _look(session: psycopg.Connection, sub: Subscription, found: Replay) -> None
                 comparison.learn(relation)
             for finding in comparison.take(change):
                 found.preview.add(finding)
-                found.refused += _stops(finding)
+                applied = finding.outcome in (Outcome.WOULD_APPLY, Outcome.IDENTICAL)
+                found.refused += not applied or finding.conflict is not None
 
 
 def _replay(store: StateStore, sub: Subscription, found: Replay, options: ReplayOptions) -> list[RowConflict]:
@@ -237,14 +233,9 @@ def _hint(options: ReplayOptions, found: Replay) -> str:
         text += ", or give the change up for good there:\n"
         text += f"UPDATE pgsub.skipped_change SET replayed_at = now() WHERE id = {ids[0]};"
     else:
-        text += "; what each change would meet is told by:\n"
+        text += ". To see the outcome of each change:\n"
         text += f"pgsub conflicts replay {word(options.name)} {options.words} --dry-run"
     return text
-
-
-def _warn(reporter: Reporter, sub: Subscription, other: RowConflict) -> None:
-    body = other.body(sub.subid)
-    reporter.warning(str(body["message"]), detail=str(body["detail"]))
 
 
 def document(found: Replay) -> dict[str, Any]:

@@ -23,18 +23,18 @@ from pgsub.target.ledger import skip, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 
-#: Asked before anything is set; raises where the answer is no. Given the subscription's name.
-Confirm = Callable[[str, Rule], None]
 
-
-def skip_conflicts(folder: Path, name: str, rule: Rule, *, reporter: Reporter, confirm: Confirm) -> tuple[Rule, ...]:
+def skip_conflicts(
+    folder: Path, name: str, rule: Rule, *, reporter: Reporter, confirm: Callable[[str, Rule], None]
+) -> tuple[Rule, ...]:
     """Set a rule; one of the same table and type is replaced, all others stay.
 
     :param folder: the state folder.
     :param rule: with a limit.
+    :param confirm: called with the subscription's name before the rule is set; raises where the answer is no.
     :return: all that are set now.
     :raises UsageError: no such type.
-    :raises StateForbids: no such table, or the type cannot be seen on this target.
+    :raises StateForbids: no such table, or the type cannot be detected on this target.
     """
     check_type(rule.conflict)
     with StateStore.open(folder, create=False) as store:
@@ -60,9 +60,9 @@ def _check(session: psycopg.Connection, sub: Subscription, rule: Rule) -> None:
     seen = origins.allowed(session) and target.tracks_commits(session)
     if rule.conflict.endswith("_origin_differs") and not seen:
         raise StateForbids(
-            f"{rule.conflict} cannot be seen on this target",
-            detail="It takes track_commit_timestamp, and the right to use replication origins.",
-            hint="ALTER SYSTEM SET track_commit_timestamp = on; -- and restart the target",
+            f"{rule.conflict} cannot be detected on this target",
+            detail="Its detection requires track_commit_timestamp and the privilege to use replication origins.",
+            hint="Set it on the target, and restart the target:\nALTER SYSTEM SET track_commit_timestamp = on;",
             sqlstate="55000",
         )
 

@@ -1,7 +1,7 @@
-"""``pgsub skip-lsn``: ALTER SUBSCRIPTION … SKIP, with a look at what it would lose. Mirrors AlterSubscription.
+"""``pgsub skip-lsn``: ALTER SUBSCRIPTION … SKIP, with a preview of what it would lose. Mirrors AlterSubscription.
 
 The LSN that a worker recorded is believed; any other must be the finish LSN of a transaction that the publisher will
-send. It is set in the ledger, where the apply worker meets it at its next transaction, and then in the state store.
+send. It is set in the ledger, where the apply worker reads it at its next transaction, and then in the state store.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from pgsub.target.ledger import held_tables, skip, subscription_tables, subscrip
 from pgsub.target.ledger.skip import WHOLE, Skip
 from pgsub.target.session import transactions
 
-#: Asked before anything is set; raises where the answer is no. Given the subscription's name and what is to be skipped.
-Confirm = Callable[[str, Skip], None]
-
 
 @dataclass(frozen=True, slots=True)
 class SkipOptions:
-    """The options of the command line.
+    """The options of ``skip-lsn``.
 
     :ivar lsns: none of them for the recorded one, None to skip nothing.
     """
@@ -46,9 +43,12 @@ class SkipOptions:
     rows: str = WHOLE
 
 
-def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> tuple[Skip | None, Skip | None]:
+def skip_lsn(
+    options: SkipOptions, *, reporter: Reporter, confirm: Callable[[str, Skip], None]
+) -> tuple[Skip | None, Skip | None]:
     """Let apply leave out a transaction, or its conflicting rows, or take that back.
 
+    :param confirm: called with the subscription's name before anything is set; raises where the answer is no.
     :return: what is to be skipped now, and what was before.
     :raises StateForbids: no such transaction is to come, or none is recorded.
     """
@@ -68,7 +68,10 @@ def skip_lsn(options: SkipOptions, *, reporter: Reporter, confirm: Confirm) -> t
             with subscription_tables.maintenance(session, sub.subid, sub.name):
                 previous, rules = skip.pending(session, sub.subid), skip.pending_rules(session, sub.subid)
                 _set(session, store, sub, wanted, previous)
-    _tell(sub, wanted, anything=bool(previous or rules), reporter=reporter)
+    if wanted is None and not (previous or rules):
+        reporter.notice(f'subscription "{sub.name}" has nothing to skip')
+    elif wanted is not None and not sub.enabled:
+        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
     return wanted, previous
 
 
@@ -95,10 +98,7 @@ def show(options: SkipOptions) -> Preview:
         if recorded is not None and recorded.finish_lsn == wanted.lsn:
             found.error = recorded
         start = subscriptions.apply_position(session, sub.subid)
-        with (
-            preview.simulate_skip(session, sub, wanted.lsn) as simulation,
-            read_from(session, sub, start) as stream,
-        ):
+        with preview.simulate_skip(session, sub, wanted.lsn) as simulation, read_from(session, sub, start) as stream:
             TransactionSearch(session, sub, wanted.lsn).find(stream, simulation, found)
         return found
 
@@ -130,8 +130,8 @@ def _wanted(options: SkipOptions, recorded: ErrorRow | None) -> tuple[int, ...]:
     if recorded is None or not recorded.finish_lsn:
         raise StateForbids(
             f'no failing transaction of subscription "{options.name}" is recorded',
-            detail="Without an LSN the transaction is meant that apply stopped at last.",
-            hint="Name the finish LSN of the transaction, as the CONTEXT of the error does:\n"
+            detail="Without an LSN, the command skips the transaction at which apply stopped last.",
+            hint="Give the finish LSN of the transaction, which the CONTEXT of the error shows:\n"
             f"pgsub skip-lsn {word(options.name)} LSN",
         )
     return (recorded.finish_lsn,)
@@ -159,7 +159,7 @@ def _check_in_stream(
             f"transaction {found.xid} is not the next one to be applied",
             detail=f"Transaction {first.xid}, finished at {format_lsn(first.finish_lsn)}, comes before it. Whichever"
             " has changes and ends next clears what is to be skipped, as in the server.",
-            hint="Skip it when apply has come to it:\n"
+            hint="Skip it once apply has reached it:\n"
             f"pgsub wait {word(sub.name)} --for error && pgsub skip-lsn {word(sub.name)}",
         )
 
@@ -180,15 +180,6 @@ def _set(
         skips = skip.shown(wanted, skip.pending_rules(session, sub.subid))
         store.alter(sub.subid, skip_lsn=wanted.lsn if wanted else 0, skips=skips)
         store.journal_done(attempt)
-
-
-def _tell(sub: Subscription, wanted: Skip | None, *, anything: bool, reporter: Reporter) -> None:
-    if wanted is None:
-        if not anything:
-            reporter.notice(f'nothing was to be skipped by subscription "{sub.name}"')
-        return
-    if not sub.enabled:
-        reporter.notice(f"it is skipped once the subscription is enabled: pgsub enable {word(sub.name)}")
 
 
 def _lsns(wanted: Skip | None) -> str:

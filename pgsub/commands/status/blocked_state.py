@@ -1,6 +1,6 @@
 """When a subscription is blocked: apply starts again and again from one position and nothing gets applied.
 
-The server shows such a subscription as an apply worker that comes and goes; whoever looks sees nothing wrong.
+The server shows such a subscription as an apply worker that comes and goes, which is easily overlooked.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def conflicts(
     """Return the conflicts of a subscription, also of a dropped one, the newest first.
 
     :param table: schema.table.
-    :param since: only those met within so many seconds.
+    :param since: only those detected within so many seconds.
     :param limit: rows.
     :raises SubscriptionNotFound: there is none of that name, and no conflict of one.
     :raises UsageError: no such type.
@@ -81,13 +81,13 @@ def conflicts(
 
 
 def check_type(conflict_type: str) -> None:
-    """Check that there is such a type.
+    """Check a type of conflict.
 
     :raises UsageError: there is no such type.
     """
     if conflict_type not in TYPES:
         raise UsageError(
-            f'"{conflict_type}" is not a conflict type that pgsub can see', hint=f"Choose one of {', '.join(TYPES)}."
+            f'"{conflict_type}" is not a conflict type that pgsub can detect', hint=f"Choose one of {', '.join(TYPES)}."
         )
 
 
@@ -109,21 +109,13 @@ def _kept(store: StateStore, row: ConflictRow) -> bool:
     """
     if row.action != SKIPPED or row.identical or (row.skipped_ref is None and row.worker is None):
         return False
-    journal = store.journal_rows(row.subid)
-    if any(_pruned(one.detail, row) for one in journal if one.action == "prune"):
-        return False
-    advances = (one.detail for one in journal if one.action == "origin-advance")
-    return row.skipped_ref is not None or not any(_passed(one, row.finish_lsn or 0) for one in advances)
-
-
-def _pruned(detail: dict[str, Any], row: ConflictRow) -> bool:
-    return not detail["replayed"] and (detail["before"] is None or (row.last_at or "") < detail["before"])
-
-
-def _passed(detail: dict[str, Any], lsn: int) -> bool:
-    return (
-        detail.get("outcome") == "done" and parse_lsn(detail["from"]) <= lsn and covered(lsn, parse_lsn(detail["to"]))
-    )
+    journal, lsn = store.journal_rows(row.subid), row.finish_lsn or 0
+    for prune in (one.detail for one in journal if one.action == "prune"):
+        if not prune["replayed"] and (prune["before"] is None or (row.last_at or "") < prune["before"]):
+            return False
+    advances = (one.detail for one in journal if one.action == "origin-advance" and row.skipped_ref is None)
+    done = ((parse_lsn(one["from"]), parse_lsn(one["to"])) for one in advances if one.get("outcome") == "done")
+    return not any(start <= lsn and covered(lsn, end) for start, end in done)
 
 
 def require_conflict(store: StateStore, name: str, conflict_id: int) -> ConflictRow:

@@ -132,13 +132,13 @@ def _synchronizing(one: SubscriptionStatus, row: ErrorRow) -> Row | None:
 def _copied(one: SubscriptionStatus, row: ErrorRow, table: Row) -> Iterator[Step]:
     """Yield the steps where a row of the target is in the way of a copy, which is all or nothing."""
     names = table["schemaname"], table["relname"]
-    met = _KEY_VALUE.match(row.detail or "")
-    columns = _columns(met[1]) if met else []
+    found = _KEY_VALUE.match(row.detail or "")
+    columns = _columns(found[1]) if found else []
     when = "once the subscription is enabled" if one.state == "disabled" else "by itself"
-    if met and len(columns) == 1:
+    if found and len(columns) == 1:
         yield Step(
             f"Change or remove the row on the target, if it is wrong there; the copy is tried again {when}.",
-            statements=(_delete(*names, {columns[0]: met[2]}),),
+            statements=(_delete(*names, {columns[0]: found[2]}),),
         )
     yield Step(
         "Or empty the table on the target and copy it again.",
@@ -167,15 +167,15 @@ def _pasted(line: str) -> bool:
 def _conflict(one: SubscriptionStatus, row: ErrorRow, said: str) -> Iterator[Step]:
     name = word(one.definition.name)
     yield Step(said)
-    met = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
-    if met is not None:
-        yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {met.id}",))
+    found = next((c for c in one.stopped_by if c.finish_lsn == row.finish_lsn), None)
+    if found is not None:
+        yield Step("Compare what the publisher sends with what is there.", (f"pgsub conflicts show {name} {found.id}",))
         text = f"Change or remove the row on the target, if it is wrong there{_goes_on(one)}"
-        if met.identical:
+        if found.identical:
             text += " It is just what the publisher sends: removing it loses nothing."
-        yield Step(text, statements=tuple(_statements(met)))
-        if met.identical:
-            rule = word(f"{met.schemaname}.{met.relname}:identical=keep_local")
+        yield Step(text, statements=tuple(_statements(found)))
+        if found.identical:
+            rule = word(f"{found.schemaname}.{found.relname}:identical=keep_local")
             yield Step(
                 "Or let rows of this table pass that are there already.", (f"pgsub alter {name} --on-conflict {rule}",)
             )

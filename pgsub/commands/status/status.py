@@ -50,8 +50,8 @@ class SubscriptionStatus:
     """One subscription as its views show it."""
 
     definition: Subscription
-    state: str  #: running, waiting, stopped, disabled, blocked, error
-    lag: float | None  #: seconds that apply is behind, as far as the last words of the publisher tell
+    state: str  #: running, stopped, disabled, blocked, error
+    lag: float | None  #: seconds that apply is behind, by the last messages of the publisher
     waits: Row | None  #: since when apply has given no sign of life, and what it waits for
     task: Row | None  #: pgsub_task: submitted, claimed, alive
     columns: Row  #: pg_subscription
@@ -110,7 +110,7 @@ class SubscriptionStatus:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of the health check."""
+    """A finding of a health check."""
 
     code: int  #: exit code
     message: str
@@ -154,9 +154,7 @@ def reset_stats(folder: Path, name: str | None = None) -> None:
 def check(
     found: Iterable[SubscriptionStatus], max_lag: float | None = None, unwritten: Sequence[str] = ()
 ) -> list[Finding]:
-    """Find what is not healthy, the gravest first.
-
-    That is: slot lost, stopped by an error, not recorded, served by nobody, over the threshold.
+    """Check the health, the gravest finding first: slot lost, stopped by an error, not recorded, not served, lag.
 
     :param max_lag: seconds.
     :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.

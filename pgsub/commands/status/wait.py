@@ -41,7 +41,7 @@ Condition = Callable[[StateStore, Subscription], str | None]
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """The condition to wait for."""
+    """The options of ``wait``."""
 
     name: str
     state_dir: Path

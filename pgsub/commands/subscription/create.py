@@ -78,10 +78,10 @@ def _undone_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may have handlers
         return
-    met: list[int] = []
+    received: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        met.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, handler)
@@ -89,7 +89,7 @@ def _undone_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        for number in met:
+        for number in received:
             os.kill(os.getpid(), number)
 
 

@@ -1,4 +1,4 @@
-"""From the words of ``create`` to a subscription's definition. Mirrors parse_subscription_options."""
+"""The way from the options of ``create`` to a subscription's definition. Mirrors parse_subscription_options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME_BYTES = 63  #: NAMEDATALEN - 1
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions(ServiceOptions):
-    """The options of the command line; None where one was not given.
+    """The options of ``create``; None where one was not given.
 
     :ivar settings: options of WITH (…) that are stored as they are given, by field of Subscription.
     """
@@ -109,9 +109,9 @@ def resolve(options: CreateOptions) -> Definition:
 
 
 def check_name(name: str) -> None:
-    """Check that the server would take the name.
+    """Check the name of a subscription.
 
-    :raises UsageError: no name that the server would take.
+    :raises UsageError: the server would not take it.
     """
     if not name or len(name.encode()) > NAME_BYTES or not name.isprintable():
         raise UsageError(

@@ -77,8 +77,8 @@ def drop(
                 if not keep_slot:
                     drop_slots(sub, None, None, reporter, lost=lost)
                 reporter.notice(
-                    f'the target was not asked: if it still exists, subscription {sub.subid} "{sub.name}" stays in its'
-                    " schema pgsub, and what is prepared there keeps its locks"
+                    f'the target was not contacted: if it still exists, subscription {sub.subid} "{sub.name}" stays in'
+                    " its schema pgsub, and what is prepared there keeps its locks"
                 )
             store.remove_subscription(sub.subid)
             store.journal("drop", sub.subid, sub.name, {"keep_slot": keep_slot, "keep_target": keep_target})

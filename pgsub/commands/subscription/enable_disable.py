@@ -57,7 +57,7 @@ def disable_on_error(folder: Path, name: str, *, on: bool, reporter: Reporter) -
     with StateStore.open(folder, create=False) as store, store.batch():
         sub = store.subscription(name)
         if sub.disable_on_error == on:
-            reporter.notice(f'disable_on_error of subscription "{name}" is {"on" if on else "off"} already')
+            reporter.notice(f'disable_on_error of subscription "{name}" is already {"on" if on else "off"}')
             return
         store.alter(sub.subid, disable_on_error=on)
         store.journal("disable-on-error", sub.subid, name, {"on": on})

@@ -44,7 +44,7 @@ SELECT subid, slot_name, slot_intent,
 
 @dataclass(frozen=True, slots=True)
 class InterruptedCreate:
-    """The traces of a ``create`` that was killed, in the ledger and perhaps on the publisher."""
+    """The rest of a ``create`` that was killed: in the ledger, and perhaps on the publisher."""
 
     subid: int
     slot_name: str | None
@@ -82,38 +82,22 @@ def register(
     schema.install(session)
     for leftover in leftovers:
         _undo_leftover(session, replication, sub.name, leftover, folder)
+    note = _note(folder, sub.subid)
     if creates:
-        with open(open_private(_note(folder, sub.subid)), "w") as note:
-            note.write(sub.slot_name or "")
-    subscriptions.register(
-        session,
-        sub.subid,
-        sub.name,
-        store_id(folder),
-        sub.slot_name,
-        relations,
-        slot_intent=creates,
-        two_phase=sub.two_phase,
-    )
+        with open(open_private(note), "w") as file:
+            file.write(sub.slot_name or "")
+    row = (sub.subid, sub.name, store_id(folder), sub.slot_name, relations)
+    subscriptions.register(session, *row, slot_intent=creates, two_phase=sub.two_phase)
     try:
         failpoints.point("create.after_ledger")
         if replication is not None:
             _connect_slot(session, replication, sub, deadline, reporter, creates=creates)
         _store(store, sub, relations)
     except BaseException as error:
-        with contextlib.suppress(StateStoreError):  # what cannot be written now could not be before
-            store.remove_subscription(sub.subid)
-        somebody_elses = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
-        if _undo(session, replication if creates and not somebody_elses else None, sub):
-            _note(folder, sub.subid).unlink(missing_ok=True)
-        elif creates:
-            reporter.warning(
-                f'replication slot "{sub.slot_name}" may have been left on the publisher',
-                "It keeps WAL there.",
-                "Create the subscription again: that removes what was left first.",
-            )
+        existed = isinstance(error, PgsubError) and error.sqlstate == _DUPLICATE_OBJECT
+        _undo(session, replication if creates and not existed else None, sub, store, reporter, creates=creates)
         raise
-    _note(folder, sub.subid).unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     with contextlib.suppress(psycopg.Error):  # matters only where the state store does not know it
         subscriptions.registered(session, sub.subid)
     if creates:
@@ -160,26 +144,41 @@ def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationSta
         store.journal("create", sub.subid, sub.name, {"publications": list(sub.publications)})
 
 
-def _undo(session: psycopg.Connection, replication: publisher.Connection | None, sub: Subscription) -> bool:
+def _undo(
+    session: psycopg.Connection,
+    replication: publisher.Connection | None,
+    sub: Subscription,
+    store: StateStore,
+    reporter: Reporter,
+    *,
+    creates: bool,
+) -> None:
     """Drop the slot, then forget it: while it may still be there its name stays in the ledger.
 
     What failed before is what the user must see, so nothing is raised.
 
-    :param replication: None where there is no slot of ours.
-    :return: whether nothing is left.
+    :param replication: None where the slot is not to be dropped.
     """
+    with contextlib.suppress(StateStoreError):  # what cannot be written now could not be before
+        store.remove_subscription(sub.subid)
     with contextlib.suppress(PgsubError, psycopg.Error):
         if replication is not None and sub.slot_name is not None:
             slots.drop_slot(replication, sub.slot_name)
         subscriptions.forget(session, sub.subid)
-        return True
-    return False
+        _note(store.path.parent, sub.subid).unlink(missing_ok=True)
+        return
+    if creates:
+        reporter.warning(
+            f'replication slot "{sub.slot_name}" may have been left on the publisher',
+            "It retains WAL there.",
+            "Create the subscription again: that removes what was left first.",
+        )
 
 
 def _note(folder: Path, subid: int) -> Path:
     """Return the file that holds the name of the slot of a creation under way.
 
-    What the ledger says of one is not enough to drop a slot: whoever owns it may have written any name there.
+    The ledger alone is not enough to drop a slot: its owner may have written any name there.
     """
     return folder / f"creating-{subid}"
 
@@ -225,9 +224,9 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
 def _unknown_leftover(name: str, leftover: InterruptedCreate) -> StateForbids:
     slot = quoting.literal(leftover.slot_name)
     return StateForbids(
-        f'the target\'s ledger has an interrupted creation of "{name}" that this state store knows nothing of',
+        f'the target\'s ledger has an interrupted creation of "{name}" that is unknown to this state store',
         detail=f'It may have left slot "{leftover.slot_name}" on the publisher. Was the state store removed?',
-        hint="Drop that slot on the publisher if nobody else uses it, then the subscription's rows on the target:\n"
+        hint="Drop that slot on the publisher if nothing else uses it, then the subscription's rows on the target:\n"
         f"SELECT pg_drop_replication_slot({slot});\nDELETE FROM pgsub.subscription WHERE subid = {leftover.subid};",
     )
 

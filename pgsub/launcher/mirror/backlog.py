@@ -1,4 +1,4 @@
-"""How many transactions wait behind the one that apply cannot get past, for ``status``.
+"""The number of transactions behind the one that apply cannot get past, for ``status``.
 
 They are counted on a temporary copy of the slot (:mod:`pgsub.apply.preview.slot_reader`), as a preview reads it: now
 and then, for a second, and only while the subscription is blocked. The server has no such number.
@@ -36,7 +36,7 @@ class Waiting:
 
 
 class Backlog:
-    """The count of what waits for one subscription.
+    """The counter of transactions that wait for one subscription.
 
     :param known: what the ledger knows of the publisher.
     :param must_use_password: see :func:`pgsub.publisher.connect.connect`.
@@ -52,7 +52,7 @@ class Backlog:
         self._last: Waiting | None = None
 
     def waiting(self, connection: Connection) -> Waiting | None:
-        """Count, or say again what was counted less than a minute ago; None where nothing is blocked or nobody knows.
+        """Return the count, which is up to a minute old; None where nothing is blocked or it is not known.
 
         :param connection: to the publisher.
         """

@@ -1,4 +1,4 @@
-"""What of the state store commands write as well as the mirror: neither may take the other's word back."""
+"""Rows of the state store that commands write as well as the mirror: neither may undo the other's write."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ class ConcurrentWrites(Generic[T]):
     A command changes the ledger and then shows in the state store what it changed. What the mirror has read of the
     ledger before may be older: where the rows are not those that it left there, it reads anew before it writes.
 
-    :param read: what the state store shows.
+    :param read: reads the rows from the state store.
     """
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
         self._left: T | None = None
 
-    def look(self) -> None:
-        """Ask for the first time: before the ledger is read."""
+    def remember(self) -> None:
+        """Remember the rows as they are; to be called before the ledger is read for the first time."""
         self._left = self._read()
 
-    def untouched(self) -> bool:
-        """Return whether nobody else has written since :meth:`wrote`, or since this was asked last; inside a batch."""
+    def write(self, value: T, put: Callable[[], None]) -> bool:
+        """Write the rows unless others have written since the last call; inside a batch.
+
+        :param value: what :meth:`remember` would read afterwards.
+        :return: whether they were written; else the ledger is to be read again.
+        """
         found = self._read()
         before, self._left = self._left, found
-        return found == before
-
-    def wrote(self, value: T) -> None:
-        """Remember what the mirror has written."""
+        if found != before:
+            return False
+        put()
         self._left = value
+        return True

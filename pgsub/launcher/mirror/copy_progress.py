@@ -1,7 +1,7 @@
-"""How far the running copies are: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' heartbeats.
+"""The progress of running copies: rows of pg_stat_progress_copy out of the ledger's chunks and the workers' heartbeats.
 
-Totals are estimates. The catalog knows how large a table is on disk, the wire carries text: as soon as a chunk is done
-it tells how much the one is of the other, so the totals come nearer to the truth as the copy goes on.
+Totals are estimates. The catalog knows how large a table is on disk, the wire carries text: a chunk
+that is done shows the ratio of the two, so the totals become more exact as the copy continues.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Chunks:
 
 
 class CopyProgress:
-    """A memory of when each copy was first seen and how fast it is.
+    """The start and the speed of each copy, as first seen and as measured.
 
     :param clock: seconds, never backwards.
     """

@@ -1,4 +1,4 @@
-"""How much is kept of which held tables, for the state store."""
+"""Held tables and the amount of their kept changes, for the state store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 
 
 class HeldTableStats:
-    """The statistics of one subscription's held tables.
+    """The held tables of one subscription.
 
     :param session: the launcher's own target session.
     """
@@ -22,29 +22,29 @@ class HeldTableStats:
     def __init__(self, session: psycopg.Connection, subid: int) -> None:
         self._session = session
         self._subid = subid
-        self._look: ThrottledQuery[list[HeldTable]] = ThrottledQuery(lambda: held_tables.overview(session, subid), [])
+        self._query: ThrottledQuery[list[HeldTable]] = ThrottledQuery(lambda: held_tables.overview(session, subid), [])
 
     @property
     def releasing(self) -> bool:
-        """Whether kept changes are being applied, as of the last look."""
-        return any(one.releasing and one.changes for one in self._look.last)
+        """Whether kept changes are being applied, as of the last read."""
+        return any(one.releasing and one.changes for one in self._query.last)
 
     def is_next(self, finish_lsn: int) -> bool:
-        """Return whether it is of a kept transaction that is to be applied now: the stream has passed it long ago."""
-        known = any(one.releasing for one in self._look.last)
+        """Return whether a kept transaction finishes there that is to be applied now: the stream has passed it."""
+        known = any(one.releasing for one in self._query.last)
         return known and finish_lsn in held_tables.next_released(self._session, self._subid)
 
-    def look_again(self) -> None:
-        """Read the held tables anew: they may have changed."""
-        self._look.again()
+    def read_again(self) -> None:
+        """Read the held tables anew the next time: they may have changed."""
+        self._query.expire()
 
     def read(self, relations: Sequence[RelationState]) -> list[HeldRow]:
-        """Return the held tables, as of the last look, which may be now."""
-        return rows(relations, self._look())
+        """Return the held tables, as of the last read, which may be now."""
+        return rows(relations, self._query())
 
 
 def rows(relations: Sequence[RelationState], found: Sequence[HeldTable]) -> list[HeldRow]:
-    """Return rows by the names that the tables bear now."""
+    """Make the rows of held tables, with the present names of the tables."""
     names = {one.srrelid: (one.schemaname, one.relname) for one in relations}
     return [
         HeldRow(one.srrelid, *names[one.srrelid], one.held_at, one.releasing, one.changes, one.bytes)

@@ -1,4 +1,4 @@
-"""What workers that give no sign of life wait for: locks on the target and who holds them, or a synchronous standby."""
+"""The locks on the target for which silent workers wait, and their holders."""
 
 from __future__ import annotations
 

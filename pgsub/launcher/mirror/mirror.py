@@ -1,4 +1,4 @@
-"""From the ledger and the workers' heartbeats into the state store. Nothing here decides anything.
+"""The mirror: from the ledger and the workers' heartbeats into the state store. Nothing here decides anything.
 
 ``state.db`` follows outside the chain that carries the promise: only durable positions, and conflicts before the
 feedback that passes them (the worker holds its feedback back until the event is gone from the ledger).
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -42,7 +43,7 @@ STALE_SECONDS = 30.0
 #: Table states that did not change in the ledger are written again so often, for the store may have been changed by
 #: others; without a change of theirs nothing is written.
 AGAIN_SECONDS = 1.0
-#: Looks at the ledger until nobody writes between one and its write; the next refresh has more of them.
+#: Reads of the ledger until nobody writes between one and its write; the next refresh has more of them.
 TRIES = 3
 
 # A new row version has another place or another xmin. Both are gone with the session when the target crashes.
@@ -62,7 +63,7 @@ SELECT least(p.remote_lsn, p.reported_lsn)::text, p.remote_lsn::text, s.two_phas
 
 
 class Mirror:
-    """The mirror of one subscription's ledger in the state store.
+    """The rows of one subscription in the state store.
 
     :param session: the launcher's own target session.
     :param run: does what concerns the store, or raises StateStoreError; see the launcher's recorder.
@@ -93,7 +94,7 @@ class Mirror:
         self._outdated = False  #: a command has written rows that the mirror was about to write
         self._shown_skipped = ConcurrentWrites(lambda: store.skipped(sub.subid))
         with contextlib.suppress(StateStoreError):  # what cannot be read now counts as touched
-            run(self._look)
+            run(self._remember)
         self._skipped = ThrottledQuery(
             lambda: skipped_changes.usage(session, sub.subid), skipped_changes.Usage(0, 0, 0)
         )
@@ -108,9 +109,9 @@ class Mirror:
         self.remote_lsn = self.reported_lsn = 0
         self._task: TaskRow | None = None
 
-    def _look(self) -> None:
+    def _remember(self) -> None:
         for shown in (self._shown_tables, self._shown_held, self._shown_skip, self._shown_skipped):
-            shown.look()
+            shown.remember()
 
     def refresh(self, *, apply_alive: bool, syncing: set[int], task: TaskRow | None = None) -> None:
         """Read the ledger and write what changed; again where a command has shown meanwhile what was not read yet.
@@ -212,11 +213,9 @@ class Mirror:
     def _skip(self, pending: skip.Skip | None, rules: Sequence[Rule]) -> None:
         """Write what is to be skipped; the command that set it may have written after it was consumed."""
         wanted = (pending.lsn if pending is not None else 0, skip.shown(pending, rules))
-        if not self._shown_skip.untouched():
+        alter = partial(self._store.alter, self._sub.subid, skip_lsn=wanted[0], skips=wanted[1])
+        if not self._shown_skip.write(wanted, alter):
             self._outdated = True
-        elif self._skips() not in (None, wanted):
-            self._store.alter(self._sub.subid, skip_lsn=wanted[0], skips=wanted[1])
-            self._shown_skip.wrote(wanted)
 
     def _skips(self) -> tuple[int, tuple[str, ...]] | None:
         shown = self._store.subscription_by_id(self._sub.subid)
@@ -233,29 +232,22 @@ class Mirror:
         clock = time.monotonic()
         if clock < self._write_at:
             return
-        if not self._shown_tables.untouched():
-            self._fingerprint, self._outdated = None, True
-            return
         rows = [RelationRow(r.srrelid, r.srsubstate, r.srsublsn, r.schemaname, r.relname) for r in self.relations]
-        self._store.put_relations(self._sub.subid, rows)
-        self._shown_tables.wrote(frozenset(rows))
-        self._write_at = clock + AGAIN_SECONDS
+        if self._shown_tables.write(frozenset(rows), lambda: self._store.put_relations(self._sub.subid, rows)):
+            self._write_at = clock + AGAIN_SECONDS
+        else:
+            self._fingerprint, self._outdated = None, True
 
     def _write_held(self, rows: Sequence[HeldRow]) -> None:
-        if not self._shown_held.untouched():
-            self.held.look_again()
+        if not self._shown_held.write(frozenset(rows), lambda: self._store.put_held(self._sub.subid, rows)):
+            self.held.read_again()
             self._outdated = True
-            return
-        self._store.put_held(self._sub.subid, rows)
-        self._shown_held.wrote(frozenset(rows))
 
     def _write_skipped(self, row: SkippedRow) -> None:
-        if not self._shown_skipped.untouched():
-            self._skipped.again()
+        shown = row if row.waiting_changes or row.replayed_changes else None
+        if not self._shown_skipped.write(shown, lambda: self._store.put_skipped(self._sub.subid, row)):
+            self._skipped.expire()
             self._outdated = True
-            return
-        self._store.put_skipped(self._sub.subid, row)
-        self._shown_skipped.wrote(self._store.skipped(self._sub.subid))
 
     def apply_heartbeat(self) -> Heartbeat | None:
         """Return the apply worker's newest heartbeat."""
@@ -277,7 +269,7 @@ class Mirror:
                 rows[heartbeat.worker] = _worker(heartbeat)
                 if heartbeat.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
                     role = "apply" if heartbeat.worker == workers.APPLY else f"sync:{heartbeat.worker}"
-                    since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same at every look
+                    since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same every time
                     rows[heartbeat.worker] = replace(
                         rows[heartbeat.worker], silent_since=since, waits_for=self._locks().get(role)
                     )
@@ -305,8 +297,8 @@ def _worker(heartbeat: Heartbeat) -> WorkerRow:
         heartbeat.pid,
         relid=None if apply else heartbeat.worker,
         received_lsn=heartbeat.received_lsn or None,
-        last_msg_send_time=wire_time(heartbeat.last_msg_send_time) if heartbeat.last_msg_send_time else None,
-        last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time) if heartbeat.last_msg_receipt_time else None,
+        last_msg_send_time=wire_time(heartbeat.last_msg_send_time),
+        last_msg_receipt_time=wire_time(heartbeat.last_msg_receipt_time),
         latest_end_lsn=heartbeat.latest_end_lsn or None,
-        latest_end_time=wire_time(heartbeat.latest_end_time) if heartbeat.latest_end_time else None,
+        latest_end_time=wire_time(heartbeat.latest_end_time),
     )

@@ -1,4 +1,4 @@
-"""Looks at the subscription's slot on the publisher now and then, for ``status``. Never in the way of anything."""
+"""The subscription's slot on the publisher, read now and then for ``status``; nothing waits for it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SHARED = {one.name for one in fields(SlotRow)} & {one.name for one in fields(sl
 
 
 class SlotWatch:
-    """A reader of pg_replication_slots in a thread of its own: a publisher that hangs must not hold the launcher up.
+    """The reader of pg_replication_slots, in a thread of its own: a publisher that hangs must not block the launcher.
 
-    A look that came to nothing, however it ended, is followed by another.
+    A read that failed, however it ended, is followed by another.
     """
 
     def __init__(self, sub: Subscription, store: StateStore, backlog: Backlog, run: Run) -> None:
@@ -40,15 +40,15 @@ class SlotWatch:
         self._growth: deque[tuple[float, int]] = deque()
 
     def tick(self) -> None:
-        """Look again if it is time."""
+        """Read the slot again if it is time."""
         clock = time.monotonic()
         if clock < self._next or self._sub.slot_name is None or (self._thread and self._thread.is_alive()):
             return
         self._next = clock + SECONDS
-        self._thread = SupervisedThread("slot_watch", "slot watch", self._look)
+        self._thread = SupervisedThread("slot_watch", "slot watch", self._read)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         assert self._sub.slot_name is not None
         try:
             connection = publisher.connect(self._sub.connection, application_name=self._sub.name)
@@ -63,7 +63,7 @@ class SlotWatch:
             return  # the apply worker meets the same problem and reports it
 
     def close(self) -> None:
-        """Wait for a look under way."""
+        """Wait for a read under way."""
         if self._thread is not None:
             self._thread.join(2)
 

@@ -8,20 +8,20 @@ from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
 
-#: Seconds between two looks, and how many times the duration of the last one.
+#: Seconds between two runs of a query, and how many times the duration of the last one.
 SECONDS, FACTOR = 1.0, 20
 
 
 class ThrottledQuery(Generic[Found]):
     """A query that is repeated at a pace that follows from its cost.
 
-    :param look: runs the query.
-    :param last: the result before the first look.
+    :param query: runs it.
+    :param last: the result before the first run.
     :ivar last: the newest result.
     """
 
-    def __init__(self, look: Callable[[], Found], last: Found) -> None:
-        self._look = look
+    def __init__(self, query: Callable[[], Found], last: Found) -> None:
+        self._query = query
         self._next = 0.0
         self.last = last
 
@@ -29,11 +29,11 @@ class ThrottledQuery(Generic[Found]):
         """Return the newest result; repeat the query if it is time."""
         began = time.monotonic()
         if began >= self._next:
-            self.last = self._look()
+            self.last = self._query()
             ended = time.monotonic()
             self._next = ended + max(SECONDS, FACTOR * (ended - began))
         return self.last
 
-    def again(self) -> None:
-        """Look at the next call, whatever it costs."""
+    def expire(self) -> None:
+        """Run the query at the next call, whatever it costs."""
         self._next = 0.0
