@@ -18,6 +18,7 @@ import pyspark
 import pytest
 from py4j.protocol import Py4JError
 from spark import task_functions as tasks
+from thorough import only_thorough, thorough
 
 from pgsub.common.errors import Directive, StateForbids
 from pgsub.spark import session, settings, training
@@ -132,7 +133,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert list((state_dir / "run" / "spark").iterdir()) == []
 
 
-@pytest.mark.parametrize("length", [10, 120])
+@pytest.mark.parametrize("length", [10, *thorough([120])])
 def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkeypatch):
     state = Path(tempfile.mkdtemp(prefix="p")) / ("s" * length)  # the path of a test's own folder is a long one
     state.mkdir(mode=0o700)
@@ -241,6 +242,7 @@ def test_nothing_reaches_the_terminal_not_even_when_the_java_process_is_killed(t
     assert "a task that prints" in (state_dir / "log" / "spark.log").read_text()
 
 
+@only_thorough
 def test_a_module_in_the_current_folder_does_not_shadow_the_library_in_workers(opened, tmp_path, monkeypatch):
     (tmp_path / "socket.py").write_text("raise SystemExit('shadowed')")
     monkeypatch.chdir(tmp_path)
@@ -272,6 +274,7 @@ def test_another_spark_in_spark_home_is_refused(tmp_path, monkeypatch, opened):
         opened()
 
 
+@only_thorough
 def test_a_start_with_the_archive_maps_it(opened, state_dir, capsys):
     """The archive of this machine is made here if it is missing; the time to a first result is shown."""
     made = [sys.executable, "-m", training.__name__, str(cache_folder(state_dir / "cache"))]
