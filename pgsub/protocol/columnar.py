@@ -80,7 +80,7 @@ class Changes:
 
     ``kind`` is I, U or D; ``old_kind`` K, O or empty as in :class:`~pgsub.protocol.messages.Update`. ``buffer`` holds
     the messages, from ``starts[i]`` to ``ends[i]``, as :class:`Messages`; all groups have it in common. ``positions``
-    say which of the messages that were given these are. ``xids`` are their (sub)transactions, None outside of streams.
+    say which of the messages that were given these are.
     """
 
     kind: str
@@ -90,7 +90,6 @@ class Changes:
     starts: Offsets
     ends: Offsets
     positions: Offsets
-    xids: NDArray[np.uint32] | None
     old: Rows | None
     new: Rows | None
 
@@ -173,10 +172,8 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
     kind, relid = frames.buffer[start], int.from_bytes(frames.buffer[start + head : start + head + 4])
     marker, count = frames.buffer[start + head + 4], int.from_bytes(frames.buffer[start + head + 5 : start + head + 7])
     _refuse_if(marker not in {_INSERT: b"N", _UPDATE: b"NKO", _DELETE: b"KO"}[kind] or count > MAX_COLUMNS)
-    xids = None
     if in_stream:
-        xids = (frames.words(frames.starts + 1) >> np.uint64(32)).astype(np.uint32)
-        _refuse_if(xids == 0)
+        _refuse_if((frames.words(frames.starts + 1) >> np.uint64(32)) == 0)  # xid
     walk = _Walk(frames, head + 7)
     old = new = None
     if marker == _NEW:
@@ -190,7 +187,7 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
             new = walk.rows(count)
     walk.expect_end()
     old_kind = "" if marker == _NEW else chr(marker)
-    return Changes(chr(kind), old_kind, relid, frames.buffer, frames.starts, frames.ends, positions, xids, old, new)
+    return Changes(chr(kind), old_kind, relid, frames.buffer, frames.starts, frames.ends, positions, old, new)
 
 
 class _Walk:

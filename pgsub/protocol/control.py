@@ -8,23 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol.messages import (
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Control,
-    Origin,
-    Prepare,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-)
+from pgsub.protocol import messages
+from pgsub.protocol.messages import Control
 from pgsub.protocol.reader import MAX_GID_BYTES, MAX_ORIGIN_BYTES, expect_end, read_string
 
 _BEGIN = struct.Struct(">QqI")
@@ -39,70 +27,63 @@ _PREPARE = struct.Struct(">BQQqI")
 _ROLLBACK_PREPARED = struct.Struct(">BQQqqI")
 
 
-def _check_lsns(what: str, finish_lsn: int, end_lsn: int) -> None:
-    if finish_lsn == 0 or end_lsn == 0:
+def _check(what: str, *, flags: int = 0, xid: int = 1, lsns: tuple[int, int] = (1, 1)) -> None:
+    """Refuse flags, a transaction ID or LSN that is not set, and an end LSN that precedes the finish LSN."""
+    if flags != 0:
+        raise ProtocolViolation(f"unrecognized flags {flags} in {what} message")
+    if xid == 0:
+        raise ProtocolViolation(f"invalid transaction ID in {what} message")
+    if 0 in lsns:
         raise ProtocolViolation(f"LSN is not set in {what} message")
-    if end_lsn < finish_lsn:
+    if lsns[1] < lsns[0]:
         raise ProtocolViolation(f"end LSN precedes the finish LSN in {what} message")
 
 
-def _check_flags(what: str, flags: int) -> None:
-    if flags != 0:
-        raise ProtocolViolation(f"unrecognized flags {flags} in {what} message")
-
-
-def _check_xid(what: str, xid: int) -> None:
-    if xid == 0:
-        raise ProtocolViolation(f"invalid transaction ID in {what} message")
-
-
-def _begin(data: bytes) -> Begin:
-    begin = Begin(*_BEGIN.unpack_from(data, 1))
+def _begin(data: bytes) -> messages.Begin:
+    begin = messages.Begin(*_BEGIN.unpack_from(data, 1))
     if begin.final_lsn == 0:
         raise ProtocolViolation("final_lsn not set in begin message")
     expect_end(data, 1 + _BEGIN.size)
     return begin
 
 
-def _commit(data: bytes) -> Commit:
-    flags, commit_lsn, end_lsn, commit_ts = _COMMIT.unpack_from(data, 1)
-    _check_flags("commit", flags)
-    _check_lsns("commit", commit_lsn, end_lsn)
+def _commit(data: bytes) -> messages.Commit:
+    flags, *fields = _COMMIT.unpack_from(data, 1)
+    commit = messages.Commit(*fields)
+    _check("commit", flags=flags, lsns=(commit.commit_lsn, commit.end_lsn))
     expect_end(data, 1 + _COMMIT.size)
-    return Commit(commit_lsn, end_lsn, commit_ts)
+    return commit
 
 
-def _origin(data: bytes) -> Origin:
+def _origin(data: bytes) -> messages.Origin:
     (lsn,) = _ORIGIN.unpack_from(data, 1)
     name, pos = read_string(data, 1 + _ORIGIN.size, MAX_ORIGIN_BYTES)
     expect_end(data, pos)
-    return Origin(lsn, name)
+    return messages.Origin(lsn, name)
 
 
-def _stream_start(data: bytes) -> StreamStart:
+def _stream_start(data: bytes) -> messages.StreamStart:
     xid, first = _STREAM_START.unpack_from(data, 1)
-    _check_xid("stream start", xid)
+    _check("stream start", xid=xid)
     if first > 1:
         raise ProtocolViolation(f"unrecognized first-segment flag {first} in stream start message")
     expect_end(data, 1 + _STREAM_START.size)
-    return StreamStart(xid, first == 1)
+    return messages.StreamStart(xid, first == 1)
 
 
-def _stream_stop(data: bytes) -> StreamStop:
+def _stream_stop(data: bytes) -> messages.StreamStop:
     expect_end(data, 1)
-    return StreamStop()
+    return messages.StreamStop()
 
 
-def _stream_commit(data: bytes) -> StreamCommit:
+def _stream_commit(data: bytes) -> messages.StreamCommit:
     xid, flags, commit_lsn, end_lsn, commit_ts = _STREAM_COMMIT.unpack_from(data, 1)
-    _check_xid("stream commit", xid)
-    _check_flags("stream commit", flags)
-    _check_lsns("stream commit", commit_lsn, end_lsn)
+    _check("stream commit", flags=flags, xid=xid, lsns=(commit_lsn, end_lsn))
     expect_end(data, 1 + _STREAM_COMMIT.size)
-    return StreamCommit(xid, commit_lsn, end_lsn, commit_ts)
+    return messages.StreamCommit(xid, commit_lsn, end_lsn, commit_ts)
 
 
-def parse_stream_abort(data: bytes, with_info: bool) -> StreamAbort:
+def parse_stream_abort(data: bytes, with_info: bool) -> messages.StreamAbort:
     """Parse a Stream Abort message (``logicalrep_read_stream_abort``).
 
     :param data: the whole message.
@@ -112,52 +93,36 @@ def parse_stream_abort(data: bytes, with_info: bool) -> StreamAbort:
     """
     layout = _STREAM_ABORT_INFO if with_info else _STREAM_ABORT
     xid, subxid, *info = layout.unpack_from(data, 1)
-    _check_xid("stream abort", xid)
-    _check_xid("stream abort", subxid)
+    _check("stream abort", xid=xid and subxid)
     expect_end(data, 1 + layout.size)
     abort_lsn, abort_ts = info or (None, None)
-    return StreamAbort(xid, subxid, abort_lsn, abort_ts)
+    return messages.StreamAbort(xid, subxid, abort_lsn, abort_ts)
 
 
-def _begin_prepare(data: bytes) -> BeginPrepare:
+def _begin_prepare(data: bytes) -> messages.BeginPrepare:
     prepare_lsn, end_lsn, prepare_ts, xid = _BEGIN_PREPARE.unpack_from(data, 1)
-    _check_lsns("begin prepare", prepare_lsn, end_lsn)
-    _check_xid("begin prepare", xid)
-    gid, pos = read_string(data, 1 + _BEGIN_PREPARE.size, MAX_GID_BYTES)
+    _check("begin prepare", xid=xid, lsns=(prepare_lsn, end_lsn))
+    return messages.BeginPrepare(prepare_lsn, end_lsn, prepare_ts, xid, _gid(data, _BEGIN_PREPARE))
+
+
+def _gid(data: bytes, before: struct.Struct) -> str:
+    """Read the last field."""
+    gid, pos = read_string(data, 1 + before.size, MAX_GID_BYTES)
     expect_end(data, pos)
-    return BeginPrepare(prepare_lsn, end_lsn, prepare_ts, xid, gid)
+    return gid
 
 
-def _prepare_fields(data: bytes, what: str) -> tuple[int, int, int, int, str]:
+def _prepared(make: Callable[[int, int, int, int, str], Control], what: str, data: bytes) -> Control:
     flags, finish_lsn, end_lsn, timestamp, xid = _PREPARE.unpack_from(data, 1)
-    _check_flags(what, flags)
-    _check_lsns(what, finish_lsn, end_lsn)
-    _check_xid(what, xid)
-    gid, pos = read_string(data, 1 + _PREPARE.size, MAX_GID_BYTES)
-    expect_end(data, pos)
-    return finish_lsn, end_lsn, timestamp, xid, gid
+    _check(what, flags=flags, xid=xid, lsns=(finish_lsn, end_lsn))
+    return make(finish_lsn, end_lsn, timestamp, xid, _gid(data, _PREPARE))
 
 
-def _prepare(data: bytes) -> Prepare:
-    return Prepare(*_prepare_fields(data, "prepare"))
-
-
-def _commit_prepared(data: bytes) -> CommitPrepared:
-    return CommitPrepared(*_prepare_fields(data, "commit prepared"))
-
-
-def _stream_prepare(data: bytes) -> StreamPrepare:
-    return StreamPrepare(*_prepare_fields(data, "stream prepare"))
-
-
-def _rollback_prepared(data: bytes) -> RollbackPrepared:
+def _rollback_prepared(data: bytes) -> messages.RollbackPrepared:
     flags, prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid = _ROLLBACK_PREPARED.unpack_from(data, 1)
-    _check_flags("rollback prepared", flags)
-    _check_lsns("rollback prepared", prepare_end_lsn, rollback_end_lsn)
-    _check_xid("rollback prepared", xid)
-    gid, pos = read_string(data, 1 + _ROLLBACK_PREPARED.size, MAX_GID_BYTES)
-    expect_end(data, pos)
-    return RollbackPrepared(prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid, gid)
+    _check("rollback prepared", flags=flags, xid=xid)
+    gid = _gid(data, _ROLLBACK_PREPARED)
+    return messages.RollbackPrepared(prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid, gid)
 
 
 #: Type byte to parser; Stream Abort, whose layout depends on the negotiation, is :func:`parse_stream_abort`.
@@ -169,8 +134,8 @@ PARSERS: dict[int, Callable[[bytes], Control]] = {
     ord("E"): _stream_stop,
     ord("c"): _stream_commit,
     ord("b"): _begin_prepare,
-    ord("P"): _prepare,
-    ord("K"): _commit_prepared,
+    ord("P"): partial(_prepared, messages.Prepare, "prepare"),
+    ord("K"): partial(_prepared, messages.CommitPrepared, "commit prepared"),
     ord("r"): _rollback_prepared,
-    ord("p"): _stream_prepare,
+    ord("p"): partial(_prepared, messages.StreamPrepare, "stream prepare"),
 }

@@ -21,30 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol import changes, control
+from pgsub.protocol import changes, control, messages
 from pgsub.protocol.lsn import format_lsn
-from pgsub.protocol.messages import (
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Message,
-    Origin,
-    Prepare,
-    Relation,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Truncate,
-    TypeName,
-    Update,
-)
 from pgsub.protocol.reader import INT32
 
 #: MaxAllocSize of memutils.h: no publisher can build a longer message, so no value in one is longer.
@@ -82,7 +60,7 @@ def message_xid(payload: bytes) -> int:
     return xid
 
 
-def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = False) -> Message:
+def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = False) -> messages.Message:
     """Decode one message by itself, without regard to order.
 
     :param payload: a pgoutput message, for example out of a spool file.
@@ -123,14 +101,14 @@ class Decoder:
     def __init__(self, parallel_streaming: bool = False) -> None:
         self.stream_xid: int | None = None
         self._parallel_streaming = parallel_streaming
-        self._open: Begin | BeginPrepare | None = None
+        self._open: messages.Begin | messages.BeginPrepare | None = None
         self._changed = False
         self._streamed: set[int] = set()
         self._natts: dict[int, int] = {}
         self._last_end_lsn = 0
         self._refused: str | None = None
 
-    def decode(self, payload: bytes) -> Message:
+    def decode(self, payload: bytes) -> messages.Message:
         """Decode the next message and check that it may come now.
 
         :param payload: content of one XLogData.
@@ -189,13 +167,13 @@ class Decoder:
             )
         self._last_end_lsn = end_lsn
 
-    def _begin(self, message: Begin | BeginPrepare) -> None:
+    def _begin(self, message: messages.Begin | messages.BeginPrepare) -> None:
         self._check_outside("BEGIN")
         self._open = message
         self._changed = False
 
-    def _commit(self, message: Commit) -> None:
-        if not isinstance(self._open, Begin):
+    def _commit(self, message: messages.Commit) -> None:
+        if not isinstance(self._open, messages.Begin):
             raise ProtocolViolation("COMMIT message without BEGIN")
         if message.commit_lsn != self._open.final_lsn:
             raise ProtocolViolation(
@@ -205,9 +183,9 @@ class Decoder:
         self._check_progress(message.end_lsn)
         self._open = None
 
-    def _prepare(self, message: Prepare) -> None:
+    def _prepare(self, message: messages.Prepare) -> None:
         begin = self._open
-        if not isinstance(begin, BeginPrepare):
+        if not isinstance(begin, messages.BeginPrepare):
             raise ProtocolViolation("PREPARE message without BEGIN PREPARE")
         if message.prepare_lsn != begin.prepare_lsn:
             raise ProtocolViolation(
@@ -219,48 +197,51 @@ class Decoder:
         # A transaction prepared before the slot's two_phase_at is sent late, with its old LSNs: no progress to check.
         self._open = None
 
-    def _finish_prepared(self, message: CommitPrepared | RollbackPrepared) -> None:
-        committed = isinstance(message, CommitPrepared)
-        self._check_outside("COMMIT PREPARED" if committed else "ROLLBACK PREPARED")
-        self._check_progress(message.end_lsn if isinstance(message, CommitPrepared) else message.rollback_end_lsn)
+    def _finish_prepared(self, message: messages.CommitPrepared | messages.RollbackPrepared) -> None:
+        if isinstance(message, messages.CommitPrepared):
+            what, end_lsn = "COMMIT PREPARED", message.end_lsn
+        else:
+            what, end_lsn = "ROLLBACK PREPARED", message.rollback_end_lsn
+        self._check_outside(what)
+        self._check_progress(end_lsn)
         self._streamed.discard(message.xid)  # a publisher streams what was prepared before the stream began
 
-    def _origin(self, _message: Origin) -> None:
+    def _origin(self, _message: messages.Origin) -> None:
         if self.stream_xid is None and (self._open is None or self._changed):
             raise ProtocolViolation("ORIGIN message sent out of order")
 
-    def _relation(self, message: Relation) -> None:
+    def _relation(self, message: messages.Relation) -> None:
         self._check_inside("RELATION")
         self._natts[message.relid] = len(message.columns)
         if len(self._natts) > MAX_RELATIONS:
             raise ProtocolViolation(f"publisher sent more than {MAX_RELATIONS} relations")
 
-    def _type(self, _message: TypeName) -> None:
+    def _type(self, _message: messages.TypeName) -> None:
         self._check_inside("TYPE")
 
-    def _insert(self, message: Insert | Update) -> None:
+    def _insert(self, message: messages.Insert | messages.Update) -> None:
         self._check_inside("change")
         self._changed = True
         if len(message.new.kinds) != self._natts.get(message.relid):
             self._check_natts(message.relid, len(message.new.kinds))
 
-    def _delete(self, message: Delete) -> None:
+    def _delete(self, message: messages.Delete) -> None:
         self._check_inside("DELETE")
         self._changed = True
         self._check_natts(message.relid, len(message.old.kinds))
 
-    def _truncate(self, message: Truncate) -> None:
+    def _truncate(self, message: messages.Truncate) -> None:
         self._check_inside("TRUNCATE")
         self._changed = True
         for relid in message.relids:
             if relid not in self._natts:
                 raise ProtocolViolation(f"no relation map entry for remote relation ID {relid}")
 
-    def _message(self, message: LogicalMessage) -> None:
+    def _message(self, message: messages.LogicalMessage) -> None:
         if message.transactional:
             self._check_inside("transactional LOGICAL MESSAGE")
 
-    def _stream_start(self, message: StreamStart) -> None:
+    def _stream_start(self, message: messages.StreamStart) -> None:
         if self.stream_xid is not None:
             raise ProtocolViolation("duplicate STREAM START message")
         self._check_outside("STREAM START")
@@ -272,7 +253,7 @@ class Decoder:
         self._streamed.add(message.xid)
         self.stream_xid = message.xid
 
-    def _stream_stop(self, _message: StreamStop) -> None:
+    def _stream_stop(self, _message: messages.StreamStop) -> None:
         if self.stream_xid is None:
             raise ProtocolViolation("STREAM STOP message without STREAM START")
         self.stream_xid = None
@@ -283,37 +264,37 @@ class Decoder:
             raise ProtocolViolation(f"{what} message of transaction {xid}, of which nothing was streamed")
         self._streamed.remove(xid)
 
-    def _stream_commit(self, message: StreamCommit) -> None:
+    def _stream_commit(self, message: messages.StreamCommit) -> None:
         self._end_stream("STREAM COMMIT", message.xid)
         self._check_progress(message.end_lsn)
 
-    def _stream_prepare(self, message: StreamPrepare) -> None:
+    def _stream_prepare(self, message: messages.StreamPrepare) -> None:
         self._end_stream("STREAM PREPARE", message.xid)
 
-    def _stream_abort(self, message: StreamAbort) -> None:
+    def _stream_abort(self, message: messages.StreamAbort) -> None:
         self._check_outside("STREAM ABORT")
         if message.subxid == message.xid:
             self._streamed.discard(message.xid)
 
 
-_CHECKS: dict[type[Message], Callable[[Decoder, Any], None]] = {
-    Begin: Decoder._begin,
-    BeginPrepare: Decoder._begin,
-    Commit: Decoder._commit,
-    Prepare: Decoder._prepare,
-    CommitPrepared: Decoder._finish_prepared,
-    RollbackPrepared: Decoder._finish_prepared,
-    Origin: Decoder._origin,
-    Relation: Decoder._relation,
-    TypeName: Decoder._type,
-    Insert: Decoder._insert,
-    Update: Decoder._insert,
-    Delete: Decoder._delete,
-    Truncate: Decoder._truncate,
-    LogicalMessage: Decoder._message,
-    StreamStart: Decoder._stream_start,
-    StreamStop: Decoder._stream_stop,
-    StreamCommit: Decoder._stream_commit,
-    StreamPrepare: Decoder._stream_prepare,
-    StreamAbort: Decoder._stream_abort,
+_CHECKS: dict[type[messages.Message], Callable[[Decoder, Any], None]] = {
+    messages.Begin: Decoder._begin,
+    messages.BeginPrepare: Decoder._begin,
+    messages.Commit: Decoder._commit,
+    messages.Prepare: Decoder._prepare,
+    messages.CommitPrepared: Decoder._finish_prepared,
+    messages.RollbackPrepared: Decoder._finish_prepared,
+    messages.Origin: Decoder._origin,
+    messages.Relation: Decoder._relation,
+    messages.TypeName: Decoder._type,
+    messages.Insert: Decoder._insert,
+    messages.Update: Decoder._insert,
+    messages.Delete: Decoder._delete,
+    messages.Truncate: Decoder._truncate,
+    messages.LogicalMessage: Decoder._message,
+    messages.StreamStart: Decoder._stream_start,
+    messages.StreamStop: Decoder._stream_stop,
+    messages.StreamCommit: Decoder._stream_commit,
+    messages.StreamPrepare: Decoder._stream_prepare,
+    messages.StreamAbort: Decoder._stream_abort,
 }

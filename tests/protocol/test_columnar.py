@@ -81,8 +81,6 @@ def _decoded(payloads: Sequence[bytes], in_stream: bool, gaps: Sequence[int] = (
         assert slices == [payloads[at] for at in group.positions.tolist()] and sorted(group.positions) == [
             *group.positions
         ]
-        xids = None if group.xids is None else group.xids.tolist()
-        assert xids == ([struct.unpack_from(">I", one, 1)[0] for one in slices] if in_stream else None)
     assert len(found) == len(payloads)
     return [found[at] for at in range(len(payloads))]
 

@@ -205,7 +205,7 @@ class _Compaction:
         buffer, places = columnar_copy.gathered(self._messages.buffer, starts, ends - starts)
         moved = Rows(rows.kinds, rows.offsets + (places[:-1] - starts), rows.lengths)
         relid = self._relation.remote.relid
-        return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, None, moved)
+        return Changes("I", "", relid, buffer + PAD, places[:-1], places[1:], np.arange(len(at)), None, moved)
 
     def _assembled(self, rows: Rows) -> Changes:
         """Assemble messages for rows whose values came in several."""

@@ -23,7 +23,9 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ProtocolViolation
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.messages import KEY_COLUMN, Column, Relation
+from pgsub.protocol.encoder import encode
+from pgsub.protocol.messages import KEY_COLUMN, Column, Insert, Relation, Tuple
+from pgsub.protocol.reader import NULL, TEXT
 from pgsub.publisher.connect import Connection
 from pgsub.publisher.tables import RemoteTable, selection
 from pgsub.tablesync.copy.passthrough import Moved, SourceError
@@ -165,10 +167,8 @@ def _change(row: bytes, relation: Relation) -> Change:
             detail=f"A row of {len(relation.columns)} columns in text form was expected.",
         )
     transaction = RemoteTransaction(0, 0, commit_ts=int(time))
-    parts = [b"I", relation.relid.to_bytes(4, "big"), b"N", len(values).to_bytes(2, "big")]
-    for value in values:
-        parts += [b"n"] if value is None else [b"t", len(value).to_bytes(4, "big"), value]
-    return transaction, b"".join(parts)
+    kinds = bytes(NULL if value is None else TEXT for value in values)
+    return transaction, encode(Insert(relation.relid, Tuple(kinds, tuple(values))))
 
 
 def _value(field: bytes) -> bytes | None:
