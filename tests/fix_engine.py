@@ -108,15 +108,8 @@ class Subscriber:
             assert sub.slot_name is not None
             position = slots.create_slot(replication, sub.slot_name)
             who = identity.identify(replication)
-            subscriptions.slot_created(
-                self.session,
-                sub.subid,
-                system_identifier=who.system_identifier,
-                dbname=who.dbname,
-                dboid=who.database_oid,
-                timeline=who.timeline,
-                position=position,
-            )
+            known = subscriptions.Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
+            subscriptions.slot_created(self.session, sub.subid, known, position)
         return self
 
     def relid(self, name: str) -> int:

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgsub.common.errors import UsageError
+from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import SECRETS
 
 _ENVIRONMENT = {
@@ -45,7 +45,25 @@ KEEPALIVES = {
 
 #: of libpq's words only the name of an option is shown: anything else may be a part of a password
 _UNKNOWN_KEYWORD = re.compile(r'invalid (?:connection option|URI query parameter:?) ("[a-z_]{1,30}")')
-POOLER_HINT = "Give the address and port of the server itself."
+#: Settings of every session, whatever a role's or a database's defaults are: text values, the meaning of statements and
+#: long waits rely on them. A row security policy must fail and not filter.
+PINNED = {
+    "search_path": "",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "datestyle": "ISO",  # and in which order text of a text column names day and month stays the server's own
+    "extra_float_digits": "3",
+    "row_security": "off",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+_PINNED_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
 
 def take_environment() -> dict[str, str]:
@@ -112,13 +130,27 @@ def _said_by_service(service: str) -> set[str]:
         nowhere.finish()
 
 
-def is_own_backend(connection: psycopg.Connection[Any]) -> sql.Composed:
-    """Return a condition that is false behind a pooler, whose keys do not name the backend that answers.
+def pin(connection: psycopg.Connection[Any], side: str, more: Mapping[str, str]) -> None:
+    """Set :data:`PINNED` and more settings, in one statement that sets nothing behind a pooler: they would stay there.
 
-    It belongs to the statement that pins settings: behind a pooler they would stay for its next client.
+    :param side: ``publisher`` or ``target``, for the error.
+    :raises StateForbids: behind a pooler, whose keys do not name the backend that answers.
     """
-    pid = sql.Literal(connection.pgconn.backend_pid)
-    return sql.SQL("pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}").format(pid)
+    version = connection.info.server_version
+    settings = {**PINNED, **{name: "0" for name, since in _PINNED_SINCE.items() if version >= since}, **more}
+    # qualified: until then the search path is what the database's owner wants (CVE-2018-1058)
+    calls = sql.SQL(", ").join(
+        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
+        for name, value in settings.items()
+    )
+    query = sql.SQL("SELECT {} WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {}")
+    # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
+    if connection.execute(query.format(calls, sql.Literal(connection.pgconn.backend_pid))).fetchone() is None:
+        raise StateForbids(
+            f"the {side}'s connection goes through a connection pooler",
+            detail="pgsub needs sessions of its own: streams, locks and settings live as long as they do.",
+            hint="Give the address and port of the server itself.",
+        )
 
 
 def split_password(params: Mapping[str, str]) -> tuple[dict[str, str], str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
@@ -16,31 +16,8 @@ Connection = psycopg.Connection[TupleRow]
 #: The oldest publisher whose publication functions and pgoutput options are known here.
 MINIMUM_VERSION = 140000
 
-#: Text values depend on the first three; a policy on the publisher must fail and not filter; the rest would end a
-#: session that rightly waits (a snapshot's holder, a walsender between two streams).
-_SETTINGS = {
-    "datestyle": "ISO",
-    "intervalstyle": "postgres",
-    "extra_float_digits": "3",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-}
-#: What the publisher's database or role may not decide of what statements mean, and how they answer.
-_MEANINGS = {
-    "search_path": "",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    "standard_conforming_strings": "on",
-    "quote_all_identifiers": "off",
-    "array_nulls": "on",
-    "transform_null_equals": "off",
-}
 #: Minor versions that came with the setting (CVE-2024-7348); from 17 on it is always there.
 _RESTRICTS_SINCE = {14: 140013, 15: 150008, 16: 160004}
-_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
 
 def connect(
@@ -68,7 +45,11 @@ def connect(
     :raises StateForbids: a connection pooler answered, a server older than 14, or one that asked for no password.
     """
     given = ci.usable(ci.parse(conninfo, "publisher"))
-    params = _parameters(given, application_name, replication, encoding, timeout)
+    belts = ci.missing_defaults(given, {**ci.KEEPALIVES, "connect_timeout": str(timeout)})
+    params = {**belts, "fallback_application_name": application_name, **given, "client_encoding": encoding}
+    params.pop("replication", None)
+    if replication:
+        params["replication"] = "database"
     try:
         connection: Connection = psycopg.connect(
             "",
@@ -84,7 +65,7 @@ def connect(
         connection.close()
         raise password_missing("Non-superuser cannot connect if the server does not request a password.")
     try:
-        _prepare_session(connection, by_sql="service" in given)
+        _prepare_session(connection)
     except psycopg.Error as error:
         connection.close()
         raise translate(error, "prepare the session on the publisher") from None
@@ -132,41 +113,14 @@ def scalar(connection: Connection, query: str) -> object:
     return row[0] if row else None
 
 
-def _parameters(
-    given: dict[str, str], application_name: str, replication: bool, encoding: str, timeout: int
-) -> dict[str, str]:
-    pinned = {"client_encoding": encoding}
-    if "service" not in given:  # would hide the service's own options: there the settings follow by SQL
-        ours = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        pinned["options"] = f"{given.get('options', '')} {ours}".strip()
-    if replication:
-        pinned["replication"] = "database"
-    belts = ci.missing_defaults(given, {**ci.KEEPALIVES, "connect_timeout": str(timeout)})
-    defaults = {**belts, "fallback_application_name": application_name}
-    return {**defaults, **{key: value for key, value in given.items() if key != "replication"}, **pinned}
-
-
-def _prepare_session(connection: Connection, *, by_sql: bool) -> None:
+def _prepare_session(connection: Connection) -> None:
     version = connection.info.server_version
     if version < MINIMUM_VERSION:
         raise StateForbids(
             f"the publisher runs PostgreSQL {version // 10000}, which is too old",
             hint="pgsub needs PostgreSQL 14 or newer as the publisher.",
         )
-    settings = {**_MEANINGS, **(_SETTINGS if by_sql else {})}
-    settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if version >= since}
+    settings = {"intervalstyle": "postgres"}
     if version >= _RESTRICTS_SINCE.get(version // 10000, 170000):
         settings["restrict_nonsystem_relation_kind"] = "view"  # a table exchanged for a view would be code (as pg_dump)
-    calls = [
-        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(name), sql.Literal(value))
-        for name, value in settings.items()
-    ]
-    direct = ci.is_own_backend(connection)
-    query = sql.SQL("SELECT {} WHERE {}").format(sql.SQL(", ").join(calls), direct)
-    if connection.execute(query).fetchone() is None:
-        # an old pgbouncer refuses replication outright; a newer one passes it on and can only be seen so
-        raise StateForbids(
-            "the publisher's connection goes through a connection pooler",
-            detail="Logical replication needs a session of its own.",
-            hint=ci.POOLER_HINT,
-        )
+    ci.pin(connection, "publisher", settings)

@@ -64,9 +64,7 @@ def test_identity_is_what_was_learnt_of_the_publisher(session: psycopg.Connectio
     known = subscriptions.identity(session, SUBID)
     assert (known.slot_name, known.system_identifier) == ("slot", None)
     assert session.execute("SELECT slot_intent FROM pgsub.subscription").fetchone() == (True,)
-    subscriptions.slot_created(
-        session, SUBID, system_identifier="123", dbname="db", dboid=5, timeline=2, position=0x16_0000_00FF
-    )
+    subscriptions.slot_created(session, SUBID, subscriptions.Publisher("123", "db", 5, 2), position=0x16_0000_00FF)
     subscriptions.set_timeline(session, SUBID, 3)
     known = subscriptions.identity(session, SUBID)
     assert (known.system_identifier, known.publisher_dbname, known.publisher_dboid) == ("123", "db", 5)

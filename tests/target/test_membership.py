@@ -154,7 +154,7 @@ def test_a_position_is_adopted_once_and_only_by_who_holds_the_claim(session):
 def test_a_publisher_is_adopted_once(session):
     claim = workers.take_over(session, SUBID, workers.APPLY)
     for system in ("1", "2"):
-        subscriptions.adopt_publisher(session, claim, system_identifier=system, dbname="app", dboid=5, timeline=1)
+        subscriptions.adopt_publisher(session, claim, subscriptions.Publisher(system, "app", 5, 1))
     assert subscriptions.identity(session, SUBID).system_identifier == "1"
 
 

@@ -27,7 +27,7 @@ from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
 from pgsub.target.ledger import events, subscriptions, two_phase, workers
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.subscriptions import Identity
+from pgsub.target.ledger.subscriptions import Identity, Publisher
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
@@ -237,14 +237,8 @@ def _check(
 def _adopt_publisher(session: psycopg.Connection, replication: publisher.Connection, spec: WorkerSpec) -> Identity:
     """Record the publisher after ``create --no-connect``: the first one that answers is the publisher from now on."""
     who = identity.identify(replication)
-    subscriptions.adopt_publisher(
-        session,
-        spec.claim,
-        system_identifier=who.system_identifier,
-        dbname=who.dbname,
-        dboid=who.database_oid,
-        timeline=who.timeline,
-    )
+    known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
+    subscriptions.adopt_publisher(session, spec.claim, known)
     return subscriptions.identity(session, spec.subscription.subid)
 
 

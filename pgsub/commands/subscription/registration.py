@@ -31,7 +31,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots
 from pgsub.publisher.slot_creation import SlotWatch
 from pgsub.target.ledger import schema, subscriptions, two_phase
-from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.ledger.subscriptions import Publisher, RelationState
 
 _DUPLICATE_OBJECT = "42710"
 
@@ -123,15 +123,8 @@ def _connect_slot(
         with SlotWatch(replication, sub.connection, sub.slot_name, reporter.warning, deadline=deadline):
             position = slots.create_slot(replication, sub.slot_name, two_phase=two_phase_slot, failover=sub.failover)
     failpoints.point("create.after_slot")
-    subscriptions.slot_created(
-        session,
-        sub.subid,
-        system_identifier=who.system_identifier,
-        dbname=who.dbname,
-        dboid=who.database_oid,
-        timeline=who.timeline,
-        position=position,
-    )
+    known = Publisher(who.system_identifier, who.dbname, who.database_oid, who.timeline)
+    subscriptions.slot_created(session, sub.subid, known, position)
 
 
 def _store(store: StateStore, sub: Subscription, relations: Sequence[RelationState]) -> None:

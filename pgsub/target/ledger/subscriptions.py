@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -25,6 +26,15 @@ _TABLES = (
     *("event", "prepared_pending", "prepared_xact", "copy_chunk", "held_change", "held_table"),
     *("subscription_rel", "progress", "control", "subscription"),
 )
+
+
+class Publisher(NamedTuple):
+    """The system and database that a slot is of, as columns of the ledger."""
+
+    system_identifier: str
+    publisher_dbname: str
+    publisher_dboid: int
+    timeline: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +111,11 @@ def add_relations(connection: psycopg.Connection, subid: int, relations: Sequenc
         )
 
 
-def slot_created(
-    connection: psycopg.Connection,
-    subid: int,
-    *,
-    system_identifier: str,
-    dbname: str,
-    dboid: int,
-    timeline: int,
-    position: int,
-) -> None:
+def slot_created(connection: psycopg.Connection, subid: int, publisher: Publisher, position: int) -> None:
     """Record that the slot exists: its consistent point, or confirmed position, is where reporting starts."""
-    publisher = {"publisher_dbname": dbname, "publisher_dboid": dboid, "timeline": timeline}
     point = format_lsn(position)
     with durable(connection):
-        _set(connection, subid, system_identifier=system_identifier, consistent_point=point, **publisher)
+        _set(connection, subid, consistent_point=point, **publisher._asdict())
         connection.execute(_REPORT, (point, subid))
 
 
@@ -219,16 +219,14 @@ def apply_position(connection: psycopg.Connection, subid: int) -> int:
     return lsn_or_none(scalar(connection, query, (subid,))) or 0
 
 
-def adopt_publisher(
-    connection: psycopg.Connection, claim: Claim, *, system_identifier: str, dbname: str, dboid: int, timeline: int
-) -> None:
+def adopt_publisher(connection: psycopg.Connection, claim: Claim, publisher: Publisher) -> None:
     """Record whom a subscription that was created without a connection follows: the first that answered."""
     with durable(connection):
         workers.fence(connection, claim)
         connection.execute(
-            "UPDATE pgsub.subscription SET system_identifier = %s, publisher_dbname = %s, publisher_dboid = %s,"
-            " timeline = %s WHERE subid = %s AND system_identifier IS NULL",
-            (system_identifier, dbname, dboid, timeline, claim.subid),
+            "UPDATE pgsub.subscription SET (system_identifier, publisher_dbname, publisher_dboid, timeline)"
+            " = (%s, %s, %s, %s) WHERE subid = %s AND system_identifier IS NULL",
+            (*publisher, claim.subid),
         )
 
 

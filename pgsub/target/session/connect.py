@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
 
 from pgsub.common import conninfo as ci
 from pgsub.common import quoting
@@ -17,7 +16,6 @@ from pgsub.common.errors import (
     PermissionMissing,
     PgsubError,
     SchemaFault,
-    StateForbids,
     TargetUnavailable,
     is_transient,
     server_hint,
@@ -25,23 +23,9 @@ from pgsub.common.errors import (
 from pgsub.common.subscription import Subscription
 from pgsub.target.query import scalar
 
-#: Pinned so that neither a role's nor a database's defaults change what apply does (design: sessions).
+#: Beside :data:`pgsub.common.conninfo.PINNED`.
 _SETTINGS = {
-    "search_path": "",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    "datestyle": "ISO",  # and in which order text of a text column names day and month stays the target's own
-    "extra_float_digits": "3",
-    "row_security": "off",
-    "array_nulls": "on",
     "xmloption": "content",
-    "transform_null_equals": "off",
-    "standard_conforming_strings": "on",
-    "quote_all_identifiers": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
     "client_min_messages": "warning",
     "jit": "off",
     # the server, too, is to notice a launcher that vanished: its session holds the lock that the next one needs
@@ -49,7 +33,6 @@ _SETTINGS = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-_SETTINGS_BY_VERSION = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 #: Of a session that many rows are sent to. The system counts a peer that takes nothing for so long as vanished, too,
 #: and a backend that waits for a lock reads nothing. Others have
 #: :data:`pgsub.common.conninfo.KEEPALIVES`.
@@ -97,18 +80,8 @@ def connect(
         connection = psycopg.connect("", autocommit=True, **params)  # type: ignore[arg-type]
     except psycopg.Error as error:
         raise _refused(error, params) from None
-    settings = {**_SETTINGS, "synchronous_commit": synchronous_commit}
-    settings |= {name: "0" for since, name in _SETTINGS_BY_VERSION if connection.info.server_version >= since}
-    # qualified: until then the search path is what the database's owner wants (CVE-2018-1058)
-    calls = sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, {}, false)").format(sql.Literal(k), sql.Literal(v))
-        for k, v in settings.items()
-    )
     try:
-        query = sql.SQL("SELECT {} WHERE {}").format(calls, ci.is_own_backend(connection))
-        if connection.execute(query).fetchone() is None:
-            connection.close()
-            raise _pooled()
+        ci.pin(connection, "target", {**_SETTINGS, "synchronous_commit": synchronous_commit})
         if replica:
             # works without; create and status say what that means and name the GRANT
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
@@ -116,6 +89,9 @@ def connect(
     except psycopg.Error as error:
         connection.close()
         raise translate(error, "prepare the session on the target") from None
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -140,15 +116,6 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
     :param session: a session of the role that the subscription works as on the target; superusers are exempt.
     """
     return sub.password_enforced and not is_superuser(session)
-
-
-def _pooled() -> StateForbids:
-    """Refuse any pooler: its mode cannot be seen from here, and without sessions there is no fencing."""
-    return StateForbids(
-        "the target's connection goes through a connection pooler",
-        detail="pgsub needs sessions of its own: locks and settings live as long as they do.",
-        hint=ci.POOLER_HINT,
-    )
 
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
