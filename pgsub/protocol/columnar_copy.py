@@ -116,9 +116,9 @@ def _escaped(lines: Bytes, marks: Offsets, nulls: Offsets) -> Bytes:
     special[marks] = False
     special[nulls + 1] = False
     places = np.flatnonzero(special)
-    letters = _ESCAPED[lines[places]]
+    escapes = _ESCAPED[lines[places]]
     whole = np.insert(lines, places, ord("\\"))
-    whole[places + np.arange(1, len(places) + 1)] = letters
+    whole[places + np.arange(1, len(places) + 1)] = escapes
     return whole
 
 

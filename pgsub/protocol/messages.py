@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """``R``: what the publisher's table looks like from here on; ``replica_identity`` is one of d n f i."""
+    """``R``: the publisher's table from here on; ``replica_identity`` is one of d n f i."""
 
     relid: int
     namespace: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 from typing import Protocol
 
 import psycopg
@@ -71,14 +72,14 @@ class Channel(Protocol):
         """
 
 
-def poll(socket: int, events: int, timeout: float) -> int:
+def poll(what: socket.socket | int, events: int, timeout: float) -> int:
     """Wait for one of these events of poll(2).
 
     :param timeout: seconds.
     :return: which came, 0 where none did in time.
     """
     poller = select.poll()
-    poller.register(socket, events)
+    poller.register(what, events)
     ready = poller.poll(max(0, math.ceil(timeout * 1000)))
     return ready[0][1] if ready else 0
 

@@ -102,7 +102,7 @@ def address(connection: Connection) -> str:
 def refuses(conninfo: str) -> bool:
     """Return whether a server answers that it takes no connections now, as one does that shuts down.
 
-    PQping looks for SQLSTATE 57P03: another user, more room or another language would not help.
+    PQping checks for SQLSTATE 57P03: another user, more room or another language would not help.
     """
     return pq.PGconn.ping(conninfo.encode()) == pq.Ping.REJECT
 

@@ -165,7 +165,8 @@ def _meaning(said: ServerError) -> tuple[type[PgsubError], str | None]:
     if state == "55006":
         return PublisherUnavailable, "The slot is free once its walsender ends, after wal_sender_timeout at the latest."
     if state is None or is_transient(state) or state in ("57014", "58000", "58030"):
-        return PublisherUnavailable, _limit_hint(text)
+        full = "replication slots are in use" in text
+        return PublisherUnavailable, _FULL_HINT if full else None
     if state == "55000" and "synchronized from the primary" in (said.detail or ""):
         return PublisherUnavailable, PROMOTE_HINT
     if state in ("42704", "55000", "58P01") and ("slot" in text.lower() or "WAL segment" in text):
@@ -199,13 +200,9 @@ PROMOTE_HINT = (
     "Promote the standby, and the subscription goes on by itself; or give the primary's address in --connection."
 )
 
+_FULL_HINT = "Drop a slot that nobody needs, or raise max_replication_slots on the publisher."
+
 WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wal_level = logical;"
-
-
-def _limit_hint(text: str) -> str | None:
-    if "replication slots are in use" in text:
-        return "Drop a slot that nobody needs, or raise max_replication_slots on the publisher."
-    return None
 
 
 def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | None) -> str:

@@ -91,7 +91,7 @@ def check_identity(
     remote_lsn: int,
     history: Sequence[TimelineSwitch] = (),
 ) -> None:
-    """Compare the publisher with the one that was recorded; ``expected.flush_lsn`` and version are not looked at.
+    """Compare the publisher with the one that was recorded; ``expected.flush_lsn`` and version are not compared.
 
     :param remote_lsn: the furthest position that the target contains or has reported.
     :param history: of ``actual.timeline``; needed where the timelines differ.

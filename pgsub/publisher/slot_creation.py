@@ -26,10 +26,10 @@ from pgsub.publisher.faults import translating
 #: message, detail, hint; called from the watching thread.
 Report = Callable[[str, str | None, str | None], None]
 
-_AFTER = 2.0  #: seconds that a creation may take before anybody looks
+_AFTER = 2.0  #: seconds that a creation may take before it is watched
 _POLL = 0.05
-_EVERY = 1.0  #: seconds between looks, and between tries to cancel
-_JOIN = 10.0  #: seconds for a look under way to end; its connection may be to a host that vanished
+_EVERY = 1.0  #: seconds between checks, and between tries to cancel
+_JOIN = 10.0  #: seconds for a check under way to end; its connection may be to a host that vanished
 _QUERY_LENGTH = 80
 _SEE = (
     "See which ones are open, on the publisher:\nSELECT pid, xact_start, state, query"
@@ -167,7 +167,7 @@ class SlotWatch:
         self._after = after
         self._done = threading.Event()
         self._cancelled: str | None = None  #: stop or deadline
-        self._told: set[tuple[int | None, str | None, str | None]] = set()
+        self._named: set[tuple[int | None, str | None, str | None]] = set()
         self._last: Sequence[OpenTransaction] = ()
         self._second: Connection | None = None
         self._thread = SupervisedThread(
@@ -206,17 +206,17 @@ class SlotWatch:
 
     def _run(self) -> None:
         """Run in the thread."""
-        look, cancel = time.monotonic() + self._after, 0.0
+        check, cancel = time.monotonic() + self._after, 0.0
         with contextlib.ExitStack() as stack:
             while not self._done.wait(_POLL):
                 self._thread.checkpoint()
                 unwanted = self._unwanted()
-                if time.monotonic() >= look or (unwanted == "deadline" and not cancel and not self._told):
-                    look = time.monotonic() + _EVERY if self._look(stack) else float("inf")
+                if time.monotonic() >= check or (unwanted == "deadline" and not cancel and not self._named):
+                    check = time.monotonic() + _EVERY if self._check(stack) else float("inf")
                 if unwanted and time.monotonic() >= cancel:
                     # again and again: the command may only just be on its way
                     self._cancel(unwanted)
-                    look, cancel = float("inf"), time.monotonic() + _EVERY
+                    check, cancel = float("inf"), time.monotonic() + _EVERY
 
     def _unwanted(self) -> str | None:
         if self._stop is not None and self._stop.is_set():
@@ -228,10 +228,10 @@ class SlotWatch:
         with contextlib.suppress(psycopg.Error):  # the session has ended by itself
             self._replication.cancel_safe(timeout=5)
 
-    def _look(self, stack: contextlib.ExitStack) -> bool:
+    def _check(self, stack: contextlib.ExitStack) -> bool:
         """Name what is waited for.
 
-        :return: whether it is worth looking again.
+        :return: whether another check may see more.
         """
         try:
             if self._second is None:
@@ -247,12 +247,12 @@ class SlotWatch:
         self._last = _transactions(second, _BLOCKING, {"pid": self._pid}) or self._last
         for one in self._last:
             key = (one.pid, one.gid, one.since)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._named:
+                self._named.add(key)
                 message = f'creation of replication slot "{self._slot_name}" on the publisher waits for {one.name}'
                 self._report(message, one.detail(), one.hint())
-        if not self._told and second.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
-            self._told.add((None, None, None))
+        if not self._named and second.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() == (True,):
+            self._named.add((None, None, None))
             self._report(
                 f'creation of replication slot "{self._slot_name}" waits for the primary of the publisher',
                 "The publisher is a standby; it needs the primary's next record of running transactions.",

@@ -109,7 +109,7 @@ def sync_slots(connection: Connection, subid: int) -> list[str]:
     query = """
         SELECT slot_name::text FROM pg_catalog.pg_replication_slots
         WHERE database = pg_catalog.current_database() AND slot_name ~ ('^pgsub_' || %s || '_sync_') ORDER BY 1"""
-    with translating(connection, "look for replication slots of table synchronization"):
+    with translating(connection, "list replication slots of table synchronization"):
         return [name for (name,) in connection.execute(query, (str(subid),))]
 
 
@@ -238,18 +238,15 @@ def alter_slot(
         connection.execute(command.encode())
 
 
-def drop_slot(
-    connection: Connection, name: str, *, wait: bool = True, missing_ok: bool = True, timeout: float = 60
-) -> bool:
+def drop_slot(connection: Connection, name: str, *, missing_ok: bool = True, timeout: float = 60) -> bool:
     """Drop a slot.
 
     The server's ``DROP_REPLICATION_SLOT … WAIT`` waits without a bound while another walsender holds the slot; here
     the drop is tried again until the timeout.
 
     :param connection: of either kind.
-    :param wait: whether to wait while the slot is active.
     :param missing_ok: False: a missing slot is an error, as for the main slot of DROP SUBSCRIPTION.
-    :param timeout: seconds to wait.
+    :param timeout: seconds to wait while the slot is active.
     :return: whether there was one.
     :raises SlotLost: missing and not ``missing_ok``.
     :raises PublisherUnavailable: still active.
@@ -261,7 +258,7 @@ def drop_slot(
             _drop(connection, name)
             return True
         except psycopg.errors.ObjectInUse as error:
-            if not wait or time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise _not_dropped(error, name) from None
         except psycopg.errors.UndefinedObject as error:
             if not missing_ok:

@@ -138,7 +138,7 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     :raises PublisherUnavailable: it was not; another snapshot helps.
     :raises PgsubError: translated.
     """
-    doing = f'look whether table "{schema}.{name}" was rewritten'
+    doing = f'check whether table "{schema}.{name}" was rewritten'
     with translating(connection, doing, table=(schema, name)):
         row = connection.execute(_REWRITTEN.encode(), {"schema": schema, "name": name}).fetchone()
     if row != (False,):

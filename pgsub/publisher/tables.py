@@ -254,12 +254,17 @@ def copy_statement(
     names = [column.name for column in table.columns] if columns is None else list(columns)
     listed = sql.SQL(", ").join([*map(sql.Identifier, names), *([_TIME] if times else [])])
     relation = sql.Identifier(leaf.schema, leaf.name) if leaf else sql.Identifier(table.schema, table.name)
-    conditions = _conditions(table, ctid_from, ctid_to)
+    conditions = []
+    if ctid_from:
+        conditions.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({ctid_from},0)"))
+    if ctid_to is not None:
+        conditions.append(sql.SQL("ctid < {}::pg_catalog.tid").format(f"({ctid_to},0)"))
     partitioned = leaf is None and table.relkind == "p"
     generated = {column.name for column in table.columns if column.generated}
     source = sql.SQL("{} ({})" if names else "{}").format(relation, listed)
-    if times or conditions or partitioned or generated.intersection(names):
-        source = sql.SQL("({})").format(_selection(listed, relation, conditions, partitioned=partitioned))
+    if times or conditions or table.row_filter is not None or partitioned or generated.intersection(names):
+        selected = _selection(table, listed, relation, conditions, partitioned=partitioned)
+        source = sql.SQL("({})").format(selected)
     return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
 
 
@@ -270,15 +275,21 @@ def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:
     """
     listed = sql.SQL(", ").join(map(sql.Identifier, columns))
     relation = sql.Identifier(table.schema, table.name)
-    return _selection(listed, relation, _conditions(table, None, None), partitioned=table.relkind == "p")
+    return _selection(table, listed, relation, [], partitioned=table.relkind == "p")
 
 
 def _selection(
-    listed: sql.Composable, relation: sql.Composable, conditions: Sequence[sql.Composable], *, partitioned: bool
+    table: RemoteTable,
+    listed: sql.Composable,
+    relation: sql.Composable,
+    conditions: list[sql.Composed],
+    *,
+    partitioned: bool,
 ) -> sql.Composed:
-    only = sql.SQL("" if partitioned else "ONLY ")
-    where = sql.SQL(" WHERE {}" if conditions else "").format(sql.SQL(" AND ").join(conditions))
-    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, only, relation, where)
+    # The publisher's own text of a row filter, deparsed with an empty search_path, goes back to where it came from.
+    everything = [*conditions, *([] if table.row_filter is None else [sql.SQL(table.row_filter)])]
+    where = sql.SQL(" WHERE {}" if everything else "").format(sql.SQL(" AND ").join(everything))
+    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, sql.SQL("" if partitioned else "ONLY "), relation, where)
 
 
 _TIME = sql.SQL(
@@ -286,19 +297,3 @@ _TIME = sql.SQL(
     " ((pg_catalog.date_part('epoch', pg_catalog.pg_xact_commit_timestamp(xmin)) - 946684800) * 1000000)"
     "::pg_catalog.int8 END"
 )
-
-
-def _conditions(table: RemoteTable, ctid_from: int | None, ctid_to: int | None) -> list[sql.Composable]:
-    conditions: list[sql.Composable] = []
-    if ctid_from:
-        conditions.append(sql.SQL("ctid >= {}").format(_tid(ctid_from)))
-    if ctid_to is not None:
-        conditions.append(sql.SQL("ctid < {}").format(_tid(ctid_to)))
-    if table.row_filter is not None:
-        # The publisher's own text, deparsed with an empty search_path, goes back to where it came from.
-        conditions.append(sql.SQL(table.row_filter))
-    return conditions
-
-
-def _tid(block: int) -> sql.Composable:
-    return sql.SQL("{}::pg_catalog.tid").format(sql.Literal(f"({block},0)"))

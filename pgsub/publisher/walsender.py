@@ -139,9 +139,9 @@ class WalSender:
         return received
 
     def fill(self) -> int:
-        """Take what is here off the socket without looking at it, as far as that makes a difference.
+        """Take what is here off the socket without decoding it, as far as that makes a difference.
 
-        :return: bytes of it that :meth:`receive` will look at; errors come out there.
+        :return: bytes of it that :meth:`receive` will return; errors come out there.
         """
         return self._channel.fill() if self._channel is not None and self._failure is None else 0
 

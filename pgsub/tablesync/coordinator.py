@@ -67,13 +67,13 @@ class TableSync:
                 raise target.translate(error, "synchronize a table") from None
         return self._errors
 
-    def _in_state(self, session: psycopg.Connection, letters: str) -> list[RelationState]:
+    def _in_state(self, session: psycopg.Connection, wanted: str) -> list[RelationState]:
         """Return our tables that are in one of these states and have not failed, in the order given."""
         rows = {row.srrelid: row for row in subscriptions.relations(session, self._sub.subid)}
         if len(self._relids) == 1 and self._relids[0] not in rows:
             raise Fenced("the table was removed from the subscription")
         ours = [rows[relid] for relid in self._relids if relid in rows and relid not in self._errors]
-        return [row for row in ours if row.srsubstate in letters]
+        return [row for row in ours if row.srsubstate in wanted]
 
     def _advance(self, session: psycopg.Connection) -> None:
         if to_copy := self._in_state(session, "id"):

@@ -38,10 +38,10 @@ from pgsub.target.ledger import states, subscriptions
 from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
 
-#: Chase freely while apply is further ahead than this, and for so many looks; then claim.
+#: Chase freely while apply is further ahead than this, and for so many attempts; then claim.
 NEAR_BYTES = 16 << 20
 CHASES = 20
-_LOOK_SECONDS = 0.1
+_ATTEMPT_SECONDS = 0.1
 
 
 def run(spec: WorkerSpec) -> WorkerResult:
@@ -63,10 +63,10 @@ class SyncPolicy:
         self._relation = spec.relation
         self._handover: int | None = None
         self._reached = False  #: a transaction beyond the claim came: everything before it is applied
-        self._looks = 0
+        self._attempts = 0
         self._lost = 0  #: claims that were taken back: then it chases longer before the next one
         self._start = 0  #: where the copy left it
-        self._next_look = 0.0
+        self._next_attempt = 0.0
         self._done = False
 
     def attach(self, loop: Positions) -> None:
@@ -118,9 +118,9 @@ class SyncPolicy:
         if self._done:
             return True
         clock = time.monotonic()
-        if clock < self._next_look:
+        if clock < self._next_attempt:
             return False
-        self._next_look = clock + _LOOK_SECONDS
+        self._next_attempt = clock + _ATTEMPT_SECONDS
         self._attempt()
         return self._done
 
@@ -133,11 +133,11 @@ class SyncPolicy:
         return max(self._start, reached)  # a claim from before the copy lies before what came with it
 
     def _attempt(self) -> None:
-        self._looks += 1
+        self._attempts += 1
         connection, position = self._streams.session.connection, self._position
         apply_lsn = subscriptions.apply_position(connection, self._claim.subid)
         if self._handover is None and apply_lsn > position:
-            if apply_lsn - position > NEAR_BYTES and self._looks < CHASES << min(self._lost, 8):
+            if apply_lsn - position > NEAR_BYTES and self._attempts < CHASES << min(self._lost, 8):
                 return
         elif self._handover is not None and position < self._handover:
             self._recheck()
@@ -171,4 +171,4 @@ class SyncPolicy:
             self._forget_claim(standing)
 
     def _forget_claim(self, standing: int | None) -> None:
-        self._handover, self._reached, self._looks, self._lost = standing, False, 0, self._lost + 1
+        self._handover, self._reached, self._attempts, self._lost = standing, False, 0, self._lost + 1

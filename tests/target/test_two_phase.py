@@ -168,7 +168,7 @@ def test_a_prepared_transaction_keeps_nobody_from_the_ledger(
     claim = workers.take_over(pending, SUBID, APPLY)
     with transactions.durable(pending):
         transactions.lock_timeout(pending)
-        assert two_phase.locked(pending, SUBID) == "p"
+        assert two_phase.state(pending, SUBID, lock=True) == "p"
     assert two_phase.enable_if_ready(pending, claim)[0]
     with states.changing(pending, SUBID):
         subscription_tables.change(pending, SUBID, Change(add=[RelationState(99, "public", "c", "r")]))

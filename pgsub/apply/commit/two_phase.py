@@ -58,7 +58,7 @@ class TwoPhase:
         if found.prepared and not found.listed:
             # Only the ledger's commit was lost. Prepared anew, its missing rows are found, and recorded, again.
             _log.debug("prepared transaction %s was sent again: prepared anew", gid)
-            self._session.connection.execute(prepared_xacts.rollback(gid))
+            self._session.connection.execute(prepared_xacts.ROLLBACK.format(gid))
         if found.listed or found.marker:
             _log.debug("prepared transaction %s was sent again: found", gid)
             self._session.relations.learn_all(transaction)
@@ -84,7 +84,7 @@ class TwoPhase:
         session.progress.tag(transaction.end_lsn, transaction.commit_ts)
         failpoints.point("apply.before_prepare")
         try:
-            ledger_commit.end(transaction, prepared_xacts.prepare(gid))
+            ledger_commit.end(transaction, prepared_xacts.PREPARE.format(gid))
         except ApplyError as error:
             if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
                 error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
@@ -120,8 +120,8 @@ class TwoPhase:
             if committing:
                 self._session.progress.tag(transaction.end_lsn, transaction.commit_ts)
             failpoints.point("apply.before_finish_prepared")
-            finish = prepared_xacts.commit if committing else prepared_xacts.rollback
-            self._ledger_commit.end(transaction, finish(gid))
+            finish = prepared_xacts.COMMIT if committing else prepared_xacts.ROLLBACK
+            self._ledger_commit.end(transaction, finish.format(gid))
         elif found.marker != committing:
             raise self._ended_elsewhere(gid, transaction)
         else:

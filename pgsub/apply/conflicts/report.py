@@ -18,10 +18,9 @@ from pgsub.apply.conflicts.conflict import UniqueFailure
 from pgsub.apply.conflicts.conflict_record import ConflictRecord
 from pgsub.common.errors import ApplyError, PermissionMissing
 from pgsub.common.subscription import Subscription
-from pgsub.target.catalog.relation import TargetRelation
+from pgsub.target.catalog.relation import TargetRelation, describe
 from pgsub.target.session import roles
-from pgsub.target.sql import conflict_search
-from pgsub.target.sql.conflict_search import ConflictingRow, Search
+from pgsub.target.sql.conflict_search import ConflictingRow, Search, TableSearch, bounded
 
 _log = logging.getLogger(__name__)
 
@@ -85,16 +84,12 @@ def complete_report(connection: psycopg.Connection, error: ApplyError) -> None:
 
 def _search(connection: psycopg.Connection, record: ConflictRecord, failure: UniqueFailure) -> Search | None:
     place, change = failure.place, failure.place.resulting_row()
-    return conflict_search.search(
-        connection,
-        record.schemaname,
-        record.relname,
-        change,
-        *place.parameters(change),
-        sent=place.columns(sent=True),
-        inserts=place.inserts,
-        role=place.mapped.target.acts_as,
-    )
+    table = describe(connection, record.schemaname, record.relname)
+    if table is None:
+        return None
+    with bounded(connection, place.mapped.target.acts_as):
+        search = TableSearch(connection, table)
+        return search.search(change, *place.parameters(change), sent=place.columns(sent=True), inserts=place.inserts)
 
 
 def _complete(error: ApplyError, failure: UniqueFailure, found: Search | None) -> None:

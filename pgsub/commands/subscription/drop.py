@@ -162,7 +162,8 @@ def _warn_of_foreign(found: Sequence[Prepared], reporter: Reporter) -> None:
             f'prepared transaction "{one.gid}" on the target is left as it is',
             f'It is named as those of this subscription, but role "{one.owner}" prepared it, which may not write to the'
             " ledger.",
-            f"If it is not needed, let that role or a superuser run:\n{statement(prepared_xacts.rollback(one.gid))};",
+            "If it is not needed, let that role or a superuser run:\n"
+            f"{statement(prepared_xacts.ROLLBACK.format(one.gid))};",
         )
 
 

@@ -66,6 +66,6 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
 
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:
-    """Return whether transactions were applied to the table after its copy: their rows look like local ones."""
+    """Return whether transactions were applied to the table after its copy: their rows pass for local ones."""
     query = "SELECT remote_commit_ts IS NOT NULL FROM pgsub.progress WHERE subid = %s AND worker = %s"
     return scalar(connection, query, (claim.subid, claim.worker)) is True

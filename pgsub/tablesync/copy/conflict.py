@@ -1,8 +1,8 @@
-"""The conflict that ended a plain copy: looked up once the copy has failed, for the record of conflicts.
+"""The conflict that ended a plain copy: searched once the copy has failed, for the record of conflicts.
 
-The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody looks at, so
+The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody decodes, so
 the publisher's row is searched by that key, in the snapshot that was copied, and tried alone, as apply tries it. The
-look has connections of its own, is bounded, changes nothing, and may fail without harm.
+search has connections of its own, is bounded, changes nothing, and may fail without harm.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -53,33 +54,28 @@ def record(
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     try:
         with contextlib.closing(target.connect(sub.target, name)) as session:
-            search = _Search(sub, claim, table, session, error.diag)
-            return search.record(snapshot)
+            return _Search(sub, claim, table, session, error.diag).record(snapshot)
     except Exception as trouble:  # the error itself is reported whatever happens here
         _log.debug("the conflict of the copy of %s is not recorded: %s", table.relation.name, trouble)
     return None
 
 
+@dataclass(frozen=True, slots=True)
 class _Search:
-    def __init__(
-        self,
-        sub: Subscription,
-        claim: Claim,
-        table: CopiedTable,
-        session: psycopg.Connection,
-        diag: psycopg.errors.Diagnostic,
-    ) -> None:
-        self._sub, self._claim, self._table = sub, claim, table
-        self._session, self._diag = session, diag
+    sub: Subscription
+    claim: Claim
+    table: CopiedTable
+    session: psycopg.Connection
+    diag: psycopg.errors.Diagnostic
 
     def record(self, snapshot: str) -> ConflictRecord | None:
         """Record the conflict, with both rows where they are found."""
-        diag = self._diag
+        diag = self.diag
         place = (diag.schema_name or "", diag.table_name or "")
-        keys = unique_indexes.keys_of(self._session, self._table.oid, *place, diag.constraint_name or "")
+        keys = unique_indexes.keys_of(self.session, self.table.oid, *place, diag.constraint_name or "")
         if keys is None:
             return None
-        found = conflict_record.copy_conflict(self._table.relation, diag)
+        found = conflict_record.copy_conflict(self.table.relation, diag)
         try:
             for values in _readings(found.key, keys):
                 for row in self._publishers(snapshot, keys, values):
@@ -94,9 +90,9 @@ class _Search:
 
         Expressions of the index are the work of the table's owner on the target, and not run on the publisher.
         """
-        sub = self._sub
-        must = must_use_password(self._session, sub)
-        names = {column.name: sql.Identifier(column.name) for column in self._table.relation.columns}
+        sub = self.sub
+        must = must_use_password(self.session, sub)
+        names = {column.name: sql.Identifier(column.name) for column in self.table.relation.columns}
         columns = {**names, **{quoting.name(text): one for text, one in names.items()}}
         parts = [
             sql.SQL("{} IS NULL").format(columns[key])
@@ -108,8 +104,8 @@ class _Search:
         if not parts:
             return []
         query = sql.SQL("COPY (SELECT * FROM ({}) AS {} WHERE {} LIMIT {}) TO STDOUT").format(
-            sql.SQL(self._table.selection),
-            sql.Identifier(self._table.relation.name),
+            sql.SQL(self.table.selection),
+            sql.Identifier(self.table.relation.name),
             sql.SQL(" AND ").join(parts),
             sql.Literal(1 if len(parts) == len(keys) else _CANDIDATES),
         )
@@ -126,19 +122,19 @@ class _Search:
 
     def _tried(self, row: bytes) -> ConflictRecord | None:
         """Find what stops the row when it comes alone."""
-        writer = row_by_row.Writer(self._session, self._sub, self._claim, tagged=False)
+        writer = row_by_row.Writer(self.session, self.sub, self.claim, tagged=False)
         try:
-            self._session.execute("BEGIN")
+            self.session.execute("BEGIN")
             limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}")
-            self._session.execute(limits.format(sql.Literal(conflict_search.TIMEOUT)))
-            for _ in row_by_row.store(writer, self._table, [row]):
+            self.session.execute(limits.format(sql.Literal(conflict_search.TIMEOUT)))
+            for _ in row_by_row.store(writer, self.table, [row]):
                 pass
         except ApplyError as error:
             found: ConflictRecord | None = error.record
             indexes = (found.index_name or "").split(", ") if found is not None else []
-            return found if self._diag.constraint_name in indexes else None
+            return found if self.diag.constraint_name in indexes else None
         finally:
-            self._session.execute("ROLLBACK")
+            self.session.execute("ROLLBACK")
         return None
 
 

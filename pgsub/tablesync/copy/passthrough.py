@@ -10,6 +10,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
+from pgsub.publisher.channel import poll
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
 #: Called again and again with the bytes moved so far.
@@ -147,12 +148,10 @@ def _target_lost(error: OSError) -> psycopg.OperationalError:
 
 
 def wait(what: socket.socket | int, events: int, idle: Callable[[], None] = lambda: None) -> int:
-    """Wait for one of these events of poll(2); which of them came.
+    """Wait for one of these events of poll(2); return which of them came.
 
     :param idle: called twice a second meanwhile.
     """
-    poll = select.poll()
-    poll.register(what, events)
-    while not (ready := poll.poll(500)):
+    while not (came := poll(what, events, 0.5)):
         idle()
-    return ready[0][1]
+    return came

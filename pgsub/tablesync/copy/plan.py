@@ -1,4 +1,4 @@
-"""How a table is copied: in one transaction or in chunks, and which chunks. No IO but the look under the lock."""
+"""How a table is copied: in one transaction or in chunks, and which chunks. No IO but the check under the lock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A copy whose conflicts are resolved by rules: rows come one by one and go as inserts of apply, many at a time.
 
-Slower than :mod:`pgsub.tablesync.copy.stream`, where no value is looked at; it is the way of tables that have such
+Slower than :mod:`pgsub.tablesync.copy.stream`, where no value is decoded; it is the way of tables that have such
 rules. All of it is one transaction, as there. The server has no such copy: its copy_table (tablesync.c) fails.
 """
 

@@ -1,6 +1,6 @@
 """Copying: the task of a Spark job that does one piece after another. Mirrors copy_table (tablesync.c).
 
-A piece is a table or a chunk of one. Bytes go from socket to socket; no value is looked at. What proves that a piece
+A piece is a table or a chunk of one. Bytes go from socket to socket; no value is decoded. What proves that a piece
 is done commits with its rows, so a task may run twice, and a killed one leaves nothing.
 """
 

@@ -1,6 +1,6 @@
 """Unique indexes of a target table as SQL of the catalog: what they are of, and which rows are equal in them.
 
-Mirrors InitConflictIndexes (conflict.c), for what only looks as for what applies.
+Mirrors InitConflictIndexes (conflict.c), for a preview as for apply.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from psycopg import sql
 
 from pgsub.target.catalog.relation import describe
 
-#: Of one table by its oid, in the order in which the server looks into them: fields of :class:`UniqueIndex`. What they
+#: Of one table by its oid, in the order in which the server searches them: fields of :class:`UniqueIndex`. What they
 #: depend on is in pg_depend for expressions and predicates, in indkey for columns. One that is not valid refuses
 #: rows too, as soon as it is ready.
 INDEXES = """
@@ -111,7 +111,7 @@ def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
 
 
 def immediate(connection: psycopg.Connection, oid: int) -> list[UniqueIndex]:
-    """Read the indexes that stop a row at once, in the order in which the server looks into them."""
+    """Read the indexes that stop a row at once, in the order in which the server searches them."""
     found = [UniqueIndex(*row) for row in connection.execute(INDEXES.encode(), (oid,))]
     return [index for index in found if index.immediate]
 

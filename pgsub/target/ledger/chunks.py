@@ -1,7 +1,7 @@
 """Rows of pgsub.copy_chunk: which pieces of a copy are to do, in progress, and durably done.
 
 The task that copies a chunk locks its row, and sets its xid in the transaction of its rows. So a chunk is copied once,
-however many tasks look for work and however often one of them dies.
+however many tasks seek work and however often one of them dies.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from pgsub.target.query import scalar
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
 _EPOCH = "'2000-01-01 00:00:00+00'::timestamptz"
-#: Rows that are looked at together at most.
-_LOOKED_AT = 5000
+#: Rows that are read together at most.
+_READ_AT_ONCE = 5000
 
 
 class HeldTable(NamedTuple):
@@ -161,14 +161,14 @@ def read(connection: psycopg.Connection, subid: int, relids: Collection[int], si
 
     :param size: bytes of their messages from which on no more are read.
     """
-    looked_at = connection.execute(
+    sizes = connection.execute(
         "SELECT c.id, c.bytes FROM pg_catalog.unnest(%s::oid[]) AS r,"
         " LATERAL (SELECT id, bytes FROM pgsub.held_change h WHERE h.subid = %s AND h.srrelid = r"
         " ORDER BY h.id LIMIT %s) AS c ORDER BY c.id LIMIT %s",
-        (list(relids), subid, _LOOKED_AT, _LOOKED_AT),
+        (list(relids), subid, _READ_AT_ONCE, _READ_AT_ONCE),
     )
     chosen: list[int] = []
-    for number, length in looked_at:
+    for number, length in sizes:
         if size <= 0:
             break
         chosen.append(number)

@@ -141,8 +141,8 @@ def _carries_code(planted: list[tuple[str, str | None]]) -> PermissionMissing:
     named = f"{what.split()[0].lower()} {what.partition(' ')[2]}" if what else "a default, constraint or index"
     return PermissionMissing(
         f"{named} of {table} is no part of the ledger on the target",
-        detail="It would run with the rights of the user of --target, and whoever wrote it is not trusted with them.",
-        hint="Look at what it does and where it came from, then remove it:\n"
+        detail="It would run with the rights of the user of --target, and its owner is not trusted with them.",
+        hint="Find out what it does and where it came from, then remove it:\n"
         + ("\n".join(drops) or "psql -c " + quoting.word(f"\\d {table}")),
         sqlstate="42501",
     )

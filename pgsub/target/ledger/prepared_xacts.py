@@ -27,6 +27,7 @@ from psycopg import sql
 from pgsub.protocol.lsn import format_lsn
 from pgsub.target.query import scalar
 
+PREPARE, COMMIT, ROLLBACK = map(sql.SQL, ("PREPARE TRANSACTION {}", "COMMIT PREPARED {}", "ROLLBACK PREPARED {}"))
 #: For a target whose max_prepared_transactions is 0.
 ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + (
     "ALTER SYSTEM SET max_prepared_transactions = 20;"
@@ -143,18 +144,3 @@ def all_prepared(connection: psycopg.Connection, subid: int, *, ledger: bool = T
     query = _PREPARED.format(_GENUINE if ledger else "x.owner = current_user")
     params = {"subid": subid, "prefix": gid_prefix(subid)}
     return [Prepared(*row) for row in connection.execute(query.encode(), params)]
-
-
-def prepare(gid: str) -> sql.Composed:
-    """Compose PREPARE TRANSACTION."""
-    return sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid))
-
-
-def commit(gid: str) -> sql.Composed:
-    """Compose COMMIT PREPARED."""
-    return sql.SQL("COMMIT PREPARED {}").format(sql.Literal(gid))
-
-
-def rollback(gid: str) -> sql.Composed:
-    """Compose ROLLBACK PREPARED."""
-    return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))

@@ -152,7 +152,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
         if ready:
             _set_syncdone(connection, claim.subid, [claim.worker], sync_lsn)
         else:
-            raise psycopg.Rollback()  # no need to make apply look again
+            raise psycopg.Rollback()  # apply need not read the states again
     return HandOver(apply_lsn, handover, ready)
 
 

@@ -2,7 +2,7 @@
 
 Mirrors the tri-state of worker.c (run_apply_worker, AllTablesyncsReady) and twophase.c (LookupGXactBySubid). ``e`` is
 an intent: it is durable before the publisher is asked for a two-phase slot, so no slot is two-phase unknown to the
-ledger. A command that adds a table to copy, and one that changes the state, take the same lock (:func:`locked`).
+ledger. A command that adds a table to copy, and one that changes the state, take the same lock (:func:`state`).
 """
 
 from __future__ import annotations
@@ -53,27 +53,15 @@ class Pending:
     prepared_at: str
 
 
-def state(connection: psycopg.Connection, subid: int) -> str:
-    """Read ``d``, ``p`` or ``e`` without a lock.
+def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> str:
+    """Read ``d``, ``p`` or ``e``.
 
+    :param lock: whether it stays as it is until the caller's transaction ends. Not FOR UPDATE: where foreign keys are
+        checked for this role, the marker of a prepared transaction holds the row's key for as long as that is prepared.
     :raises StateForbids: the ledger does not know the subscription.
     """
-    return _state(connection, subid)
-
-
-def locked(connection: psycopg.Connection, subid: int) -> str:
-    """Read :func:`state` so that it stays as it is until the caller's transaction ends.
-
-    :func:`state`, which stays as it is until the caller's transaction ends.
-
-    Not FOR UPDATE: where foreign keys are checked for this role, the marker of a prepared transaction holds the row's
-    key for as long as that is prepared.
-    """
-    return _state(connection, subid, " FOR NO KEY UPDATE")
-
-
-def _state(connection: psycopg.Connection, subid: int, lock: str = "") -> str:
-    found = scalar(connection, f"SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s{lock}", (subid,))
+    query = "SELECT two_phase::text FROM pgsub.subscription WHERE subid = %s"
+    found = scalar(connection, f"{query} FOR NO KEY UPDATE" if lock else query, (subid,))
     if found is None:
         raise subscriptions.unknown(subid)
     return str(found)
@@ -91,7 +79,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
     subid = claim.subid
     with transactions.durable(connection):
         transactions.lock_timeout(connection)
-        now = locked(connection, subid)
+        now = state(connection, subid, lock=True)
         workers.fence(connection, claim)
         # a statement of its own: it must see what was committed while the lock was awaited
         # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
@@ -126,7 +114,7 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
     :param words: how the server calls the command.
     :raises StateForbids: in the server's words.
     """
-    if locked(connection, subid) == ENABLED:
+    if state(connection, subid, lock=True) == ENABLED:
         name = subscriptions.identity(connection, subid).subname
         raise StateForbids(
             f"{words} copy_data is not allowed when two_phase is enabled",
@@ -155,7 +143,7 @@ def check_finishable(found: Sequence[Prepared]) -> None:
     others = [one for one in found if not one.ours]
     if others:
         owners = ", ".join(sorted({f'"{one.owner}"' for one in others}))
-        statements = [f"{quoting.statement(prepared_xacts.rollback(one.gid))};" for one in others]
+        statements = [f"{quoting.statement(prepared_xacts.ROLLBACK.format(one.gid))};" for one in others]
         raise PermissionMissing(
             "permission denied to finish prepared transactions on the target",
             detail=f"They were prepared by role {owners}; only that role or a superuser may finish them.",
@@ -171,13 +159,13 @@ def roll_back(connection: psycopg.Connection, found: Sequence[Prepared]) -> None
     """
     for one in found:
         with contextlib.suppress(psycopg.errors.UndefinedObject):
-            connection.execute(prepared_xacts.rollback(one.gid))
+            connection.execute(prepared_xacts.ROLLBACK.format(one.gid))
 
 
 def ask_for(connection: psycopg.Connection, subid: int) -> None:
     """Set ``d`` → ``p``: the next start of apply enables it if every table is ``r``. ``e`` stays."""
     with transactions.durable(connection):
-        if locked(connection, subid) == DISABLED:
+        if state(connection, subid, lock=True) == DISABLED:
             _set(connection, subid, PENDING)
 
 
@@ -186,7 +174,7 @@ def check_disable(connection: psycopg.Connection, subid: int) -> None:
 
     :raises StateForbids: in the server's words, naming what is prepared.
     """
-    locked(connection, subid)
+    state(connection, subid, lock=True)
     listed = {one.gid for one in pending(connection, subid)}
     gids = sorted(listed | {one.gid for one in prepared(connection, subid)})
     # guard: two_phase is not disabled while something is prepared

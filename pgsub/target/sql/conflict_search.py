@@ -1,6 +1,6 @@
-"""Which rows of the target stand in the way of a row: looked for after a unique violation, index by index.
+"""The search for rows of the target in the way of a row, after a unique violation, index by index.
 
-Mirrors FindConflictTuple (execReplication.c) and GetTupleTransactionInfo (conflict.c). The server looks inside the
+Mirrors FindConflictTuple (execReplication.c) and GetTupleTransactionInfo (conflict.c). The server searches inside the
 transaction that fails; here it is rolled back already, so what that itself had done before is not seen.
 """
 
@@ -16,7 +16,7 @@ import psycopg
 from psycopg import pq, sql
 
 from pgsub.target.catalog import unique_indexes
-from pgsub.target.catalog.relation import TargetRelation, describe
+from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.catalog.unique_indexes import UniqueIndex
 from pgsub.target.query import row
 from pgsub.target.session import roles
@@ -24,8 +24,9 @@ from pgsub.target.session.connect import tracks_commits
 from pgsub.target.sql.conflict_search_sql import completed, conflicting_row, remote_row, stored
 from pgsub.target.sql.statement_builder import Statement
 
-#: Milliseconds that the look may take.
+#: Milliseconds that a search may take.
 TIMEOUT = 5000
+_IndexQueries = list[tuple[UniqueIndex, bytes]]
 
 _EXPRESSIONS = """
 SELECT a.attname::text, a.attgenerated <> '', pg_catalog.pg_get_expr(d.adbin, d.adrelid)
@@ -69,7 +70,7 @@ class Search:
     :ivar hits: in the order of the server's report.
     :ivar remote: the row as it would be, by column; None where the row to be updated is not there.
     :ivar moved: it would leave the partition that it is in.
-    :ivar indexes: all that stop a row at once, in the order in which the server looks into them; a violation of any
+    :ivar indexes: all that stop a row at once, in the order in which the server searches them; a violation of any
         other is none of its conflicts.
     """
 
@@ -79,37 +80,8 @@ class Search:
     indexes: tuple[str, ...]
 
 
-def search(
-    connection: psycopg.Connection,
-    schema: str,
-    name: str,
-    change: Statement,
-    values: Sequence[bytes | None],
-    formats: Sequence[int],
-    *,
-    sent: Sequence[str],
-    inserts: bool,
-    role: str | None,
-) -> Search | None:
-    """Look for every row that stands in the way, without a lock and for :data:`TIMEOUT` at most.
-
-    :param connection: between statements; what it is in of a transaction is rolled back by the caller, or read only.
-    :param schema: with ``name`` the table, of a partitioned one the partition, that refused the row.
-    :param change: :func:`~pgsub.target.sql.row_queries.resulting_row`; ``values`` and ``formats`` are its parameters.
-    :param sent: columns that came from the publisher.
-    :param role: that changes are made as.
-    :return: None where the table is gone.
-    :raises psycopg.Error: not allowed, or not in time.
-    """
-    table = describe(connection, schema, name)
-    if table is None:
-        return None
-    with _bounded(connection, role):
-        return TableSearch(connection, table).search(change, values, formats, sent=sent, inserts=inserts)
-
-
 class TableSearch:
-    """:func:`search` for many rows of one table, in the transaction and the role that the session is in."""
+    """A search for the rows in the way of rows of one table, in the session's transaction and role, without a lock."""
 
     def __init__(self, connection: psycopg.Connection, table: TargetRelation) -> None:
         self._connection = connection
@@ -117,7 +89,9 @@ class TableSearch:
         self._indexes = unique_indexes.immediate(connection, table.oid)
         self._expressions = connection.execute(_EXPRESSIONS.encode(), (table.oid,)).fetchall()
         self._tracked = tracks_commits(connection)
-        self._queries: dict[int, _Queries] = {}
+        self._queries: dict[
+            int, tuple[Statement, bytes, _IndexQueries]
+        ] = {}  # holding the statement keeps its id unique
 
     def search(
         self,
@@ -128,10 +102,16 @@ class TableSearch:
         sent: Sequence[str],
         inserts: bool,
     ) -> Search:
-        """Search for one row. Parameters as of :func:`search`; ``change`` says what the others are."""
-        queries = self._queries.get(id(change))
-        if queries is None:  # which keeps the statement, so that its id stays its own
-            queries = self._queries[id(change)] = self._compose(change, sent, inserts=inserts)
+        """Look for every row that stands in the way of a row.
+
+        :param change: :func:`~pgsub.target.sql.row_queries.resulting_row`; ``values`` and ``formats`` are its
+            parameters. The same object has the same ``sent`` and ``inserts``.
+        :param sent: columns that came from the publisher.
+        :raises psycopg.Error: not allowed, or not in time.
+        """
+        if id(change) not in self._queries:  # composing them takes longer than running them
+            self._queries[id(change)] = change, *self._compose(change, sent, inserts=inserts)
+        _, remote, indexes = self._queries[id(change)]
 
         def first(query: bytes) -> list[str | None] | None:
             result = self._connection.pgconn.exec_params(query, values, change.types, formats)
@@ -142,27 +122,22 @@ class TableSearch:
             found = [result.get_value(0, n) for n in range(result.nfields)]
             return [None if value is None else value.decode("utf-8", "replace") for value in found]
 
-        names, found = tuple(index.name for index in self._indexes), first(queries.remote)
+        names, found = tuple(index.name for index in self._indexes), first(remote)
         if found is None:
             return Search([], None, moved=False, indexes=names)
-        hits = [self._hit(index, hit) for index, query in queries.indexes if (hit := first(query)) is not None]
+        hits = [self._hit(index, hit) for index, query in indexes if (hit := first(query)) is not None]
         moved = found[0] is not None and int(found[0]) != self.table.oid
         return Search(hits, self._row(found[1]), moved=moved, indexes=names)
 
-    def _compose(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> _Queries:
+    def _compose(self, change: Statement, sent: Sequence[str], *, inserts: bool) -> tuple[bytes, _IndexQueries]:
+        """Compose the query of the row as it would be, and of each index that of the row that has its key already."""
         generated = {name: text for name, is_generated, text in self._expressions if is_generated}
         # whose value an insert takes from a default: nobody knows it
         unknown = {name for name, of_table, _ in self._expressions if not of_table and inserts and name not in sent}
         remote = completed(self.table, change.text, generated)
-        return _Queries(
-            change,
-            remote_row(self.table, remote).as_bytes(self._connection),
-            [
-                (index, conflicting_row(self.table, index, remote, sent).as_bytes(self._connection))
-                for index in self._indexes
-                if not unknown.intersection(index.columns)
-            ],
-        )
+        known = [index for index in self._indexes if not unknown.intersection(index.columns)]
+        searches = [(one, conflicting_row(self.table, one, remote, sent).as_bytes(self._connection)) for one in known]
+        return remote_row(self.table, remote).as_bytes(self._connection), searches
 
     def _hit(self, index: UniqueIndex, found: Sequence[str | None]) -> ConflictingRow:
         width = len(index.keys)
@@ -179,18 +154,6 @@ class TableSearch:
         return {c.name: read.get(c.name, "virtual") for c in self.table.columns}
 
 
-@dataclass(frozen=True, slots=True)
-class _Queries:
-    """Queries about rows of one shape: to compose them takes longer than to run them.
-
-    :ivar remote: the row as it would be; ``indexes`` the row that has its key of an index already.
-    """
-
-    change: Statement
-    remote: bytes
-    indexes: list[tuple[UniqueIndex, bytes]]
-
-
 def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingRow:
     """Add time and origin of the transaction that wrote a row; none where the target does not know them."""
     found = row(connection, _WRITTEN, (str(hit.xid),)) if hit.xid is not None else None
@@ -198,7 +161,8 @@ def written(connection: psycopg.Connection, hit: ConflictingRow) -> ConflictingR
 
 
 @contextlib.contextmanager
-def _bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
+def bounded(connection: psycopg.Connection, role: str | None) -> Iterator[None]:
+    """Read as a role, for :data:`TIMEOUT` at most, in a transaction that its owner rolls back."""
     connection.execute("SET TRANSACTION READ ONLY")
     limits = sql.SQL("SET LOCAL statement_timeout = {0}; SET LOCAL lock_timeout = {0}").format(sql.Literal(TIMEOUT))
     connection.execute(limits)

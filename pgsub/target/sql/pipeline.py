@@ -16,7 +16,7 @@ from psycopg import pq, sql
 from pgsub.common.errors import TargetUnavailable
 from pgsub.target.sql.statement_builder import Statement
 
-#: Results to leave unread before the sender looks for some: enough to fill a round trip, little enough that neither
+#: Results to leave unread before the sender reads some: enough to fill a round trip, little enough that neither
 #: side's socket buffer fills with nobody reading (unbounded queues are quadratic in libpq's memmove).
 WINDOW = 256
 #: Bytes of values after which the sender waits as well: they are in libpq's buffer and held by the senders' tags.

@@ -17,7 +17,7 @@ from pgsub.target.sql.row_queries import foreign_origin
 from pgsub.target.sql.statement_builder import Statement, table_name
 from pgsub.target.sql.statements import unassigned
 
-#: The arrays are small beside a table: each of their rows looks for its own by the key's index. What the planner knows
+#: The arrays are small beside a table: each of their rows finds its own by the key's index. What the planner knows
 #: of neither decides then, and no table is read whole for a few rows; a generic plan is made once for any number.
 PLAN = {
     "enable_seqscan": "off",
