@@ -55,9 +55,23 @@ class Messages(NamedTuple):
         np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=edges[1:])
         return cls(b"".join([*payloads, PAD]), edges[:-1], edges[1:])
 
+    @property
+    def types(self) -> Bytes:
+        """Their first bytes."""
+        return np.frombuffer(self.buffer, np.uint8)[self.starts]
+
     def payload(self, number: int) -> bytes:
         """Return one of them."""
         return self.buffer[self.starts[number] : self.ends[number]]
+
+    def some(self, numbers: Offsets) -> Messages:
+        """Return some of them."""
+        return Messages(self.buffer, self.starts[numbers], self.ends[numbers])
+
+    def words(self, at: Offsets) -> Words:
+        """Return the eight bytes at each offset as a number, most significant first."""
+        every = np.ndarray((len(self.buffer) - 7,), ">u8", self.buffer, strides=(1,))
+        return every[at].astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +123,15 @@ def decode(messages: Messages | Sequence[bytes], in_stream: bool) -> tuple[list[
     except ProtocolViolation:
         for number in range(len(messages.starts)):
             decode_change(messages.payload(number), in_stream)
-        raise InternalError("messages were refused together that are accepted one by one") from None
+        raise InternalError("the columnar decoder rejects messages that the message decoder accepts") from None
 
 
 def _decode(messages: Messages, in_stream: bool) -> tuple[list[Changes], list[tuple[int, Message]]]:
     if not len(messages.starts):
         return [], []
-    frames = _Frames(messages)
     if not (messages.starts < messages.ends).all():
         raise ProtocolViolation("empty message")
-    first = frames.data[messages.starts]
+    first = messages.types
     rows = (first == _INSERT) | (first == _UPDATE) | (first == _DELETE)
     others: list[tuple[int, Message]] = []
     if rows.all():
@@ -128,53 +141,36 @@ def _decode(messages: Messages, in_stream: bool) -> tuple[list[Changes], list[tu
         positions = np.flatnonzero(rows).astype(np.int64)
         if not len(positions):
             return [], others
-        frames = frames.some(positions)
-    return _groups(frames, positions, in_stream), others
+        messages = messages.some(positions)
+    return _groups(messages, positions, in_stream), others
 
 
-class _Frames:
-    """Messages, and what is read of them."""
-
-    def __init__(self, messages: Messages) -> None:
-        self.buffer, self.starts, self.ends = messages
-        self.data: Bytes = np.frombuffer(self.buffer, np.uint8)
-        #: eight bytes from every offset on, most significant first
-        self._words = np.ndarray((len(self.buffer) - 7,), ">u8", self.buffer, strides=(1,))
-
-    def some(self, numbers: Offsets) -> _Frames:
-        """Return some of them."""
-        return _Frames(Messages(self.buffer, self.starts[numbers], self.ends[numbers]))
-
-    def words(self, at: Offsets) -> Words:
-        """Return the eight bytes at each offset as a number."""
-        return self._words[at].astype(np.uint64)
-
-
-def _groups(frames: _Frames, positions: Offsets, in_stream: bool) -> list[Changes]:
+def _groups(messages: Messages, positions: Offsets, in_stream: bool) -> list[Changes]:
     head = RELID_AT[in_stream]
-    starts = frames.starts
-    _refuse_if(frames.ends - starts < head + 7)  # relid, what tuple follows, its number of columns
-    relid = frames.words(starts + head) >> np.uint64(32)
-    rest = frames.words(starts + head + 4) >> np.uint64(40)  # what tuple, number of columns
-    kind = frames.data[starts].astype(np.uint64)
+    starts = messages.starts
+    _refuse_if(messages.ends - starts < head + 7)  # relid, what tuple follows, its number of columns
+    relid = messages.words(starts + head) >> np.uint64(32)
+    rest = messages.words(starts + head + 4) >> np.uint64(40)  # what tuple, number of columns
+    kind = messages.types.astype(np.uint64)
     key = (relid << np.uint64(32)) | (kind << np.uint64(24)) | rest
     if (key == key[0]).all():
-        return [_group(frames, positions, in_stream)]
+        return [_group(messages, positions, in_stream)]
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order])) + 1
-    return [_group(frames.some(part), positions[part], in_stream) for part in np.split(order, edges)]
+    return [_group(messages.some(part), positions[part], in_stream) for part in np.split(order, edges)]
 
 
-def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
+def _group(messages: Messages, positions: Offsets, in_stream: bool) -> Changes:
     """Decode messages that agree in type, relation, kind of the first tuple and its number of columns."""
     head = RELID_AT[in_stream]
-    start = int(frames.starts[0])
-    kind, relid = frames.buffer[start], int.from_bytes(frames.buffer[start + head : start + head + 4])
-    marker, count = frames.buffer[start + head + 4], int.from_bytes(frames.buffer[start + head + 5 : start + head + 7])
+    start = int(messages.starts[0])
+    first = messages.buffer[start : start + head + 7]
+    kind, relid = first[0], int.from_bytes(first[head : head + 4])
+    marker, count = first[head + 4], int.from_bytes(first[head + 5 :])
     _refuse_if(marker not in {_INSERT: b"N", _UPDATE: b"NKO", _DELETE: b"KO"}[kind] or count > MAX_COLUMNS)
     if in_stream:
-        _refuse_if((frames.words(frames.starts + 1) >> np.uint64(32)) == 0)  # xid
-    walk = _Walk(frames, head + 7)
+        _refuse_if((messages.words(messages.starts + 1) >> np.uint64(32)) == 0)  # xid
+    walk = _Walk(messages, head + 7)
     old = new = None
     if marker == _NEW:
         new = walk.rows(count)
@@ -187,16 +183,16 @@ def _group(frames: _Frames, positions: Offsets, in_stream: bool) -> Changes:
             new = walk.rows(count)
     walk.expect_end()
     old_kind = "" if marker == _NEW else chr(marker)
-    return Changes(chr(kind), old_kind, relid, frames.buffer, frames.starts, frames.ends, positions, old, new)
+    return Changes(chr(kind), old_kind, relid, messages.buffer, messages.starts, messages.ends, positions, old, new)
 
 
 class _Walk:
     """A walk through all messages of a group at once, a column a step."""
 
-    def __init__(self, frames: _Frames, offset: int) -> None:
-        self._frames = frames
-        self._at: Offsets = frames.starts + offset
-        self._ends: Offsets = frames.ends
+    def __init__(self, messages: Messages, offset: int) -> None:
+        self._messages = messages
+        self._at: Offsets = messages.starts + offset
+        self._ends: Offsets = messages.ends
 
     def rows(self, count: int) -> Rows:
         """Decode a tuple of so many columns."""
@@ -208,7 +204,7 @@ class _Walk:
 
     def _column(self, kinds: Bytes, offsets: Offsets, lengths: Lengths) -> None:
         # A load at the end of a message sees what comes behind it: whatever that says, the column ends beyond the end.
-        words = self._frames.words(self._at)
+        words = self._messages.words(self._at)
         kinds[:] = words >> np.uint64(56)
         sizes: Offsets = ((words >> np.uint64(24)) & np.uint64(0xFFFFFFFF)).astype(np.int64)
         valued = (kinds == BINARY) | (kinds == TEXT)
@@ -224,7 +220,7 @@ class _Walk:
 
     def expect(self, marker: int, count: int) -> None:
         """Expect a further tuple of as many columns."""
-        words = self._frames.words(self._at)
+        words = self._messages.words(self._at)
         _refuse_if((words >> np.uint64(40)) != np.uint64(marker << 16 | count))
         self._at = self._at + 3
         _refuse_if(self._at > self._ends)

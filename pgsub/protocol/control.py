@@ -120,7 +120,7 @@ def _prepared(make: Callable[[int, int, int, int, str], Control], what: str, dat
 
 def _rollback_prepared(data: bytes) -> messages.RollbackPrepared:
     flags, prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid = _ROLLBACK_PREPARED.unpack_from(data, 1)
-    _check("rollback prepared", flags=flags, xid=xid)
+    _check("rollback prepared", flags=flags, xid=xid, lsns=(prepare_end_lsn, rollback_end_lsn))
     gid = _gid(data, _ROLLBACK_PREPARED)
     return messages.RollbackPrepared(prepare_end_lsn, rollback_end_lsn, prepare_ts, rollback_ts, xid, gid)
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +94,8 @@ def size_of_first(buffer: bytes | bytearray, at: int) -> int:
     return 1 + int(_LENGTH.unpack_from(buffer, at)[0]) if len(buffer) - at >= HEADER else 0
 
 
-class Frames(Sequence[bytes]):
-    """Whole CopyData messages. As a sequence: their contents.
+class Frames:
+    """Whole CopyData messages. By index and iterated: their contents.
 
     :param buffer: the messages, nothing else.
     :param edges: where each begins, and the end of the last.
@@ -122,17 +122,10 @@ class Frames(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self.edges) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[number] for number in range(len(self)))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
+    def __getitem__(self, index: int) -> bytes:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.buffer[self.edges[index] + HEADER : self.edges[index + 1]]

@@ -150,7 +150,7 @@ def test_the_byte_limit_ends_a_burst_after_the_message_that_reaches_it(pubdb, fe
     total = ""
     while "C" not in total:
         burst = feed.receive(limit_bytes=2000)
-        assert sum(map(len, burst[:-1])) < 2000
+        assert sum(map(len, list(burst)[:-1])) < 2000
         total += kinds(burst)
         if not burst:
             feed.wait(1)

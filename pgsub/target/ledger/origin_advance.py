@@ -54,9 +54,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
     with states.changing(connection, claim.subid):
         workers.fence(connection, claim)
         if position(connection, claim.subid) != old:
-            raise StateForbids(
-                "the subscription's position moved meanwhile", hint="Check the position, then try again."
-            )
+            raise StateForbids("the subscription's position moved meanwhile", hint="Check it, then try again.")
         states.clear_claims(connection, claim.subid, None)
         connection.execute(
             "UPDATE pgsub.progress SET remote_lsn = %(to)s, reported_lsn = greatest(reported_lsn, %(to)s)"
