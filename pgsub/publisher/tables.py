@@ -1,6 +1,6 @@
-"""One published table in full, and the COPY statements that read it.
+"""Published tables in full: columns, row filters, leaves, sizes.
 
-Mirrors ``fetch_remote_table_info`` and ``copy_table`` (tablesync.c), for any leaf and any range of its blocks.
+Mirrors ``fetch_remote_table_info`` (tablesync.c), for many tables at once.
 """
 
 from __future__ import annotations
@@ -227,73 +227,3 @@ def _otherwise_published(connection: Connection, oids: Sequence[int], publicatio
         {"publications": list(publications), "oids": list(oids)},
     )
     return {oid for (oid,) in rows}
-
-
-def copy_statement(
-    table: RemoteTable,
-    *,
-    columns: Sequence[str] | None = None,
-    leaf: Leaf | None = None,
-    ctid_from: int | None = None,
-    ctid_to: int | None = None,
-    binary: bool = False,
-    times: bool = False,
-) -> sql.Composed:
-    """Compose COPY … TO STDOUT of a table, of one of its leaves, or of a range of a leaf's blocks.
-
-    A partitioned root is read by SELECT, which every version can; a plain table with ONLY, for inheritance children
-    are published on their own.
-
-    :param columns: names in the order wanted; None: all of ``table.columns``.
-    :param leaf: None: the whole table.
-    :param ctid_from: first block.
-    :param ctid_to: block after the last one; None for the last range, which so includes what was added meanwhile.
-    :param times: one more column at the end: when the row was committed, in microseconds since 2000; NULL where the
-        publisher does not know.
-    """
-    names = [column.name for column in table.columns] if columns is None else list(columns)
-    listed = sql.SQL(", ").join([*map(sql.Identifier, names), *([_TIME] if times else [])])
-    relation = sql.Identifier(leaf.schema, leaf.name) if leaf else sql.Identifier(table.schema, table.name)
-    conditions = []
-    if ctid_from:
-        conditions.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({ctid_from},0)"))
-    if ctid_to is not None:
-        conditions.append(sql.SQL("ctid < {}::pg_catalog.tid").format(f"({ctid_to},0)"))
-    partitioned = leaf is None and table.relkind == "p"
-    generated = {column.name for column in table.columns if column.generated}
-    source = sql.SQL("{} ({})" if names else "{}").format(relation, listed)
-    if times or conditions or table.row_filter is not None or partitioned or generated.intersection(names):
-        selected = _selection(table, listed, relation, conditions, partitioned=partitioned)
-        source = sql.SQL("({})").format(selected)
-    return sql.SQL("COPY {} TO STDOUT{}").format(source, sql.SQL(" WITH (FORMAT binary)" if binary else ""))
-
-
-def selection(table: RemoteTable, columns: Sequence[str]) -> sql.Composed:
-    """Compose the SELECT of what is published of a whole table.
-
-    :param columns: names in the order wanted.
-    """
-    listed = sql.SQL(", ").join(map(sql.Identifier, columns))
-    relation = sql.Identifier(table.schema, table.name)
-    return _selection(table, listed, relation, [], partitioned=table.relkind == "p")
-
-
-def _selection(
-    table: RemoteTable,
-    listed: sql.Composable,
-    relation: sql.Composable,
-    conditions: list[sql.Composed],
-    *,
-    partitioned: bool,
-) -> sql.Composed:
-    # The publisher's own text of a row filter, deparsed with an empty search_path, goes back to where it came from.
-    everything = [*conditions, *([] if table.row_filter is None else [sql.SQL(table.row_filter)])]
-    where = sql.SQL(" WHERE {}" if everything else "").format(sql.SQL(" AND ").join(everything))
-    return sql.SQL("SELECT {} FROM {}{}{}").format(listed, sql.SQL("" if partitioned else "ONLY "), relation, where)
-
-
-_TIME = sql.SQL(
-    "CASE WHEN pg_catalog.current_setting('track_commit_timestamp')::pg_catalog.bool THEN"
-    " ((pg_catalog.date_part('epoch', pg_catalog.pg_xact_commit_timestamp(xmin)) - 946684800) * 1000000)"
-    "::pg_catalog.int8 END"
-)

@@ -20,8 +20,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.messages import Message, Relation, TypeName
 from pgsub.target.catalog import ddl_hints, ddl_watch
+from pgsub.target.catalog.lookup import find_oids, name_of, renamed
 from pgsub.target.catalog.mapping import RelationMap, map_relation, missing
-from pgsub.target.catalog.relation import LEDGER, describe, find_oids, name_of, renamed
+from pgsub.target.catalog.relation import LEDGER, describe
 from pgsub.target.session import roles
 from pgsub.target.sql.statement_builder import Statement
 

@@ -9,8 +9,8 @@ from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.common.errors import PgsubError, ProtocolViolation
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY, UNCHANGED
+from pgsub.target.catalog.lookup import partitions
 from pgsub.target.catalog.mapping import RelationMap, check_updatable
-from pgsub.target.catalog.relation import partitions
 from pgsub.target.sql import row_queries, statements
 from pgsub.target.sql.statement_builder import Statement
 

@@ -27,7 +27,7 @@ from pgsub.protocol import encoder
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Relation
-from pgsub.target.catalog.relation import name_of
+from pgsub.target.catalog.lookup import name_of
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldChanges
 from pgsub.target.ledger.skip import Skip

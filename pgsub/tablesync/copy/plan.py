@@ -12,7 +12,8 @@ from psycopg import sql
 
 from pgsub.common import conflict_rules
 from pgsub.common.subscription import Subscription
-from pgsub.publisher.tables import Leaf, RemoteTable, copy_statement
+from pgsub.publisher.copy_statements import copy_statement
+from pgsub.publisher.tables import Leaf, RemoteTable
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.query import scalar
 from pgsub.target.session import roles

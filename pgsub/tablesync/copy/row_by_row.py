@@ -27,7 +27,8 @@ from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import KEY_COLUMN, Column, Insert, Relation, Tuple
 from pgsub.protocol.reader import NULL, TEXT
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.tables import RemoteTable, selection
+from pgsub.publisher.copy_statements import selection
+from pgsub.publisher.tables import RemoteTable
 from pgsub.tablesync.copy.passthrough import Moved, SourceError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.progress import Progress

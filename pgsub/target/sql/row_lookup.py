@@ -16,7 +16,8 @@ import psycopg
 from psycopg import sql
 
 from pgsub.target.catalog import modifier
-from pgsub.target.catalog.relation import PARTITIONS, TargetColumn, TargetRelation
+from pgsub.target.catalog.lookup import PARTITIONS
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
 from pgsub.target.sql.fingerprints import Fingerprints
