@@ -59,20 +59,20 @@ def test_a_chunk_is_about_as_large_as_wanted(leaf: Leaf, size: int) -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.lists(LEAVES, min_size=1, max_size=3, unique_by=lambda leaf: leaf.oid))
 def test_chunks_are_numbered_and_weigh_what_the_table_weighs(leaves: list[Leaf]) -> None:
-    made = plan.make(SUB, _remote(tuple(leaves)), _target(), atomic=False, publisher_version=180000)
-    assert [chunk.number for chunk in made.chunks] == list(range(len(made.chunks)))
-    assert len({chunk.copy_out for chunk in made.chunks}) == len(made.chunks)
+    _, made = plan.make(SUB, _remote(tuple(leaves)), _target(), atomic=False, publisher_version=180000)
+    assert [chunk.number for chunk in made] == list(range(len(made)))
+    assert len({chunk.copy_out for chunk in made}) == len(made)
     weighed = [leaf for leaf in leaves if leaf.pages]
-    assert abs(sum(chunk.bytes for chunk in made.chunks) - sum(leaf.bytes for leaf in weighed)) <= len(
-        made.chunks
-    ) + sum(leaf.bytes for leaf in leaves if not leaf.pages)
+    assert abs(sum(chunk.bytes for chunk in made) - sum(leaf.bytes for leaf in weighed)) <= len(made) + sum(
+        leaf.bytes for leaf in leaves if not leaf.pages
+    )
 
 
 def test_a_chunk_reads_one_leaf_from_block_to_block_under_the_row_filter() -> None:
     leaf = Leaf(7, "public", "leaf", 20_000, 3 * plan.CHUNK_BYTES, -1.0)
     remote = _remote((leaf,), row_filter="(a > 5)")
-    made = plan.make(SUB, remote, _target(), atomic=False, publisher_version=180000)
-    first, middle, *_, last = made.chunks
+    _, made = plan.make(SUB, remote, _target(), atomic=False, publisher_version=180000)
+    first, middle, *_, last = made
     assert "ctid <" in first.copy_out and "ctid >=" not in first.copy_out
     assert "ctid >=" in middle.copy_out and "ctid <" in middle.copy_out
     assert "ctid >=" in last.copy_out and "ctid <" not in last.copy_out

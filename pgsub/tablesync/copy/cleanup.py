@@ -20,13 +20,12 @@ from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
 
 
-def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> int:
+def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> None:
     """Remove what the chunks of earlier attempts committed, and their ledger rows.
 
     The attempt's sessions were evicted before, so no late chunk commits after this; and a synchronization that
     another one took over removes nothing of what that one copies.
 
-    :return: rows removed.
     :raises Fenced: the epoch was raised.
     :raises psycopg.errors.LockNotAvailable: a local transaction holds the table; trying again later helps.
     :raises ApplyError: rows of the copy were changed locally; nothing is removed then.
@@ -40,7 +39,6 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
             " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",
             (subid, target.oid),
         ).fetchall()
-        removed = 0
         if chunks:
             lock_out_writers(connection, target)
             xids = [str(row[0]) for row in chunks]
@@ -62,7 +60,6 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
                 fault.relation = f"{target.schema}.{target.name}"
                 raise fault
         connection.execute("DELETE FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = %s", (subid, target.oid))
-    return removed
 
 
 def _was_caught_up(connection: psycopg.Connection, claim: Claim) -> bool:

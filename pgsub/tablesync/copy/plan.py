@@ -44,14 +44,6 @@ class Chunk:
     leaf: Leaf | None = None  #: whose blocks it reads; None: it is the whole table
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """The target's COPY, and the chunks that feed it."""
-
-    copy_in: str
-    chunks: tuple[Chunk, ...]
-
-
 def atomic_reason(sub: Subscription, remote: RemoteTable, target: TargetRelation, *, replica: bool) -> str | None:
     """Return why a table must be copied in one transaction, None where chunks are safe if it is found empty.
 
@@ -89,10 +81,11 @@ def rules_of(sub: Subscription, target: TargetRelation) -> tuple[tuple[str, str]
 
 def make(
     sub: Subscription, remote: RemoteTable, target: TargetRelation, *, atomic: bool, publisher_version: int
-) -> CopyPlan:
+) -> tuple[str, list[Chunk]]:
     """Compose the statements of a copy.
 
     :param atomic: one chunk, whose rows commit together with ``f``.
+    :return: the target's COPY, and the chunks that feed it.
     """
     names = [c.name for c in remote.columns]
     rules = rules_of(sub, target)
@@ -101,13 +94,13 @@ def make(
     copy_in = statements.copy_in(target, names, binary=binary).as_string(None)
     copy_out = partial(copy_statement, remote, columns=names, binary=binary, times=times)
     if atomic:
-        return CopyPlan(copy_in, (Chunk(0, copy_out().as_string(None), remote.bytes, _rows(remote.reltuples)),))
+        return copy_in, [Chunk(0, copy_out().as_string(None), remote.bytes, _rows(remote.reltuples))]
     chunks = []
     for number, (leaf, start, stop) in enumerate(chunk_ranges(sub, remote)):
         text = copy_out(leaf=leaf, ctid_from=start, ctid_to=stop).as_string(None)
         share = ((stop or max(leaf.pages, start + 1)) - start) / max(leaf.pages, 1)
         chunks.append(Chunk(number, text, int(leaf.bytes * share), _rows(leaf.reltuples * share), leaf))
-    return CopyPlan(copy_in, tuple(chunks))
+    return copy_in, chunks
 
 
 def _rows(reltuples: float) -> int | None:

@@ -137,17 +137,17 @@ def _prepare(
         or plan.atomic_reason(sub, table.remote, relation, replica=target.is_replica(session)) is not None
         or not plan.empty_under_lock(session, relation)
     )
-    made = plan.make(sub, table.remote, relation, atomic=atomic, publisher_version=version)
+    copy_in, made = plan.make(sub, table.remote, relation, atomic=atomic, publisher_version=version)
     copied = CopiedTable(
         *row_by_row.described(table.remote, relation),
         oid=relation.oid,
-        copy_in=made.copy_in,
+        copy_in=copy_in,
         atomic=atomic,
         resolves=bool(plan.rules_of(sub, relation)),
         acts_as=relation.acts_as,
         types=types,
     )
-    pieces = [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made.chunks]
+    pieces = [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
     rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in pieces]
     chunks.plan(session, rows, "atomic" if atomic else "chunked")
     prepared.pieces += pieces

@@ -127,18 +127,15 @@ class Progress:
                AND epoch = %s AND token = %s AND claimed_by IS NULL RETURNING true"""
         if scalar(self._connection, query, (uuid.uuid4(), socket.gethostname(), os.getpid(), *self._fence)) is None:
             raise Fenced("another attempt of this worker holds the claim")
-        self._read("")
+        self.read()
 
-    def read(self) -> None:
-        """Read the row without a lock: where the streams are to start."""
-        self._read("")
-
-    def _read(self, suffix: str) -> None:
+    def read(self, lock: str = "") -> None:
+        """Read the row: where the streams are to start, or where to go on from under a lock."""
         query = f"SELECT {_COLUMNS} FROM pgsub.progress WHERE {_KEY}"
         found = None
         if self._ctid is not None:
-            found = row(self._connection, f"{query} AND ctid = %s::tid {suffix}", (*self._key, self._ctid))
-        found = found or row(self._connection, f"{query} {suffix}", self._key)
+            found = row(self._connection, f"{query} AND ctid = %s::tid {lock}", (*self._key, self._ctid))
+        found = found or row(self._connection, f"{query} {lock}", self._key)
         if found is None:
             raise Fenced("the subscription was removed from the ledger")
         self._take(found)
@@ -166,7 +163,7 @@ class Progress:
         except StatementFailed as failure:
             raise failure.error from None
         if self._ctid is None:  # another session wrote the row
-            self._read("FOR UPDATE")
+            self.read("FOR UPDATE")
         self._check(expected)
 
     def _together(self, *steps: _Step) -> None:
@@ -187,7 +184,7 @@ class Progress:
         :param expected: where this worker's memory says the ledger is.
         :raises StreamsMustRestart: the ledger is elsewhere (a target that lost its unflushed tail, another applier).
         """
-        self._read("FOR UPDATE")
+        self.read("FOR UPDATE")
         self._check(expected)
 
     def _check(self, expected: int) -> None:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from pgsub.common import quoting
 from pgsub.common.errors import PermissionMissing, StateForbids
-from pgsub.target.query import scalar
+from pgsub.target.query import row, scalar
 from pgsub.target.session import origins
 
 _TRUNCATES = 1 << 5  #: TRIGGER_TYPE_TRUNCATE
@@ -99,7 +99,7 @@ def inspect(
             detail=f"OIDs: {', '.join(map(str, sorted(gone)))}.",
             hint="A refresh without --resync takes notice of tables that were dropped and created again.",
         )
-    _check_privileges(connection, [(row[1], row[2]) for row in rows if not row[4]])
+    _check_privileges(connection, [(one[1], one[2]) for one in rows if not one[4]])
     members = [oid for table in found for oid in table.members]
     _check_foreign_keys(connection, members)
     _check_triggers(connection, members, replica)
@@ -141,9 +141,8 @@ def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) 
 
 def _check_triggers(connection: psycopg.Connection, members: Sequence[int], replica: bool) -> None:
     firing = ["A", "R"] if replica else ["A", "O"]
-    rows = connection.execute(_TRIGGERS.encode(), (members, _TRUNCATES, firing)).fetchall()
-    if rows:
-        name, table = rows[0]
+    if found := row(connection, _TRIGGERS, (members, _TRUNCATES, firing)):
+        name, table = found
         raise StateForbids(
             f'trigger "{name}" of table {table} would fire',
             detail="It fires ON TRUNCATE, and a table that is copied again is truncated.",
@@ -152,9 +151,8 @@ def _check_triggers(connection: psycopg.Connection, members: Sequence[int], repl
 
 
 def _check_writers(connection: psycopg.Connection, subid: int, members: Sequence[int]) -> None:
-    rows = connection.execute(_OTHERS.encode(), (subid, members, members)).fetchall()
-    if rows:
-        name, table = rows[0]
+    if found := row(connection, _OTHERS, (subid, members, members)):
+        name, table = found
         raise StateForbids(
             f"table {table} has rows of another subscription too",
             detail=f'Subscription "{name}" writes it, and its rows would be lost.',
@@ -163,9 +161,8 @@ def _check_writers(connection: psycopg.Connection, subid: int, members: Sequence
 
 
 def _check_readers(connection: psycopg.Connection, members: Sequence[int]) -> None:
-    rows = connection.execute(_PUBLISHED.encode(), (members,)).fetchall()
-    if rows:
-        name, table = rows[0]
+    if found := row(connection, _PUBLISHED, (members,)):
+        name, table = found
         raise StateForbids(
             f'the TRUNCATE of table {table} would be replicated by publication "{name}" of the target',
             detail="Without a replication origin its subscribers take it for a local change; a publisher that"
