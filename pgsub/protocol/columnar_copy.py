@@ -1,7 +1,7 @@
 """Makes of decoded columns what the target takes: COPY streams of whole rows, array parameters of single columns.
 
 Nothing is decoded again: pgoutput's tuples, COPY's rows and the elements of an array hold the same bytes of a value
-behind different headers, so values are copied a column at a time, those of one length in one step. Mirrors
+behind different headers. Values are copied a column at a time, those of one length in one step. Mirrors
 ``CopyOneRowTo``, ``CopyAttributeOutText`` (copyto.c) and ``array_send``.
 """
 

@@ -45,7 +45,7 @@ def covered(finish_lsn: int, position: int) -> bool:
     """Return whether a position already contains a transaction.
 
     Strictly less: a position may be "last byte + 1" of the record before, which is the start of this transaction's
-    own commit record (``should_apply_changes_for_rel`` compares with ``<=`` the other way round for that reason).
+    own commit record. ``should_apply_changes_for_rel`` compares with ``<=`` the other way round for that reason.
 
     :param finish_lsn: the transaction's commit_lsn, for a prepared one its prepare_lsn.
     :param position: an end position: progress of an origin, srsublsn, a claim.

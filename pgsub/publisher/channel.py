@@ -1,4 +1,4 @@
-"""How bytes of a walsender's stream come and go: what :mod:`pgsub.publisher.walsender` asks of either way."""
+"""The transport of a walsender's stream, as :mod:`pgsub.publisher.walsender` uses either of the two."""
 
 from __future__ import annotations
 

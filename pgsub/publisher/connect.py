@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
@@ -9,7 +11,7 @@ from psycopg.rows import TupleRow
 
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import StateForbids
-from pgsub.publisher.faults import refused, translate
+from pgsub.publisher.faults import refused, translating
 
 Connection = psycopg.Connection[TupleRow]
 
@@ -60,18 +62,14 @@ def connect(
         )
     except (psycopg.Error, OSError, UnicodeError) as error:
         raise refused(error, ci.endpoint(given), given.get("user")) from None
-    # guard: a password that is required is asked for
-    if must_use_password and not connection.pgconn.used_password:
-        connection.close()
-        raise password_missing("Non-superuser cannot connect if the server does not request a password.")
-    try:
-        _prepare_session(connection)
-    except psycopg.Error as error:
-        connection.close()
-        raise translate(error, "prepare the session on the publisher") from None
-    except BaseException:
-        connection.close()
-        raise
+    with contextlib.ExitStack() as stack:
+        stack.callback(connection.close)
+        # guard: a password that is required is asked for
+        if must_use_password and not connection.pgconn.used_password:
+            raise password_missing("Non-superuser cannot connect if the server does not request a password.")
+        with translating(connection, "prepare the session on the publisher"):
+            _prepare_session(connection)
+        stack.pop_all()
     return connection
 
 

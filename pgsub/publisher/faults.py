@@ -1,8 +1,8 @@
 """Errors of the publisher: psycopg errors and failed results become pgsub's own.
 
 Mirrors the ``ereport`` calls of ``libpqwalreceiver.c``: the server's error is embedded as ``could not …: %s``.
-Decisions are made from SQLSTATEs; texts, which a server may translate, only choose between hints where no SQLSTATE
-is known (libpq keeps none of a refused connection) or several faults share one.
+Decisions are made from SQLSTATEs. Texts, which a server may translate, only choose between hints: where several faults
+share an SQLSTATE, or where libpq keeps none, as of a refused connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a publisher must have before a subscription can be created; asked so that the answer comes with its remedy.
+"""The prerequisites of a subscription on the publisher; each error names its remedy.
 
 Mirrors ``CheckLogicalDecodingRequirements`` (logical.c) and ``CheckSlotPermissions`` (slot.c).
 """

@@ -1,4 +1,4 @@
-"""What publications contain: tables, missing publications, tables that other subscriptions write.
+"""Contents of publications: tables, missing publications, tables that other subscriptions write.
 
 Mirrors ``fetch_relation_list``, ``check_publications`` and ``check_publications_origin_tables`` (subscriptioncmds.c).
 """

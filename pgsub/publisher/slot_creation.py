@@ -53,7 +53,7 @@ class OpenTransaction:
 
     @property
     def name(self) -> str:
-        """How it is spoken of."""
+        """Its name in messages."""
         return f"the transaction of PID {self.pid}" if self.gid is None else f'prepared transaction "{self.gid}"'
 
     def detail(self) -> str:

@@ -132,8 +132,8 @@ def check_not_rewritten(connection: Connection, schema: str, name: str) -> None:
     VACUUM FULL and CLUSTER move rows between ranges of blocks that are read one by one. TRUNCATE, an ALTER TABLE that
     rewrites, and another table of the same name are not even safe under a snapshot: it sees no rows, and they would
     come neither with the copy nor with the slot. Reading has locked the table until the end of the transaction, so the
-    answer stays true. The snapshot's holder must not lock tables itself: a task would queue behind a session that waits
-    for that lock, the holder waits for the task, and no server sees that as a deadlock.
+    answer stays true. The snapshot's holder must not lock tables itself. A task would queue behind a session that waits
+    for that lock, and the holder waits for the task; no server sees that as a deadlock.
 
     :raises PublisherUnavailable: it was not; another snapshot helps.
     :raises PgsubError: translated.

@@ -1,4 +1,4 @@
-"""What the launcher lends to a synchronization: how jobs are submitted, when to stop, where to report."""
+"""The launcher's part in a synchronization: how jobs are submitted, when to stop, where to report."""
 
 from __future__ import annotations
 

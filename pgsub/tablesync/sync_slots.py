@@ -1,7 +1,7 @@
 """Sync slots: which tables need one, and when it is dropped. Mirrors callers of ReplicationSlotDropAtPubNode.
 
 Tables that were copied together name one slot in the ledger; it is dropped by the last of them. As long as a slot may
-exist some row names it, so none is ever orphaned, and only a slot that a row names is ever dropped.
+exist some row names it, so none is ever orphaned. Only a slot that a row names is ever dropped.
 
 A slot can be streamed by one worker only, and streaming moves it. A copy of a slot that nobody has streamed begins
 where that one does. So each of the tables can be caught up with by itself (pg_copy_logical_replication_slot).

@@ -1,7 +1,7 @@
 """The conflict that ended a plain copy: searched once the copy has failed, for the record of conflicts.
 
-The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody decodes, so
-the publisher's row is searched by that key, in the snapshot that was copied, and tried alone, as apply tries it. The
+The server's copy_table (tablesync.c) only says which key there is already. A copy is bytes that nobody decodes. So
+the publisher's row is searched by that key in the snapshot that was copied. It is tried alone, as apply tries it. The
 search has connections of its own, is bounded, changes nothing, and may fail without harm.
 """
 

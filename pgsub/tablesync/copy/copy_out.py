@@ -1,7 +1,7 @@
 """A publisher's answer to COPY TO STDOUT, checked message by message. Mirrors getCopyDataMessage (fe-protocol3.c).
 
 Neither the publisher is trusted, nor a line that nothing encrypts. Kinds, lengths and order of messages are checked
-before a byte of a row comes out, and only contents of CopyData come out, never a header. Protocol sections
+before a byte of a row comes out. Only contents of CopyData come out, never a header. Protocol sections
 "Simple Query", "COPY Operations" and "Asynchronous Operations".
 """
 

@@ -1,4 +1,4 @@
-"""How a table is copied: in one transaction or in chunks, and which chunks. No IO but the check under the lock."""
+"""The plan of a table's copy: in one transaction or in chunks, and which chunks. No IO but the check under the lock."""
 
 from __future__ import annotations
 

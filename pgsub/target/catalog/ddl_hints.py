@@ -1,7 +1,7 @@
 """The DDL that helps where the target's tables do not fit what the publisher sends: text to read and to paste.
 
-A schema fault stops apply before its commit, and the operator who reads it at night should not have to find out what
-the publisher's table is like. Types come from Relation messages (attribute type and modifier) and Type messages.
+A schema fault stops apply before its commit. The operator who reads it at night should not have to find out what the
+publisher's table is like. Types come from Relation messages (attribute type and modifier) and Type messages.
 """
 
 from __future__ import annotations

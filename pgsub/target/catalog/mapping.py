@@ -1,4 +1,4 @@
-"""How a remote relation maps to a table of the target, and why it may not. Mirrors relation.c."""
+"""The map from a remote relation to a table of the target, and the faults that prevent it. Mirrors relation.c."""
 
 from __future__ import annotations
 

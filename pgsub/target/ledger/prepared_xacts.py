@@ -1,8 +1,8 @@
 """Prepared transactions of a subscription on the target, and what the ledger knows of them.
 
-COMMIT PREPARED cannot share a transaction with the ledger, and a prepared transaction that held a lock on the progress
-row would block apply for ever. So it holds the data and one marker row of its own; the ledger follows in a commit of
-its own, and gid, marker and ledger row show at which step an earlier attempt ended:
+COMMIT PREPARED cannot share a transaction with the ledger. A prepared transaction that held a lock on the progress row
+would block apply for ever. So it holds the data and one marker row of its own, and the ledger follows in a commit of
+its own. Gid, marker and ledger row show at which step an earlier attempt ended:
 
 ====================  ======  ==========  =====================================================
 in pg_prepared_xacts  marker  ledger row  what happened

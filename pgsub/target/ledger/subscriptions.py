@@ -1,8 +1,8 @@
 """Rows of pgsub.subscription and pgsub.subscription_rel: which slot of which publisher, and which tables.
 
 Mirrors pg_subscription.c (UpdateSubscriptionRelState and its like). Everything here commits synchronously: the
-slot of a table may only be dropped when its state is on disk (a crash of the target would otherwise bring back a
-state whose slot is gone).
+slot of a table may only be dropped when its state is on disk. Otherwise a crash of the target would bring back a state
+whose slot is gone.
 """
 
 from __future__ import annotations

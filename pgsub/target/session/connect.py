@@ -86,11 +86,10 @@ def connect(
             # works without; create and status say what that means and name the GRANT
             with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
                 connection.execute("SET session_replication_role = replica")
-    except psycopg.Error as error:
+    except BaseException as error:
         connection.close()
-        raise translate(error, "prepare the session on the target") from None
-    except BaseException:
-        connection.close()
+        if isinstance(error, psycopg.Error):
+            raise translate(error, "prepare the session on the target") from None
         raise
     return connection
 

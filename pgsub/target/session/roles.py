@@ -1,10 +1,10 @@
 """The role that makes changes: each table's owner, or the session's user. Mirrors usercontext.c and run_as_owner.
 
-The server's subscriber refuses to apply where it may not become the owner, so that an owner's code (triggers, defaults,
-expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so a user that is
-no member of the owner but has rights of its own on the table goes on as itself: refusing would protect nobody. It is
-warned of, unless the owner is a superuser, who needs no such way and whom nobody should be made a member of. Where its
-rights do not suffice, what it lacks first is what the server says: that it may not become the owner.
+The server's subscriber refuses to apply where it may not become the owner. So an owner's code (triggers, defaults,
+expressions) never runs with more than the owner's rights. A client cannot keep code from RESET ROLE, so refusing would
+protect nobody: a user that is no member of the owner, but has rights of its own on the table, goes on as itself. A
+warning says so, unless the owner is a superuser, whom nobody should be made a member of. Where the user's rights do not
+suffice, the error is the server's: that it may not become the owner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What two rows have in common where the target takes them for equal, to be compared here.
+"""Fingerprints of rows: two rows have the same one where the target takes them for equal.
 
 Types and collations decide what is equal: 1.0 and 1.00, or "Bob" and "bob". Only the target knows that, so it is asked.
 """

@@ -1,7 +1,7 @@
 """Single-row statements in libpq's pipeline mode: many changes to a round trip, each with its own row count.
 
-psycopg's cursors cost more per statement than the server needs to run it, so this room speaks to ``pgconn``
-directly, with the wire's bytes as parameters.
+psycopg's cursors cost more per statement than the server needs to run it. So ``pgconn`` is called directly, with the
+wire's bytes as parameters.
 """
 
 from __future__ import annotations

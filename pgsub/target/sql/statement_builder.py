@@ -1,6 +1,6 @@
 """Pieces of statements about single rows: parameters with their types, assignments, the condition that finds a row.
 
-Parameters are declared with the *target* column's type, so a value is read by the very input (or receive) function that
+Parameters are declared with the *target* column's type. So a value is read by the very input (or receive) function that
 the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.catalog.modifier`'s.
 """
 
