@@ -9,6 +9,7 @@ from pgsub.common.errors import Fenced, LockHeld, StateForbids
 from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
 from pgsub.target.ledger.subscription_tables import Change, Renamed
 from pgsub.target.ledger.subscriptions import RelationState
+from pgsub.target.session import advisory_locks
 from pgsub.target.sql import truncate
 
 SUBID = 7
@@ -127,7 +128,7 @@ def test_rows_and_state_go_together_or_stay_together(session, connect):
 
 
 def test_one_command_at_a_time_changes_a_subscription(session, connect, monkeypatch):
-    monkeypatch.setattr(subscription_tables, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(advisory_locks, "PATIENCE_SECONDS", 0.1)
     other = connect("other")
     with subscription_tables.maintenance(session, SUBID, "s"):
         with (
