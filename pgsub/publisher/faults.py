@@ -145,10 +145,7 @@ def translating(connection: psycopg.Connection, doing: str, *, table: tuple[str,
 def classify(
     said: ServerError, doing: str, *, table: tuple[str, str] | None = None, user: str | None = None
 ) -> PgsubError:
-    """Make pgsub's error of the fields of a server error, as :func:`translate` does.
-
-    :func:`translate` for the fields of a server error.
-    """
+    """Make pgsub's error of the fields of a server error, as :func:`translate` does."""
     message, state = f"could not {doing}: {said.message}", said.sqlstate
     if state == "42501":
         hint = _grant_hint(said, table, user)

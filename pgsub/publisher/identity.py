@@ -157,8 +157,6 @@ _DIVERGED = (
 def verify_publisher(connection: Connection, expected: PublisherIdentity, *, remote_lsn: int) -> PublisherIdentity:
     """Identify the publisher and check it, with its history where the timeline changed.
 
-    :func:`identify`, fetch the history where the timeline changed, :func:`check_identity`.
-
     :param connection: a replication connection.
     :return: the publisher as it is: its timeline is the one to record from now on.
     :raises WrongSystem: see :func:`check_identity`.

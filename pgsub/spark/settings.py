@@ -134,8 +134,6 @@ def local_slots(master: str) -> int | None:
 def check_local_slots(master: str, cpus: str, workers: int) -> None:
     """Check the slots of a local master, which are known before anything runs, as :func:`check_slots`.
 
-    :func:`check_slots` for a local master, whose slots are known before anything runs.
-
     :param cpus: ``spark.task.cpus``.
     """
     slots = local_slots(master)

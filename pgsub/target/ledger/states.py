@@ -159,8 +159,6 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
 def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], sync_lsn: int) -> set[int]:
     """Set ``f`` → ``s``, as :func:`try_syncdone`, for tables copied at one position whose slots nobody has streamed.
 
-    :func:`try_syncdone` of tables that were copied at one position and whose slots nobody has streamed.
-
     :return: the tables that are ``s`` now.
     """
     subid = claims[0].subid

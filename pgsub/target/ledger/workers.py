@@ -94,10 +94,7 @@ def take_over(connection: psycopg.Connection, subid: int, worker: int) -> Claim:
 
 
 def take_over_many(connection: psycopg.Connection, subid: int, workers: Collection[int]) -> dict[int, Claim]:
-    """Take over several workers in one commit; return their claims by worker.
-
-    :func:`take_over` of several workers in one commit; their claims by worker.
-    """
+    """Take over several workers in one commit; return their claims by worker."""
     token = uuid.uuid4()
     with durable(connection):
         rows = connection.execute(
