@@ -166,6 +166,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "own_spark: commands start a JVM of their own")
 
 
+def pytest_unconfigure() -> None:
+    """End what the commands shared."""
+    shared_spark.end()
+
+
 @pytest.fixture
 def tables(pubdb: Database, subdb: Database) -> tuple[Database, Database]:
     """The tables a, with 100 rows, and b on both sides, and publication p of both."""

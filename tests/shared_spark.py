@@ -7,7 +7,6 @@ has the JVM, and with ``PGSUB_TEST_THOROUGH=1`` every one.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ _NEEDS_NONE = {"--no-wait", "--dry-run", "--no-connect", "--no-enabled"}
 _LOOPBACK = "--conf spark.driver.host=127.0.0.1 pyspark-shell"
 
 _jvms: list[Any] = []  #: the one that runs
+_folders: list[Path] = []  #: what it writes to
 _holders: list[Started] = []  #: the command that joined it and may still run
 
 
@@ -70,7 +70,7 @@ def _idle(jvm: Any) -> bool:
 
 def _start() -> Any:
     folder = Path(tempfile.mkdtemp(prefix="pgsub-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _folders.append(folder)
     cache = cache_folder(folder / "cache")
     java = find_java(cache)
     archive = class_archive.find_archive(java, gateway.spark_home(), cache)
@@ -81,11 +81,12 @@ def _start() -> Any:
         return gateway.start_jvm(java, submitted, f"local[{_SLOTS}]", folder, flags, jvm_flags.launcher_flags(archive))
 
 
-@atexit.register
 def end() -> None:
-    """End it."""
+    """End it; a worker of xdist runs nothing that was registered for its exit."""
     while _jvms:
         jvm = _jvms.pop()
         jvm.shutdown()
         jvm.proc.kill()
         jvm.proc.wait()
+    while _folders:
+        shutil.rmtree(_folders.pop(), ignore_errors=True)
