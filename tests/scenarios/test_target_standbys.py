@@ -59,11 +59,13 @@ def test_a_synchronous_standby_has_all_that_was_reported_however_the_target_dies
 def test_a_standby_that_does_not_answer_is_named_as_what_is_waited_for_and_apply_goes_on_after_it(
     followed, pubdb, target
 ):
+    task = followed.start()
+    pubdb.execute("INSERT INTO t VALUES (2)")
+    target.wait("SELECT count(*) = 2 FROM t")
     target.server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     target.server.reload()
-    task = followed.start()
     try:
-        pubdb.execute("INSERT INTO t VALUES (2)")
+        pubdb.execute("INSERT INTO t VALUES (3)")
         target.wait("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
         found = lock_waits.locks(followed.session, followed.subid)
         assert found == {
@@ -74,4 +76,4 @@ def test_a_standby_that_does_not_answer_is_named_as_what_is_waited_for_and_apply
         target.server.reload()
     followed.stop(task)
     assert followed.catch_up().outcome == "reached"
-    assert target.rows("SELECT * FROM t ORDER BY id") == [(1,), (2,)]
+    assert target.rows("SELECT * FROM t ORDER BY id") == [(1,), (2,), (3,)]
