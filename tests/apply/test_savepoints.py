@@ -85,7 +85,7 @@ class Bench:
 
     def _stop(self, xid: int, spooled: SpooledTransaction) -> None:
         spooled.pause()
-        self.parallel.grown(xid, spooled)
+        self.parallel.stopped(xid, spooled)
 
 
 @pytest.fixture

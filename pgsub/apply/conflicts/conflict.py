@@ -216,7 +216,7 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
 def _unique(error: psycopg.Error, place: Place) -> ApplyError:
     """Make the conflict as far as the error itself names it; :mod:`pgsub.apply.conflicts.report` completes it."""
     diag = error.diag
-    kind = "insert_exists" if place.inserts else "update_exists"
+    kind = "insert_exists" if place.message_type == "INSERT" else "update_exists"
     record = new_record(place, kind, diag.schema_name, diag.table_name)
     record.index_name = diag.constraint_name
     record.detail = conflict_record.first_detail(diag)

@@ -77,12 +77,18 @@ class ParallelLeader(StreamWatch):
         return worker
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Note that more of a block came in, or that it ended."""
+        """Note that more of the open block came in."""
         worker = self._busy.get(xid)
         if worker is None or worker.reason is not None:
             spooled.unfollow()
         else:
             spooled.publish()
+            worker.grown(spooled.end)
+
+    def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
+        """End the block."""
+        worker = self._busy.get(xid)
+        if worker is not None:
             worker.grown(spooled.end)
 
     def aborted(self, xid: int, subxid: int) -> None:

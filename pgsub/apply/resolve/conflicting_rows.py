@@ -86,7 +86,7 @@ class ConflictingRows:
             for ctid, hit in {hit.ctid: hit for hit in found.hits}.items():
                 if not self._connection.execute(row_queries.lock_at(table), (ctid, str(hit.xid))).rowcount:
                     raise RowChanged
-                if same is not None and hit.ctid == same.ctid and place.inserts:
+                if same is not None and hit.ctid == same.ctid and place.message_type == "INSERT":
                     became = ctid
                 else:
                     self._connection.execute(statements.delete_at(table), (ctid,))

@@ -142,7 +142,7 @@ class Resolver:
 
     def _apply(self, change: SingleChange) -> None:
         place = change.place
-        if not place.inserts and change.relation.target.origins_of:
+        if place.message_type != "INSERT" and change.relation.target.origins_of:
             ruled = change.relation.rule(f"{place.message_type.lower()}_origin_differs") is not None
             differs = self._rows.written_by_others(place, lock=ruled)
             if differs is not None and not self._differing(change, differs):
@@ -235,7 +235,7 @@ class Resolver:
             kind = "multiple_unique_conflicts"
         rule = self._relations.rule(change.relation, kind)
         same = len({hit.ctid for hit in found.hits}) == 1 and all(hit.identical for hit in found.hits)
-        if same and place.inserts:
+        if same and place.message_type == "INSERT":
             rule = self._relations.rule(change.relation, rules.IDENTICAL) or rule
         if rule is None:
             return Action.STOP

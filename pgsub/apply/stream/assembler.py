@@ -50,7 +50,10 @@ class StreamWatch:
         """Take note that a stream block begins."""
 
     def grown(self, xid: int, spooled: SpooledTransaction) -> None:
-        """Take note that more of a block came in, or that it ended."""
+        """Take note that more of the open block came in."""
+
+    def stopped(self, xid: int, spooled: SpooledTransaction) -> None:
+        """Take note that a stream block ended: everything of it is in the file."""
 
     def aborted(self, xid: int, subxid: int) -> None:
         """Take note that a subtransaction was rolled back, or with ``subxid == xid`` all of it."""
@@ -200,7 +203,7 @@ class Assembler:
             case StreamStop() if self._stream is not None:
                 stream, self._stream = self._stream, None
                 stream.spooled.pause()
-                self.watch.grown(stream.xid, stream.spooled)
+                self.watch.stopped(stream.xid, stream.spooled)
             case StreamAbort(xid, subxid) if xid == subxid:
                 self._discard(xid)
             case StreamAbort(xid, subxid) if xid in self._streams:
