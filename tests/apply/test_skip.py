@@ -313,3 +313,14 @@ def test_a_worker_killed_at_any_step_of_a_skip_has_skipped_once_or_not_at_all(ma
         assert len(letters(p)) - before == (2 if rows == WHOLE else 1) and skip.pending(p.session, p.subid) is None
         kept = p.subdb.rows("SELECT id, v FROM t WHERE id >= %s ORDER BY id", there)
         assert kept == [(there, "mine"), *([(new, "two")] if rows == CONFLICTING else [])]
+
+
+def test_rules_hold_behind_a_skip_of_rows_in_the_same_batch(make):
+    p = make("plain", on_conflict=("insert_exists=keep_local",))
+    p.subdb.execute("INSERT INTO t VALUES (1, 1, 'mine'), (3, 3, 'mine'); ALTER TABLE t ADD CHECK (u < 100)")
+    p.pubdb.execute("INSERT INTO t VALUES (1, 10, 'theirs')")  # which makes apply go row by row
+    waiting = Skip(finish_lsn(p, "INSERT INTO t VALUES (2, 200, 'refused')"), CONFLICTING, waits=True)
+    skip.set_pending(p.session, p.subid, waiting)
+    p.apply("INSERT INTO t VALUES (3, 30, 'theirs')")
+    assert p.subdb.rows("SELECT id, v FROM t ORDER BY id") == [(1, "mine"), (3, "mine")]
+    assert [body["new"]["id"] for _, body in letters(p)] == ["2"]
