@@ -101,11 +101,11 @@ def test_a_full_local_dir_fails_no_job_that_needs_no_room_there_and_others_as_a_
         assert submitter.submit("double", tasks.double, [21]).result(60) == [42]
         assert submitter.submit("wide", tasks.words, [3 << 20]).result(60) == ["w" * (3 << 20)]
         with pytest.raises(WorkerDied, match='Spark had no room for job "large"') as raised:
-            submitter.submit("large", len, ["x" * (3 << 20)]).result(60)
+            submitter.submit("large", len, [os.urandom(3 << 20)]).result(60)
         assert "No space left on device" in raised.value.detail
         assert submitter.submit("double", tasks.double, [22]).result(60) == [44]
         (tmp_path / "fill").unlink()
-        assert submitter.submit("large", len, ["x" * (500 << 10)]).result(60) == [500 << 10]
+        assert submitter.submit("large", len, [os.urandom(500 << 10)]).result(60) == [500 << 10]
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
