@@ -131,10 +131,13 @@ def test_the_flush_position_is_never_ahead_of_the_ledger(pair: MakePair) -> None
     ahead: list[tuple[int, int]] = []
     over = threading.Event()
 
+    # the server has slots of other databases, too
+    slot = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+
     def sample() -> None:
         with closing(p.pubdb.connect()) as source, closing(p.subdb.connect()) as target:
             while not over.is_set():
-                flushed = source.execute("SELECT confirmed_flush_lsn::text FROM pg_replication_slots").fetchone()
+                flushed = source.execute(slot).fetchone()
                 recorded = target.execute("SELECT reported_lsn::text FROM pgsub.progress WHERE worker = 0").fetchone()
                 seen.append(flushed)
                 if parse_lsn(flushed[0]) > parse_lsn(recorded[0]):

@@ -92,7 +92,7 @@ def test_several_lsns_are_set_shown_and_cleared_together(stuck: MakeStuck) -> No
     third = _lsn_of_the_third(it)
     one_error(it.run("skip-lsn", "s", error.finish_lsn, "0/10", "--yes"), 3, "finishes at 0/10", "--preview")
     assert it.subdb.rows(_PENDING) == [(None, None)]
-    one_error(it.run("skip-lsn", "s", error.finish_lsn, third, "--preview"), 2, "one of them")
+    one_error(it.run("skip-lsn", "s", error.finish_lsn, third, "--preview"), 2, "exactly one transaction")
     one_error(it.run("skip-lsn", "s", "none", third, "--yes"), 2)
     done = valid("skip-lsn", it.ok("skip-lsn", "s", third, error.finish_lsn, "--yes", "--json").stdout)
     assert (done["subskiplsn"], done["lsns"]) == (error.finish_lsn, [error.finish_lsn, third])

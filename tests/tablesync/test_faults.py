@@ -274,7 +274,7 @@ def test_apply_ahead_is_caught_up_with(pair: MakePair, at: At) -> None:
 def test_a_worker_far_behind_chases_before_it_claims(pair: MakePair, at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_worker, "NEAR_BYTES", 100)
     monkeypatch.setattr(sync_worker, "CHASES", 3)
-    monkeypatch.setattr(sync_worker, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sync_worker, "_ATTEMPT_SECONDS", 0.01)
     p = pair(TABLE, pub=ROWS, state="i")
     at("sync.after_f=error")
     _breaks(p)
