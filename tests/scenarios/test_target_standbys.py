@@ -11,7 +11,7 @@ from fix_servers import Database
 from pgsub.launcher.mirror import lock_waits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def target(make_server):
     return Database(make_server(autovacuum=False, track_commit_timestamp=True), "app")
 
