@@ -32,3 +32,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; the order inside a file stays."""
     ranks = {name: rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.path.parent.name, len(_LONG)))
+
+
+class _AtOnce:
+    """A line for each test that did not pass, as soon as it has ended: a whole run takes long."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"{report.when}: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where workers run the tests, the process that shows their dots names what failed."""
+    if getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(_AtOnce(config))
