@@ -133,10 +133,10 @@ def test_a_certificate_that_expires_keeps_the_subscription_out_until_it_is_renew
     guarded.server.reload()
     cut(guarded, "certified")
     refused(launcher, "certified", "certificate")
-    guarded.execute("INSERT INTO t VALUES ('meanwhile')")
+    guarded.execute("INSERT INTO t VALUES ('certified meanwhile')")
     installed(guarded.server, certificates, "good")
     guarded.server.reload()
-    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'meanwhile'")
+    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'certified meanwhile'")
     until(lambda: launcher.status("certified")["last_error"] is None)
     assert launcher("drop", "certified", "--yes").returncode == 0
 
@@ -146,8 +146,8 @@ def test_a_password_that_is_changed_keeps_the_subscription_out_until_it_is_told(
     guarded.execute("ALTER ROLE secretive PASSWORD 'new'")
     cut(guarded, "secretive")
     refused(launcher, "secretive", "password authentication failed")
-    guarded.execute("INSERT INTO t VALUES ('meanwhile')")
+    guarded.execute("INSERT INTO t VALUES ('secretive meanwhile')")
     ended = launcher("alter", "secretive", "--connection", make_conninfo(conninfo, password="new"))
     assert ended.returncode == 0, ended.stderr
-    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'meanwhile'")
+    subdb.wait("SELECT count(*) = 1 FROM t WHERE v = 'secretive meanwhile'")
     assert launcher("drop", "secretive", "--yes").returncode == 0
