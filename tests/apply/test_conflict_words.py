@@ -34,7 +34,7 @@ CREATE TABLE around (id int, v text) PARTITION BY RANGE (id); ALTER TABLE around
 CREATE TABLE around_low (v text, gone int, id int); ALTER TABLE around_low DROP gone;
 ALTER TABLE around_low REPLICA IDENTITY FULL;
 ALTER TABLE around ATTACH PARTITION around_low FOR VALUES FROM (0) TO (100);
-CREATE TABLE sums (id int PRIMARY KEY, n numeric(8, 2), at timestamptz, flag bool, code char(4), d text)
+CREATE TABLE sums (id int PRIMARY KEY, n numeric(8, 2), at timestamptz, flag bool, code char(4), d text, mark "char")
 """
 PUBLICATION = "CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)"
 #: what only the target has
@@ -167,11 +167,13 @@ def test_every_conflict_is_told_as_the_server_tells_it(both: Callable[..., Both]
     assert error.record.index_name == "sums_s"
 
 
-def test_missing_rows_are_told_as_the_server_tells_them(both: Callable[..., Both]) -> None:
-    it = both()
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+def test_missing_rows_are_told_as_the_server_tells_them(both: Callable[..., Both], binary: bool) -> None:
+    it = both(binary=binary)
+    at = "NULL" if binary else "'2026-01-01 12:00:00+00'"  # psycopg writes the offset of a binary one as +00:00
     it.pair.apply(
         "INSERT INTO one VALUES (1, 'a'), (2, 'b'); INSERT INTO whole VALUES (1, 'a'), (2, NULL);"
-        "INSERT INTO sums VALUES (1, 1.5, '2026-01-01 12:00:00+00', true, 'x');"
+        f"INSERT INTO sums VALUES (1, 1.5, {at}, true, 'x', '', '');"
         "INSERT INTO parts VALUES (1, 1, 'a'), (2, 150, 'b')"
     )
     it.settled()

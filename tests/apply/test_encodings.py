@@ -79,3 +79,9 @@ def test_what_is_skipped_is_kept_whatever_its_names_and_values_are(into: Callabl
 )
 def test_a_document_has_what_its_database_can_have(encoding: str, read: object) -> None:
     assert json.loads(jsonb.text({"ü": ["日 \\u65e5 😀"]}, encoding)) == read
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "SQL_ASCII", "LATIN1"])
+def test_a_document_has_no_zero_byte_for_no_database_has_it(subdb: Database, encoding: str) -> None:
+    text = jsonb.text({"a\0": "\0 \\\0 \\u0000 \\\\u0000"}, encoding)
+    assert subdb.value("SELECT %s::jsonb", text) == {"a\\x00": "\\x00 \\\\x00 \\u0000 \\\\u0000"}

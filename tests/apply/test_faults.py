@@ -110,6 +110,17 @@ def test_a_missing_row_is_skipped_and_recorded_in_the_same_commit(pair: MakePair
     assert conflict_text.lsn(parse_lsn(update["finish_lsn"]), version) in update["context"]
 
 
+def test_a_missing_row_is_recorded_with_bytes_that_are_no_characters(pair: MakePair) -> None:
+    p = pair('CREATE TABLE c (id int PRIMARY KEY, letter "char", zero "char", high "char", many "char"[])', binary=True)
+    p.apply("INSERT INTO c VALUES (1, 'a', '', (-61)::\"char\", '{a,\"\"}')")
+    p.subdb.execute("DELETE FROM c")
+    p.apply("UPDATE c SET letter = 'b'")
+    [update] = p.events()
+    row = update["remote_tuple"]
+    assert [row[name] for name in ("letter", "zero", "high")] == ["b", "", "\\303"]
+    assert row["many"].startswith("\\x")
+
+
 def test_feedback_waits_until_a_conflict_was_recorded(pair: MakePair) -> None:
     p = pair(TABLES)
     p.apply("INSERT INTO t VALUES (1, 'x')")

@@ -26,6 +26,7 @@ SHOWN, KEPT = 64, 4096
 _REWORDED = 190000  #: the first version with rows behind what happened, and LSNs of eight digits after the slash
 _LOADERS = Transformer()
 _LONG = (17, 25, 1042, 1043)  #: bytea, text, char, varchar: the beginning of what they send is that of their text
+_CHAR = 18  #: "char", one byte that need be no character
 _JSON = {114: 0, 3802: 1}  #: json and jsonb, with the bytes that are not text
 
 
@@ -189,6 +190,8 @@ def _text_of(raw: bytes, oid: int) -> str:
     """Return the text of the type's output function, as far as psycopg knows the type; else the bytes."""
     if oid in _JSON:
         return raw[_JSON[oid] :].decode("utf-8", "replace")
+    if oid == _CHAR:  # as charout (char.c)
+        return "".join(chr(byte) if byte < 0x80 else f"\\{byte:o}" for byte in raw if byte)
     try:
         loaded = _LOADERS.get_loader(oid, pq.Format.BINARY).load(raw)
         if isinstance(loaded, bool):

@@ -1,6 +1,6 @@
 """JSON for the ledger, whatever the encoding of the target: jsonb refuses a character that the database cannot have.
 
-It does so where the character is escaped, too, and with SQL_ASCII it refuses every escape.
+It does so where the character is escaped, too, and with SQL_ASCII it refuses every escape. No database has U+0000.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+_ESCAPED = re.compile(r"\\(?:\\|u0000)")  #: a backslash, whose text may go on as an escape does, or U+0000
 #: Those whose databases have every character: SQL_ASCII takes UTF-8 as bytes, and gives it back.
 _ALL = ("UTF8", "SQL_ASCII")
 
@@ -31,6 +32,8 @@ def encoding(connection: psycopg.Connection) -> str:
 def text(body: Any, encoding: str) -> str:
     """Write JSON that a database of this encoding takes."""
     found = json.dumps(body, ensure_ascii=False)
+    if "\\u0000" in found:
+        found = _ESCAPED.sub(lambda pair: pair[0].replace("u0000", r"\x00"), found)
     if found.isascii() or encoding in _ALL:
         return found
     return re.sub(r"[^\x00-\x7f]", partial(_shown, codec=_codec(encoding)), found)
