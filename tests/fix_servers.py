@@ -157,7 +157,12 @@ SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE database = %(name)s)
 
 
 def _origins(connection: psycopg.Connection) -> set[str]:
-    return {name for (name,) in connection.execute("SELECT roname FROM pg_replication_origin")}
+    """All origins but those of native subscriptions, of any database: dropping a subscription drops its own."""
+    query = (
+        "SELECT roname FROM pg_replication_origin"
+        " WHERE NOT EXISTS (SELECT FROM pg_subscription WHERE roname ~ ('^pg_' || oid || '(_|$)'))"
+    )
+    return {name for (name,) in connection.execute(query)}
 
 
 def _drop_subscriptions(connection: psycopg.Connection) -> None:

@@ -13,6 +13,7 @@ import patience
 import psycopg
 import pytest
 from embedded import Server
+from fix_servers import Database
 
 from pgsub.common.errors import PgsubError
 from pgsub.demo import binaries
@@ -161,6 +162,18 @@ def test_a_database_drops_with_everything_that_holds_it(publisher, pubdb):
     pubdb.drop()
     assert publisher.query("SELECT 1 FROM pg_database WHERE datname = %s", params=[pubdb.name]) == []
     assert publisher.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'left_over'") == []
+
+
+def test_a_database_drops_beside_a_subscription_of_another_that_runs(target, pubdb, subdb):
+    before = Database(target, f"{subdb.name}_before")
+    pubdb.execute("CREATE PUBLICATION p")
+    subdb.execute(
+        f"CREATE SUBSCRIPTION native CONNECTION '{pubdb.conninfo}' PUBLICATION p WITH (slot_name = {subdb.name})"
+    )
+    subdb.wait("SELECT received_lsn IS NOT NULL FROM pg_stat_subscription WHERE subname = 'native'")
+    before.drop()
+    origin = "SELECT count(*) FROM pg_replication_origin o JOIN pg_subscription s ON roname = 'pg_' || s.oid"
+    assert subdb.value(f"{origin} WHERE subname = 'native'") == 1
 
 
 def test_a_private_pair_can_be_killed_without_touching_the_shared_one(own_pair, publisher):
