@@ -60,10 +60,12 @@ def hold(process: Started) -> None:
 
 
 def _idle(jvm: Any) -> bool:
-    """Whether it has no context; a launcher that was killed leaves one."""
+    """Whether it has no context and makes none; a launcher that was killed, or ended in its start, leaves one."""
     try:
         contexts = getattr(getattr(jvm.jvm.org.apache.spark, "SparkContext$"), "MODULE$")
-        return not contexts.getActive().isDefined()
+        being_made = contexts.getClass().getDeclaredField("contextBeingConstructed")
+        being_made.setAccessible(True)
+        return not being_made.get(contexts).isDefined() and not contexts.getActive().isDefined()
     except (Py4JError, OSError):
         return False
 
