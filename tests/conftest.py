@@ -43,7 +43,7 @@ class _AtOnce:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and reporter is not None:
-            reporter.ensure_newline()
+            reporter.write_line("")
             reporter.write_line(f"{report.when}: {report.nodeid}")
 
 
