@@ -18,6 +18,7 @@ from psycopg import sql
 
 from pgsub.common.errors import LockHeld
 from pgsub.launcher import runner
+from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.runner import Runner
 from pgsub.target.ledger import owner, schema, subscription_tables, workers
 from pgsub.target.session import advisory_locks, origins
@@ -45,6 +46,26 @@ def test_a_session_that_only_bears_a_workers_name_is_no_worker(pair: MakePair, s
         workers.take_over_many(p.session, p.subid, [workers.APPLY, 1])
         workers.evict_all(p.session, p.subid)
         assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_strangers_session_is_no_sign_of_life_and_waits_for_nothing(pair: MakePair, stranger: str) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY); GRANT INSERT ON t TO PUBLIC")
+    claim = workers.take_over(p.session, p.subid, workers.APPLY)
+    name = f"pgsub {p.subid} apply {claim.epoch}"
+    with contextlib.closing(p.subdb.connect(stranger, application_name=name)) as session:
+        assert workers.sign(p.session, claim).sessions == 0
+        with contextlib.closing(p.subdb.connect()) as holder:
+            holder.execute("BEGIN; LOCK TABLE t")
+            blocked = threading.Thread(target=lambda: session.execute("INSERT INTO t VALUES (1)"))
+            blocked.start()
+            p.until(
+                "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND usename = %s", stranger
+            )
+            assert lock_waits.locks(p.session, p.subid) == {}
+            holder.execute("ROLLBACK")
+            blocked.join()
+    with contextlib.closing(p.subdb.connect(application_name=name)):
+        assert workers.sign(p.session, claim).sessions == 1
 
 
 @pytest.mark.parametrize("name", ["apply 0", "sync:1 0"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import psycopg
 
+from pgsub.target.ledger.workers import WORKER_SESSIONS
+
 #: Seconds without a heartbeat from which on a worker is taken to be inside a statement: it sends several a second.
 SILENT_SECONDS = 2.0
 
-_LOCKS = """
+_LOCKS = f"""
 SELECT pg_catalog.split_part(a.application_name, ' ', 3), t.oid::pg_catalog.regclass::text, b.pid,
        b.usename::text, b.application_name, b.state,
        pg_catalog.left(pg_catalog.regexp_replace(b.query, '\\s+', ' ', 'g'), 80)
@@ -16,14 +18,14 @@ SELECT pg_catalog.split_part(a.application_name, ' ', 3), t.oid::pg_catalog.regc
   JOIN pg_catalog.pg_stat_activity b ON b.pid = by.pid
   LEFT JOIN pg_catalog.pg_locks l ON l.pid = a.pid AND NOT l.granted
   LEFT JOIN pg_catalog.pg_class t ON l.locktype IN ('relation', 'tuple') AND t.oid = l.relation
- WHERE a.datname = pg_catalog.current_database() AND a.wait_event_type = 'Lock'
+ WHERE {WORKER_SESSIONS} AND a.wait_event_type = 'Lock'
    AND pg_catalog.starts_with(a.application_name, %s)
 """
-_STANDBY = """
+_STANDBY = f"""
 SELECT DISTINCT pg_catalog.split_part(a.application_name, ' ', 3),
        pg_catalog.current_setting('synchronous_standby_names')
   FROM pg_catalog.pg_stat_activity a
- WHERE a.datname = pg_catalog.current_database() AND a.wait_event = 'SyncRep'
+ WHERE {WORKER_SESSIONS} AND a.wait_event = 'SyncRep'
    AND pg_catalog.starts_with(a.application_name, %s)
 """
 

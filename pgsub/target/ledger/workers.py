@@ -25,11 +25,13 @@ from pgsub.target.session.transactions import durable
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
 _EVICT_SECONDS = 30
 
-# Anybody may give a session any name, but only who may write to the ledger can be a worker.
-_EVICT = """
+#: Sessions ``a`` of pg_stat_activity whose name is believed. Any may bear any, but only who may write to the ledger can
+#: be a worker.
+WORKER_SESSIONS = """a.datname = pg_catalog.current_database()
+   AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')"""
+_EVICT = f"""
 SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_activity a
- WHERE a.datname = pg_catalog.current_database()
-   AND pg_catalog.has_table_privilege(a.usesysid, 'pgsub.control', 'UPDATE')
+ WHERE {WORKER_SESSIONS}
    AND CASE WHEN a.application_name ~ %s
             THEN %s::bigint[] IS NULL OR pg_catalog.split_part(a.application_name, ' ', 4)::bigint < (
                  SELECT r.epoch FROM unnest(%s::text[], %s::bigint[]) AS r (role, epoch)
@@ -37,13 +39,13 @@ SELECT pg_catalog.pg_terminate_backend(a.pid, 1000) FROM pg_catalog.pg_stat_acti
 """
 
 
-_SIGN = """
+_SIGN = f"""
 SELECT c.claimed_by IS NOT NULL, c.claimed_host, c.claimed_pid, a.sessions, a.works, a.changed
   FROM pgsub.control c CROSS JOIN (
-       SELECT count(*) AS sessions, max(state_change)::text AS changed, coalesce(pg_catalog.bool_or(
-              state NOT LIKE 'idle%%' AND wait_event_type IS DISTINCT FROM 'Client'), false) AS works
-         FROM pg_catalog.pg_stat_activity
-        WHERE datname = pg_catalog.current_database() AND application_name = %s) AS a
+       SELECT count(*) AS sessions, max(a.state_change)::text AS changed, coalesce(pg_catalog.bool_or(
+              a.state NOT LIKE 'idle%%' AND a.wait_event_type IS DISTINCT FROM 'Client'), false) AS works
+         FROM pg_catalog.pg_stat_activity a
+        WHERE {WORKER_SESSIONS} AND a.application_name = %s) AS a
  WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s
 """
 
