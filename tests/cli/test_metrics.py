@@ -2,7 +2,12 @@
 
 import json
 import re
+import socket
+import struct
+import threading
+import time
 import urllib.request
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from pgsub.catalog.rows import CopyRow, ErrorRow, HeldRow, SkippedRow, SlotRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
 from pgsub.cli.operate.metrics import Address, listen, parse_address
+from pgsub.cli.operate.metrics_server import CONNECTIONS
 from pgsub.common.errors import ApplyError, PgsubError
 
 CONTRIB = Path(__file__).parents[2] / "contrib"
@@ -93,19 +99,74 @@ def test_a_state_folder_that_does_not_exist_has_no_subscription_and_is_not_creat
     assert not folder.exists()
 
 
-def test_metrics_are_served_on_the_loopback_address_as_they_are_printed(scrape, store, folder):
+@pytest.fixture
+def server(store, folder):
+    """A server of metrics that waits half a second for a request."""
+    found = listen(parse_address("0"), folder)
+    found.seconds = 0.5
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def _ask(server, request="GET /metrics HTTP/1.0"):
+    with socket.create_connection(server.server_address, timeout=10) as asking:
+        asking.sendall(request.encode() + b"\r\n\r\n")
+        return b"".join(iter(lambda: asking.recv(65536), b"")).decode()
+
+
+def test_metrics_are_served_on_the_loopback_address_as_they_are_printed(server, folder):
     address = parse_address("0")
     assert address == Address("127.0.0.1", 0) and parse_address("[::1]:9187") == Address("::1", 9187)
-    server = listen(address, folder)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        assert 'pgsub_tables{state="r",subscription="orders"} 1.0' in text
-        with pytest.raises(PgsubError, match="could not listen on"):
-            listen(Address("127.0.0.1", server.server_port), folder)
-    finally:
-        server.shutdown()
-        server.server_close()
+    port = server.server_address[1]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'pgsub_tables{state="r",subscription="orders"} 1.0' in text
+    with pytest.raises(PgsubError, match="could not listen on"):
+        listen(Address("127.0.0.1", port), folder)
+
+
+def test_connections_that_ask_nothing_or_too_slowly_are_ended_and_metrics_are_served_again(server):
+    threads, began = threading.active_count(), time.monotonic()
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS + 3):
+            silent = stack.enter_context(socket.create_connection(server.server_address, timeout=10))
+            silent.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        slow = stack.enter_context(socket.create_connection(server.server_address, timeout=10))
+        with suppress(OSError):  # reset, or a broken pipe
+            while time.monotonic() < began + 30:
+                slow.sendall(b"G")
+                time.sleep(0.05)
+                assert threading.active_count() <= threads + CONNECTIONS
+        assert time.monotonic() < began + 30
+        assert "pgsub_build_info" in _ask(server)
+
+
+def test_a_connection_that_is_reset_leaves_nothing_on_standard_error(server, capfd):
+    for sent in b"", b"GET /metrics HTTP/1.0\r\n", b"GET /metrics HTTP/1.0\r\n\r\n", b"G" * 100_000:
+        with socket.create_connection(server.server_address, timeout=10) as left:
+            left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):
+                left.sendall(sent)
+    assert "pgsub_build_info" in _ask(server)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ("HEAD /metrics HTTP/1.0", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: localhost:9187", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: [::1]:9187", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: rebound.example", 421),
+        ("GET / HTTP/1.0", 404),
+        ("POST /metrics HTTP/1.0", 501),
+    ],
+)
+def test_only_metrics_are_served_and_only_to_who_asks_for_this_machine(server, request_, status):
+    answer = _ask(server, request_)
+    assert answer.split()[1] == str(status)
+    assert ("# TYPE" in answer) is (status == 200 and request_.startswith("GET"))
 
 
 @pytest.mark.parametrize("address", ["x", "localhost:", "1:99999", ":-1"])

@@ -14,7 +14,7 @@ from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
+    from pgsub.cli.operate.metrics_server import MetricsServer
 
 LOOPBACK = "127.0.0.1"
 
@@ -62,19 +62,16 @@ def parse_address(text: str | Address) -> Address:
     return Address(host.strip("[]") or LOOPBACK, int(port))
 
 
-def listen(address: Address, folder: Path) -> WSGIServer:
+def listen(address: Address, folder: Path) -> MetricsServer:
     """Serve the metrics in a thread of its own until the process ends.
 
     :return: the server.
     :raises PgsubError: the address cannot be listened on.
     """
-    from prometheus_client import start_http_server
-
-    from pgsub.commands.status.metrics import registry
+    from pgsub.cli.operate.metrics_server import MetricsServer
 
     host, port = address
     try:
-        server, _ = start_http_server(port, host, registry(folder))
+        return MetricsServer(host, port, folder)
     except OSError as error:
         raise PgsubError(f'could not listen on "{host}:{port}": {error.strerror or error}') from None
-    return server
