@@ -214,8 +214,8 @@ def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | No
     denied = _DENIED.search(said.message)
     if denied and denied[1] in ("schema", "function", "sequence"):
         kind, privilege = denied[1].upper(), {"schema": "USAGE", "function": "EXECUTE", "sequence": "SELECT"}[denied[1]]
-        return f"Run this on the publisher:\nGRANT {privilege} ON {kind} {denied[2]} TO {role};"
-    name = ".".join(map(quoting.name, table)) if table else denied[2] if denied else None
+        return f"Run this on the publisher:\nGRANT {privilege} ON {kind} {quoting.name(denied[2])} TO {role};"
+    name = ".".join(map(quoting.name, table)) if table else quoting.name(denied[2]) if denied else None
     if name is None:
         return f"The role {role} lacks a privilege on the publisher."
     return f"Run this on the publisher:\nGRANT SELECT ON TABLE {name} TO {role};"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pgsub.common import quoting
 from pgsub.common.errors import PublisherUnavailable, ReplicationBroken, SlotLost, StateForbids, WrongSystem
 from pgsub.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
 from pgsub.publisher.connect import Connection, scalar
@@ -260,7 +261,7 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
     raise StateForbids(
         f'replication slot "{slot.name}" is two-phase, but the subscription is not',
         detail="Another client made or changed the slot; it sends prepared transactions as such.",
-        hint=f"Disable the subscription, and let it have two_phase:\npgsub alter {name} --two-phase",
+        hint=f"Disable the subscription, and let it have two_phase:\npgsub alter {quoting.word(name)} --two-phase",
         sqlstate="55000",
     )
 

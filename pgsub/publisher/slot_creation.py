@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 from pgsub.common import quoting
-from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired
+from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, one_line
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
@@ -71,7 +71,7 @@ class OpenTransaction:
         """Format the statements that end it, to be pasted on the publisher."""
         if self.gid is None:
             return f"To end it, run this on the publisher:\nSELECT pg_terminate_backend({self.pid});"
-        gid, database = quoting.literal(self.gid), self.database
+        gid, database = quoting.literal(self.gid), one_line(str(self.database))
         return (
             f'Let its transaction manager end it, or run one of these in database "{database}" of the publisher:\n'
             f"COMMIT PREPARED {gid};\nROLLBACK PREPARED {gid};"

@@ -258,7 +258,7 @@ class TableSync:
         except SlotLost as error:
             error.hint = (
                 "What changed in the table since its copy cannot be had any more. Empty it and copy it again:\n"
-                f"pgsub refresh {self._sub.name} --resync {word(f'{state.schemaname}.{state.relname}')}"
+                f"pgsub refresh {word(self._sub.name)} --resync {word(f'{state.schemaname}.{state.relname}')}"
             )
             raise
 

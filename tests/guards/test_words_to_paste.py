@@ -16,30 +16,71 @@ from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.cli.settings import current
 from pgsub.commands.status.runbook import _hinted
-from pgsub.common.errors import PgsubError, one_line
+from pgsub.common.errors import PgsubError, StateForbids, one_line
 from pgsub.common.quoting import statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
+from pgsub.publisher.slot_creation import OpenTransaction
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.session.connect import translate
+from pgsub.target.sql import truncate
 
 assert app.app  # whose commands are known then
 
 if TYPE_CHECKING:
     from fix_servers import Database
 
-_UNQUOTED = re.compile(r"--(?:resync|hold|release|table) \{(?!(?:word|shlex\.quote)\()")
+#: A table or a subscription's name in a command; in a statement to paste what is quoted by hand, or not at all.
+_UNQUOTED = re.compile(
+    r"--(?:resync|hold|release|table) \{(?!(?:word|shlex\.quote)\()"
+    r"|(?:\\n|\b)pgsub [a-z][a-z -]* \{(?:[\w.]+\.|sub)?name\}"
+    r"|(?:\\n|\b)(?:ALTER|CREATE|DELETE|DROP|GRANT|REVOKE|SELECT|WHERE) .*"
+    r"(?:'\{[^}]*\}'|\"\{[^}]*\}\"|\{\w+(?:\[\d\])+\}).*;"
+)
+#: A name that is quoted where it is made.
+_QUOTED = re.compile(r"\bname = (?:quoting\.)?word\(")
 
 
-def test_no_command_to_paste_has_a_table_in_it_that_is_not_quoted() -> None:
+def test_no_line_to_paste_has_text_of_others_in_it_that_is_not_quoted() -> None:
     root = Path(pgsub.__file__).parent
     found = [
         f"{path.relative_to(root)}: {line.strip()}"
         for path in sorted(root.rglob("*.py"))
         for line in path.read_text().splitlines()
-        if _UNQUOTED.search(line)
+        if _UNQUOTED.search(line if not _QUOTED.search(path.read_text()) else line.replace(" {name}", ""))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("kind", ["schema", "function", "sequence", "table"])
+def test_no_name_in_a_message_of_the_publisher_is_sql_of_a_line_to_paste(kind: str) -> None:
+    name = 'a TO "mallory"; ALTER ROLE mallory SUPERUSER; --'
+    hint = str(classify(ServerError("42501", f"permission denied for {kind} {name}"), "read", user="u").hint)
+    quoted = name.replace('"', '""')
+    assert hint.endswith(f' ON {kind.upper()} "{quoted}" TO "u";')
+
+
+def test_no_name_of_a_constraint_or_trigger_is_sql_of_a_line_to_paste(subdb: Database) -> None:
+    name = 'c"; DROP TABLE t; --\n'
+    with psycopg.connect(subdb.conninfo) as session:
+        session.execute("CREATE TEMP TABLE t (id int PRIMARY KEY)")
+        oid = session.execute("SELECT 't'::regclass::oid::bigint").fetchone()[0]  # type: ignore[index]
+        function = "pg_catalog.suppress_redundant_updates_trigger()"
+        trigger = f"CREATE TRIGGER {{}} BEFORE TRUNCATE ON t EXECUTE FUNCTION {function}"
+        session.execute(sql.SQL(trigger).format(sql.Identifier(name)))
+        with pytest.raises(StateForbids) as fires:
+            truncate.inspect(session, 1, [oid], replica=False, tagged=True)
+        session.execute(sql.SQL("CREATE TEMP TABLE f (id int CONSTRAINT {} REFERENCES t)").format(sql.Identifier(name)))
+        with pytest.raises(StateForbids) as references:
+            truncate.inspect(session, 1, [oid], replica=False, tagged=True)
+    quoted = '"c""; DROP TABLE t; --\\n"'
+    assert str(fires.value.hint).endswith(f" DISABLE TRIGGER {quoted};")
+    assert str(references.value.hint).endswith(f" DROP CONSTRAINT {quoted};")
+
+
+def test_a_database_of_the_publisher_makes_no_line_to_paste() -> None:
+    waits = OpenTransaction(None, "g", None, None, _EVIL, None, None, None, None)
+    assert [line for line in waits.hint().split("\n")[1:] if "PREPARED 'g';" not in line] == []
 
 
 @pytest.fixture

@@ -246,8 +246,8 @@ def test_the_sqlstate_decides_what_an_error_means(sqlstate, message, expected):
     ("message", "grant"),
     [
         ("permission denied for table t", 'GRANT SELECT ON TABLE "s"."t" TO "u";'),
-        ("permission denied for schema s", 'GRANT USAGE ON SCHEMA s TO "u";'),
-        ("permission denied for function f", 'GRANT EXECUTE ON FUNCTION f TO "u";'),
+        ("permission denied for schema s", 'GRANT USAGE ON SCHEMA "s" TO "u";'),
+        ("permission denied for function f", 'GRANT EXECUTE ON FUNCTION "f" TO "u";'),
         ("permission denied to use replication slots", 'ALTER ROLE "u" REPLICATION;'),
         ("must be superuser or replication role to use replication slots", 'ALTER ROLE "u" REPLICATION;'),
         ('query would be affected by row-level security policy for table "t"', 'ALTER ROLE "u" BYPASSRLS;'),

@@ -19,7 +19,7 @@ from pgsub.apply.conflicts.error_context import Place, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.rows.session import TargetSession
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
-from pgsub.common import failpoints
+from pgsub.common import failpoints, quoting
 from pgsub.common.errors import ApplyError
 from pgsub.target.ledger import prepared_xacts
 from pgsub.target.ledger.prepared_xacts import Found, PreparedTransactions
@@ -130,7 +130,7 @@ class TwoPhase:
     def _ended_elsewhere(self, gid: str, transaction: RemoteTransaction) -> ApplyError:
         committing = transaction.kind is Kind.COMMIT_PREPARED
         theirs, ours = ("rolled back", "committed") if committing else ("committed", "rolled back")
-        where = f"WHERE subid = {self._subid} AND gid = '{gid}';"
+        where = f"WHERE subid = {self._subid} AND gid = {quoting.literal(gid)};"
         error = ApplyError(
             f'prepared transaction "{gid}" was {theirs} on the target, but {ours} on the publisher',
             detail="It was ended by hand: pgsub does that only when the publisher says so.",

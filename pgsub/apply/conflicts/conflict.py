@@ -16,6 +16,7 @@ from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
+from pgsub.common.quoting import word
 from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.session.connect import translate
@@ -145,7 +146,7 @@ def hint(change: str, subname: str) -> str:
 
     :param change: to make.
     """
-    return f"{change}: apply goes on by itself. For other options, see:\npgsub status {subname} --runbook"
+    return f"{change}: apply goes on by itself. For other options, see:\npgsub status {word(subname)} --runbook"
 
 
 def new_record(place: Place, kind: str, schema: str | None = None, name: str | None = None) -> ConflictRecord:

@@ -15,7 +15,7 @@ import psycopg
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules, quoting
 from pgsub.common.conflict_rules import Rule, RuleSet
-from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault
+from pgsub.common.errors import ApplyError, ProtocolViolation, SchemaFault, one_line
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.messages import Message, Relation, TypeName
@@ -137,12 +137,12 @@ class RelationCache:
             return missing(
                 schema,
                 name,
-                f'The subscribed table of that name is "{now[0]}.{now[1]}" now. Give it back the name until apply has'
-                f" passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
+                f'The subscribed table of that name is "{one_line(".".join(now))}" now. Give it back the name until'
+                f" apply has passed what was sent under it; apply goes on by itself:\n{'; '.join(statements)};",
             )
         types = ddl_hints.column_types(self.connection, remote.columns, self._types)
         table = ddl_hints.create_table(remote, schema, types)
-        return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {self._sub.name}"))
+        return missing(schema, name, ddl_hints.hint(table, f"pgsub refresh {quoting.word(self._sub.name)}"))
 
     def oids(self, names: Collection[Name]) -> set[int]:
         """Find oids of the target tables that bear these names, looked up where they are not known yet."""
@@ -205,11 +205,12 @@ class RelationCache:
         """Check that commit times and origins are still tracked: without them rules would silently not hold."""
         asking = conflict_rules.needing_times([f"{kind}={resolution}" for kind, resolution in rules])
         if asking and not self._tracked:
+            taken_back = f"{asking[0].partition('=')[0]}=default"
             raise ApplyError(
                 f'conflict rule "{asking[0]}" needs track_commit_timestamp and replication origins on the target',
                 detail="The target does not record any more who wrote a row last.",
                 hint="Switch track_commit_timestamp on and restart the target, or take the rule back:\n"
-                f"pgsub alter {self._sub.name} --on-conflict {asking[0].partition('=')[0]}=default",
+                f"pgsub alter {quoting.word(self._sub.name)} --on-conflict {quoting.word(taken_back)}",
                 sqlstate="55000",
             )
 
@@ -222,7 +223,8 @@ class RelationCache:
         return SchemaFault(
             f'logical replication target relation "{schema}.{name}" {what}',
             detail=f"The subscription knows OID {known},{where} the table now has OID {found}.",
-            hint=f"Refresh the subscription: the new table is copied then.\npgsub refresh {self._sub.name}",
+            hint="Refresh the subscription: the new table is copied then.\n"
+            f"pgsub refresh {quoting.word(self._sub.name)}",
         )
 
     def snapshot(self) -> dict[int, Relation]:

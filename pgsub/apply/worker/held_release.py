@@ -81,7 +81,7 @@ class HeldRelease:
         except ApplyError as error:
             error.hint = error.hint or (
                 "The change was kept while the table was held. Mend what is in its way on the target, or hold the table"
-                f" again, and the others go on:\npgsub alter {self._spec.subscription.name}"
+                f" again, and the others go on:\npgsub alter {word(self._spec.subscription.name)}"
                 f" --hold {word(str(error.relation))}"
             )
             raise

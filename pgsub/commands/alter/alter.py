@@ -36,6 +36,7 @@ from pgsub.commands.subscription import definition, passfiles
 from pgsub.common import conflict_rules, failpoints
 from pgsub.common import conninfo as ci
 from pgsub.common.errors import LockHeld, PgsubError, SubscriptionExists, TimeoutExpired
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
@@ -132,7 +133,7 @@ def _alter_with_servers(
                 reporter.warning(
                     "workers of the old definition may still be running",
                     f"The launcher did not end them within {LET_GO_SECONDS:.0f} seconds.",
-                    f"See what runs:\npgsub status {sub.name}",
+                    f"See what runs:\npgsub status {word(sub.name)}",
                 )
 
 
@@ -167,7 +168,7 @@ def _alter_and_refresh(
                 reporter.warning(
                     "the publications are changed, but perhaps not the tables",
                     "It is not known whether the target has committed the change.",
-                    f"Refresh the subscription:\npgsub refresh {wanted.sub.name}",
+                    f"Refresh the subscription:\npgsub refresh {word(wanted.sub.name)}",
                 )
                 raise
         record(session, wanted, store)
@@ -203,7 +204,7 @@ def _pass_creation(
         f"Apply is not known to be past {format_lsn(position)}, and before version 18 such a publication does not exist"
         " for the publisher at older changes.",
         f"If workers end with that error, take the publication away, catch up, and add it again:\n"
-        f"pgsub run {sub.name} --until-caught-up",
+        f"pgsub run {word(sub.name)} --until-caught-up",
     )
 
 

@@ -87,7 +87,7 @@ def _check(
         if one.srrelid not in known:
             raise StateForbids(
                 f'table "{_name(one)}" is not held',
-                hint=f"See which tables are:\npgsub status {sub.name} --view pgsub_held_table",
+                hint=f"See which tables are:\npgsub status {word(sub.name)} --view pgsub_held_table",
                 sqlstate="55000",
             )
 
@@ -110,7 +110,7 @@ def _decide(
             raise TimeoutExpired(
                 "timeout while waiting for the end of a transaction that is being applied",
                 detail="Which changes are kept is decided between transactions; nothing was changed.",
-                hint=f"See what apply does, and try again later:\npgsub status {sub.name}",
+                hint=f"See what apply does, and try again later:\npgsub status {word(sub.name)}",
             )
         if not waiting:
             reporter.notice("waiting for the end of a transaction that is being applied")

@@ -11,7 +11,7 @@ from pgsub.commands.alter import upgraded_publisher
 from pgsub.commands.serve.synchronize import ServiceOptions
 from pgsub.commands.subscription import definition
 from pgsub.commands.subscription.enable_disable import require_disabled
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import StateForbids, UsageError
 from pgsub.common.subscription import Subscription
 
@@ -139,7 +139,7 @@ def _check_publications(options: AlterOptions) -> None:
         if not given and value is not None:
             raise UsageError(
                 f"--{word if value else f'no-{word}'} needs a change of publications",
-                hint=f"To refresh the tables alone:\npgsub refresh {options.name}",
+                hint=f"To refresh the tables alone:\npgsub refresh {quoting.word(options.name)}",
             )
 
 

@@ -20,6 +20,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.target.ledger import two_phase, workers
@@ -103,7 +104,7 @@ def _alter_slot(sub: Subscription, connection: str) -> None:
                 f'two_phase of replication slot "{sub.slot_name}" cannot be disabled by this publisher',
                 detail=f"It runs PostgreSQL {replication.info.server_version // 10000}; a slot that is two-phase can be"
                 " altered from 18 on.",
-                hint=f"Drop the subscription and create it without --two-phase:\npgsub drop {sub.name}",
+                hint=f"Drop the subscription and create it without --two-phase:\npgsub drop {word(sub.name)}",
                 sqlstate="0A000",
             )
         slots.alter_slot(replication, sub.slot_name, two_phase=False)

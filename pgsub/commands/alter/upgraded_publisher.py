@@ -78,6 +78,6 @@ def _warn(session: psycopg.Connection, sub: Subscription, reporter: Reporter) ->
             reporter.warning(
                 f'table "{one.schemaname}.{one.relname}" was being synchronized and must be copied again',
                 None,
-                f"Once the subscription is enabled:\npgsub refresh {sub.name}"
+                f"Once the subscription is enabled:\npgsub refresh {word(sub.name)}"
                 f" --resync {word(f'{one.schemaname}.{one.relname}')}",
             )

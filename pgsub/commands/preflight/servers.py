@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 
 from pgsub.commands.preflight.findings import Caution, Table
-from pgsub.common import conflict_rules
+from pgsub.common import conflict_rules, quoting
 from pgsub.common.errors import StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import channel, prerequisites, slots
@@ -222,7 +222,7 @@ def check_publisher(connection: publisher.Connection, sub: Subscription, *, crea
         raise StateForbids(
             f'could not create replication slot "{sub.slot_name}": replication slot "{sub.slot_name}" already exists',
             hint=f"Use another slot (--slot-name), or the existing one (--no-create-slot), or drop it:\n"
-            f"SELECT pg_drop_replication_slot('{sub.slot_name}');",
+            f"SELECT pg_drop_replication_slot({quoting.literal(sub.slot_name)});",
             sqlstate="42710",
         )
     free = slots.free_slots(connection)

@@ -134,7 +134,7 @@ def _refuse_kept(kept: Mapping[int, int], sub: Subscription, drop: Sequence[Rela
             raise StateForbids(
                 f'table "{table}" cannot be removed from the subscription while changes of it are kept',
                 detail=f"It is held, and {kept[one.srrelid]} of its changes are not applied yet.",
-                hint=f"Release it and try again when they are:\npgsub alter {sub.name} --release {word(table)}\n"
+                hint=f"Release it and try again when they are:\npgsub alter {word(sub.name)} --release {word(table)}\n"
                 f"To give them up, on the target:\nDELETE FROM pgsub.held_change WHERE subid = {sub.subid}"
                 f" AND srrelid = {one.srrelid};",
                 sqlstate="55000",

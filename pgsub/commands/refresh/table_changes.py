@@ -23,6 +23,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_publisher
 from pgsub.common import failpoints
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, log_text
+from pgsub.common.quoting import word
 from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
 from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
@@ -140,7 +141,7 @@ class _Attempt:
         return TimeoutExpired(
             "timeout while waiting for the subscription's workers to let its tables be changed",
             detail="Apply is in a long transaction; nothing was changed.",
-            hint=f"See what it does, and try again later:\npgsub status {self._wanted.sub.name}",
+            hint=f"See what it does, and try again later:\npgsub status {word(self._wanted.sub.name)}",
         )
 
 

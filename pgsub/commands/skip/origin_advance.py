@@ -26,6 +26,7 @@ from pgsub.commands.skip.transaction_search import read_from
 from pgsub.commands.subscription.enable_disable import require_disabled
 from pgsub.common import failpoints
 from pgsub.common.errors import StateForbids
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import covered, format_lsn
@@ -217,7 +218,8 @@ def _explain(found: SkippedRange, reporter: Reporter) -> None:
             f"{to} lies inside transaction {inside.xid}, which will still be applied, whole",
             detail=f"It begins at {format_lsn(inside.begin_lsn)} and finishes at {format_lsn(inside.finish_lsn)};"
             " what finishes at a position or behind it is applied.",
-            hint=f"To leave it out too, give its finish LSN plus one:\npgsub origin-advance {found.name} {beyond}",
+            hint="To leave it out too, give its finish LSN plus one:\n"
+            f"pgsub origin-advance {word(found.name)} {beyond}",
         )
     if found.prepared:
         reporter.warning(

@@ -231,7 +231,7 @@ def _hint(options: ReplayOptions, found: Replay) -> str:
     ids = found.kept.ids
     if len(ids) == 1:
         text += ", or give the change up for good there:\n"
-        text += f"UPDATE pgsub.skipped_change SET replayed_at = now() WHERE id = {ids[0]};"
+        text += f"UPDATE pgsub.skipped_change SET replayed_at = now() WHERE id = {ids[0]:d};"
     else:
         text += ". To see the outcome of each change:\n"
         text += f"pgsub conflicts replay {word(options.name)} {options.words} --dry-run"

@@ -91,7 +91,7 @@ def show(options: SkipOptions) -> Preview:
             raise StateForbids(
                 f"transaction at LSN {format_lsn(wanted.lsn)} cannot be previewed: only kept changes of it are left",
                 detail="Its changes of held tables are kept on the target; the publisher does not send it any more.",
-                hint=f"See the row that is in the way:\npgsub conflicts list {sub.name}",
+                hint=f"See the row that is in the way:\npgsub conflicts list {word(sub.name)}",
                 sqlstate="55000",
             )
         found = Preview(rows=wanted.rows)

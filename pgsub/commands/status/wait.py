@@ -237,5 +237,5 @@ def _timeout(options: WaitOptions, store: StateStore, subscription: Subscription
     return TimeoutExpired(
         f'timeout while waiting for subscription "{options.name}" to be {what}',
         detail=" ".join(details),
-        hint=f"See where it stands:\npgsub status {options.name}",
+        hint=f"See where it stands:\npgsub status {word(options.name)}",
     )

@@ -22,6 +22,7 @@ from pgsub.commands.subscription import definition, passfiles, password_required
 from pgsub.commands.subscription.definition import CreateOptions, Definition
 from pgsub.commands.subscription.registration import InterruptedCreate
 from pgsub.common.errors import SubscriptionExists
+from pgsub.common.quoting import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.target.ledger import owner, two_phase
@@ -46,7 +47,7 @@ def create(options: CreateOptions, *, reporter: Reporter) -> Preflight | None:
             if not options.if_not_exists:
                 raise SubscriptionExists(
                     f'subscription "{options.name}" already exists',
-                    hint=f"Use another name, or see what it does:\npgsub status {options.name}",
+                    hint=f"Use another name, or see what it does:\npgsub status {word(options.name)}",
                     sqlstate="42710",
                 )
             reporter.notice(f'subscription "{options.name}" already exists, skipping')

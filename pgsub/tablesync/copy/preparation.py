@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from pgsub.common.errors import PermissionMissing, PgsubError, SchemaFault
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.messages import Column, TypeName
 from pgsub.publisher import connect as publisher
@@ -52,7 +53,7 @@ def find_targets(
         relation = described.get((row.schemaname, row.relname))
         if relation is None or relation.oid != row.srrelid:
             hint = "Create the table on the target, then refresh the subscription: the new table is copied then.\n"
-            errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {sub.name}")
+            errors[row.srrelid] = missing(row.schemaname, row.relname, f"{hint}pgsub refresh {word(sub.name)}")
             continue
         try:
             check_replicable(relation)

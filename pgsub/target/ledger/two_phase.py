@@ -115,7 +115,7 @@ def refuse_copy(connection: psycopg.Connection, subid: int, words: str = REFRESH
     :raises StateForbids: in the server's words.
     """
     if state(connection, subid, lock=True) == ENABLED:
-        name = subscriptions.identity(connection, subid).subname
+        name = quoting.word(subscriptions.identity(connection, subid).subname)
         raise StateForbids(
             f"{words} copy_data is not allowed when two_phase is enabled",
             detail="What is prepared before a table's copy and committed after it would be lost.",

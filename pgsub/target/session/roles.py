@@ -58,7 +58,7 @@ def cannot_set_role(target: TargetRelation, sub: Subscription) -> PermissionMiss
         f'role "{target.user}" cannot SET ROLE to "{target.owner}"',
         detail=f'The changes of "{target.schema}.{target.name}" are made as its owner.',
         hint=f"Run this on the target: GRANT {owner} TO {user} WITH SET TRUE;\nOr let changes be made as the user of"
-        f" --target:\npgsub alter {sub.name} --run-as-owner",
+        f" --target:\npgsub alter {quoting.word(sub.name)} --run-as-owner",
         sqlstate="42501",
     )
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from pgsub.common import quoting
-from pgsub.common.errors import PermissionMissing, StateForbids
+from pgsub.common.errors import PermissionMissing, StateForbids, one_line
 from pgsub.target.query import row, scalar
 from pgsub.target.session import origins
 
@@ -128,13 +128,14 @@ def _user(connection: psycopg.Connection) -> str:
 def _check_foreign_keys(connection: psycopg.Connection, members: Sequence[int]) -> None:
     rows = connection.execute(_FOREIGN_KEYS.encode(), (members, members)).fetchall()
     if rows:
+        constraint, table = quoting.name(rows[0][0]), one_line(rows[0][1])
         raise StateForbids(
             "cannot truncate a table referenced in a foreign key constraint",
             detail="\n".join(
-                dict.fromkeys(f'Table {table} references {to} by constraint "{name}".' for name, table, to in rows)
+                dict.fromkeys(f'Table {source} references {to} by constraint "{name}".' for name, source, to in rows)
             ),
             hint="Copy the referencing tables again at the same time (--resync), if they are in the subscription; else"
-            f' drop the constraint meanwhile:\nALTER TABLE {rows[0][1]} DROP CONSTRAINT "{rows[0][0]}";',
+            f" drop the constraint meanwhile:\nALTER TABLE {table} DROP CONSTRAINT {constraint};",
             sqlstate="0A000",
         )
 
@@ -146,7 +147,7 @@ def _check_triggers(connection: psycopg.Connection, members: Sequence[int], repl
         raise StateForbids(
             f'trigger "{name}" of table {table} would fire',
             detail="It fires ON TRUNCATE, and a table that is copied again is truncated.",
-            hint=f'Disable it meanwhile:\nALTER TABLE {table} DISABLE TRIGGER "{name}";',
+            hint=f"Disable it meanwhile:\nALTER TABLE {one_line(table)} DISABLE TRIGGER {quoting.name(name)};",
         )
 
 
