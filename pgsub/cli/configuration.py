@@ -8,6 +8,8 @@ the environment. A table with the name of a command has defaults of its options.
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,7 +74,7 @@ def load(commands: Mapping[str, Any]) -> Configuration:
     """Read the file, and take its settings into the environment where that has none.
 
     :param commands: of the program, by name; the file may only name their options.
-    :raises StateForbids: the file cannot be read, or has what no setting or option is called.
+    :raises StateForbids: the file cannot be read or trusted, or has what no setting or option is called.
     """
     vars(configuration).update(vars(Configuration(find())))
     if configuration.path is None:
@@ -94,12 +96,39 @@ def load(commands: Mapping[str, Any]) -> Configuration:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            _check(path, os.fstat(file.fileno()))
+            text = file.read().decode("utf-8")
+        found = tomllib.loads(text)
+        null = next((name for name, value in found.items() if "\0" in _strings(value)), None)
     except OSError as error:
         raise StateForbids(f'could not open configuration file "{path}": {error.strerror}') from None
+    except RecursionError:
+        raise _invalid(path, "it is nested too deeply") from None
     except ValueError as error:
         # the text may quote a line with a password
         raise _invalid(path, str(error).rpartition("(")[2].rstrip(")") or "it is no TOML") from None
+    if null is not None:
+        raise _invalid(path, f'"{null}" contains a null character')
+    return found
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    """Refuse what another user wrote, or could write or exchange: the file names servers and the options of Spark."""
+    folder = path.resolve().parent
+    found = folder.stat()
+    hint = None
+    if status.st_uid not in (0, os.geteuid()):
+        problem = f"It belongs to user id {status.st_uid}, this process runs as {os.geteuid()}."
+    elif status.st_mode & 0o022 and not stat.S_ISCHR(status.st_mode):  # /dev/null
+        problem, hint = "Group or others may write to it.", f"chmod go-w {shlex.quote(str(path))}"
+    elif found.st_uid not in (0, os.geteuid()):
+        problem = f'Folder "{folder}" belongs to user id {found.st_uid}, who could exchange the file.'
+    elif found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+        problem, hint = f'Others may write to folder "{folder}".', f"chmod o-w {shlex.quote(str(folder))}"
+    else:
+        return
+    raise StateForbids(f'configuration file "{path}" is not safe', detail=problem, hint=hint)
 
 
 def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,6 +142,13 @@ def _options(path: Path, name: str, given: dict[str, Any], commands: Mapping[str
             raise _invalid(path, f'command "{name}" has no option "{key}"')
         found[parameter] = value if isinstance(value, bool | list) else _text(value)
     return found
+
+
+def _strings(value: Any) -> str:
+    """Join all strings of a value; none can have a null character, as those of an environment cannot."""
+    if isinstance(value, dict):
+        return " ".join(map(_strings, value.values()))
+    return " ".join(map(_strings, value)) if isinstance(value, list) else str(value)
 
 
 def _text(value: Any) -> str:

@@ -69,6 +69,10 @@ def test_options_of_a_command_have_the_defaults_of_the_file(file, pgsub, store):
         ("[runs]\nmaster = 1", 'there is no command "runs"'),
         ("[run]\nmasters = 1", 'command "run" has no option "masters"'),
         ('connection = "password=hidden', "at end of document"),
+        ('connection = "\\u0000"', '"connection" contains a null character'),
+        ('[run]\nconf = ["a=\\u0000"]', '"run" contains a null character'),
+        ("conf = " + "[" * 100_000, "nested too deeply"),
+        ("run" + ".a" * 10_000 + " = 1", "nested too deeply"),
     ],
 )
 def test_an_unknown_key_ends_every_command(file, pgsub, text, said):
@@ -79,3 +83,31 @@ def test_an_unknown_key_ends_every_command(file, pgsub, text, said):
 def test_a_file_that_is_named_and_not_there_is_an_error(pgsub, tmp_path, monkeypatch):
     monkeypatch.setenv("PGSUB_CONFIG", str(tmp_path / "none.toml"))
     one_error(pgsub("status"), 3, "could not open configuration file", hint=False)
+
+
+def test_a_file_that_another_user_wrote_or_could_write_is_refused(file, pgsub, tmp_path):
+    path = file("")
+    os.environ["PGSUB_CONFIG"] = path
+    for mode in 0o620, 0o602:
+        os.chmod(path, mode)
+        assert "may write to it" in one_error(pgsub("status"), 3, "is not safe")
+    os.chmod(path, 0o644)
+    tmp_path.chmod(0o707)
+    assert "Others may write to folder" in one_error(pgsub("status"), 3, "is not safe")
+    tmp_path.chmod(0o1777)
+    assert pgsub("status").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_file_or_folder_of_another_user_is_refused(file, pgsub, tmp_path):
+    path = file("")
+    os.environ["PGSUB_CONFIG"] = path
+    for other in path, tmp_path:
+        os.chown(other, 12345, -1)
+        assert "belongs to user id 12345" in one_error(pgsub("status"), 3, "is not safe", hint=False)
+        os.chown(other, 0, -1)
+
+
+def test_an_empty_device_stands_for_no_configuration(file, pgsub):
+    os.environ["PGSUB_CONFIG"] = "/dev/null"
+    assert pgsub("status").returncode == 0
