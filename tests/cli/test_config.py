@@ -1,5 +1,6 @@
 """pgsub config and config.toml: every setting has a value and an origin, and no password is shown."""
 
+import json
 import os
 
 import pytest
@@ -111,3 +112,30 @@ def test_a_file_or_folder_of_another_user_is_refused(file, pgsub, tmp_path):
 def test_an_empty_device_stands_for_no_configuration(file, pgsub):
     os.environ["PGSUB_CONFIG"] = "/dev/null"
     assert pgsub("status").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "host=p password=a&hidden",
+        "host=p password=a\\ hidden user=u",
+        "password = 'a hidden\\' hidden' host=p",
+        "postgresql://u:a hidden@p/db",
+        "postgresql://p/db?pass%77ord=hidden&user=u",
+        "postgresql://p/db?user=u&%70assword=hidden",
+        "host=p oauth_client_secret=hidden",
+        "host=p oauth_client_secret=a\\ hidden nonsense=1",
+        "host=p scram_client_key=hidden",
+        "spark.authenticate.secret=hidden",
+        "spark.authenticate.secret=a hidden",
+        "spark.hadoop.fs.s3a.secret.key=hidden",
+        "spark.hadoop.fs.s3a.access.key=hidden",
+        "spark.hadoop.x.PASSWORD=hidden",
+    ],
+)
+def test_no_part_of_a_secret_is_shown(file, pgsub, valid, secret):
+    os.environ["PGSUB_CONFIG"] = file(f"connection = {json.dumps(secret)}\n[run]\nconf = [{json.dumps(secret)}]\n")
+    found = _settings(pgsub, valid)
+    for shown in found["connection"][0], found["run.conf"][0]:
+        assert "hidden" not in shown
+        assert "****" in shown

@@ -14,12 +14,15 @@ from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
+from pgsub.common.errors import UsageError
+from pgsub.common.subscription import SECRETS
 
 PAGE = Page(
     summary="Show every setting and where its value comes from",
     description="""
 The origin is flag, environment, the path of config.toml, or default, the first of these that names the setting.
-Defaults of the options of commands are listed if config.toml has them. Passwords in connection strings are not shown.
+Defaults of the options of commands are listed if config.toml has them. Secrets are not shown,
+neither those in connection strings nor those in options of Spark.
 
 config.toml is described in pgsub.toml(5).
 """,
@@ -55,11 +58,29 @@ def _setting(setting: Setting) -> dict[str, Any]:
         value, origin = current.color, "flag --color"
     elif setting.name == "debug" and current.debug and origin == "default":
         value, origin = "1", "flag --debug"
-    return {"setting": setting.name, "value": None if value is None else console.redacted(value), "origin": origin}
+    return {"setting": setting.name, "value": None if value is None else _concealed(value), "origin": origin}
 
 
 def _options() -> Iterator[dict[str, Any]]:
     for name, options in configuration.commands.items():
         for key, value in options.items():
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield {"setting": f"{name}.{key}", "value": console.redacted(shown), "origin": str(configuration.path)}
+            shown = ", ".join(map(_concealed, map(str, value if isinstance(value, list) else [value])))
+            yield {"setting": f"{name}.{key}", "value": shown, "origin": str(configuration.path)}
+
+
+def _concealed(value: str) -> str:
+    """Conceal secrets: those of a connection string as libpq reads it, else those that look like some."""
+    from pgsub.common import conninfo
+
+    name, equals, _ = value.partition("=")
+    if equals and name.strip().startswith("spark."):
+        return f"{name}=****" if console.redacted(f"{name}=x") != f"{name}=x" else value
+    try:
+        params = conninfo.parse(value, "")
+    except UsageError:
+        if "://" in value and "@" in value:
+            return "****"
+        before, found, _ = console.redacted(value).partition("****")
+        return before + found  # where a secret ends that libpq does not read is unknown
+    shown = {key: text for key, text in params.items() if key not in SECRETS}
+    return conninfo.join({**shown, **dict.fromkeys(params.keys() - shown, "****")}) if shown != params else value

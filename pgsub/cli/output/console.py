@@ -12,12 +12,18 @@ import sys
 from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError, field, one_line
+from pgsub.common.subscription import SECRETS
 
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
 #: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COMMAND = re.compile(r"(?m)(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b(?!.*--(?:help|state-dir)\b)[^&\n]*?(?=$| &&)")
-_SECRET = re.compile(r"(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)|(://[^\s:/@]*:)[^\s@]*(?=@)")
+#: keywords of secrets, also as a URI may encode them; and what Spark itself conceals (spark.redaction.regex)
+_NAME = "|".join("".join(f"(?:{letter}|%{ord(letter):02x})" for letter in name) for name in SECRETS)
+_SPARK = r"spark\.[\w.-]*(?:secret|password|token|access[.]?key)[\w.-]*"
+_SECRET = re.compile(
+    rf"(?is)((?:{_NAME}|{_SPARK})['\"]?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)|(://[^\s:/@]*:)[^\s@]*(?=@)"
+)
 
 
 def printable(text: str) -> str:
@@ -43,7 +49,7 @@ def pasted(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Remove passwords of conninfos and URIs from a text that quotes the command line."""
+    """Remove secrets of conninfos, URIs and options of Spark from a text that quotes the command line."""
     return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
 
 
