@@ -10,8 +10,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, NewType
+from typing import Any, ClassVar, NewType, TypeVar
 
+#: Characters of a server's message, detail, hint or context that are kept: the server sets no limit.
+KEPT_OF_SERVER = 8192
+_Text = TypeVar("_Text", str, str | None)
 _LIKE_A_FIELD = re.compile(r"\n(?=[A-Z][A-Z0-9]*: |pgsub: )")
 
 #: A record of the log as :func:`log_text` makes it: a line with the message, and lines with its fields.
@@ -100,7 +103,12 @@ def one_line(text: str) -> str:
 
 def server_hint(text: str | None) -> str | None:
     """Make a server's HINT one line: further lines are commands to paste, and no server may add one."""
-    return None if text is None else one_line(text)
+    return None if text is None else one_line(shortened(text))
+
+
+def shortened(text: _Text) -> _Text:
+    """Return what is kept of a field that a server wrote: its first :data:`KEPT_OF_SERVER` characters."""
+    return text if text is None or len(text) <= KEPT_OF_SERVER else text[:KEPT_OF_SERVER] + "…"
 
 
 class UsageError(PgsubError):

@@ -19,6 +19,7 @@ from pgsub.common.errors import (
     StreamsMustRestart,
     SubscriptionNotFound,
     log_text,
+    shortened,
 )
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
@@ -108,7 +109,7 @@ class ErrorReporter:
             self._logged[worker] = _Logged(text, now)
             return text
         known.repeats += 1
-        return log_text(error.message, detail=f"This is attempt {known.repeats + 1} with the same error.")
+        return log_text(shortened(error.message), detail=f"This is attempt {known.repeats + 1} with the same error.")
 
     def _write(self, worker: str, error: PgsubError, row: ErrorRow, counter: str | None) -> None:
         if self._store.subscription_by_id(self._sub.subid) is None:

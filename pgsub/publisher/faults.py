@@ -26,6 +26,7 @@ from pgsub.common.errors import (
     StateForbids,
     is_transient,
     server_hint,
+    shortened,
 )
 
 _REPLICATION_ROLE = re.compile(
@@ -70,9 +71,10 @@ class ServerError:
         """Take the fields of a psycopg error; one of libpq itself has a text only."""
         diag = error.diag
         if diag.message_primary is not None:
-            return cls(error.sqlstate, diag.message_primary, diag.message_detail, diag.message_hint)
+            detail, hint = shortened(diag.message_detail), shortened(diag.message_hint)
+            return cls(error.sqlstate, shortened(diag.message_primary), detail, hint)
         first, *rest = _lines(str(error)) or [type(error).__name__]
-        return cls(error.sqlstate, first, " ".join(rest) or None)
+        return cls(error.sqlstate, shortened(first), shortened(" ".join(rest)) or None)
 
     @classmethod
     def from_result(cls, result: pq.abc.PGresult, encoding: str) -> ServerError:
@@ -85,7 +87,7 @@ class ServerError:
     @classmethod
     def from_response(cls, body: bytes, encoding: str = "utf-8") -> ServerError:
         """Take the fields of an ErrorResponse message."""
-        fields = {field[:1]: field[1:].decode(encoding, "replace") for field in body.split(b"\0") if field}
+        fields = {field[:1]: shortened(field[1:].decode(encoding, "replace")) for field in body.split(b"\0") if field}
         return cls(fields.get(b"C"), fields.get(b"M", "no error text"), fields.get(b"D"), fields.get(b"H"))
 
 
@@ -97,7 +99,7 @@ def refused(error: BaseException, endpoint: str, user: str | None = None) -> Pgs
     :param user: role name of the conninfo, if it has one.
     :return: never contains the conninfo or a password.
     """
-    lines = _lines(str(error)) or [type(error).__name__]
+    lines = _lines(shortened(str(error))) or [type(error).__name__]
     first = re.sub(r"^(connection failed: )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
     reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
     message = f"could not connect to the publisher: {reason}"

@@ -16,7 +16,7 @@ from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.cli.settings import current
 from pgsub.commands.status.runbook import _hinted
-from pgsub.common.errors import PgsubError, StateForbids, one_line
+from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
 from pgsub.common.quoting import statement, value, word
 from pgsub.protocol.messages import Column, Relation
 from pgsub.publisher.faults import ServerError, classify
@@ -98,6 +98,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
         ("pgsub disable s && pgsub run --until-caught-up", ["pgsub disable s", "pgsub run --until-caught-up"]),
         ("Try this:\n  pgsub conflicts replay s 1\nor that", ["pgsub conflicts replay s 1"]),
         ("HINT:  Start pgsub run again: it counts.\npgsub create --help", []),
+        ("pgsub enable s && pgsub run & pgsub status s: pgsub status t", ["pgsub enable s", "pgsub status t"]),
+        ("pgsub enable s --help && pgsub run", ["pgsub run"]),
         ("pgsub status s --state-dir /x\npgsub --state-dir FOLDER status", []),
     ],
 )
@@ -189,3 +191,28 @@ def test_no_hint_of_a_trigger_of_the_target_holds_a_line_to_paste(subdb: Databas
         subdb.execute(raising)
     [step] = _hinted(str(translate(raised.value, "apply").hint))
     assert step.statements == step.commands == ()
+
+
+_LONG = 2_000_000
+
+
+@pytest.mark.parametrize(
+    "text", [": pgsub a" * (_LONG // 9) + "&", "pgsub run --help" * (_LONG // 16), "&& pgsub " * (_LONG // 9)]
+)
+def test_a_long_text_is_completed_in_one_pass(elsewhere: str, text: str) -> None:
+    assert console.pasted(text) == text
+
+
+def test_little_of_a_long_text_of_a_server_is_kept(subdb: Database) -> None:
+    raising = "DO $$BEGIN RAISE EXCEPTION '%', repeat('m', 99999)"
+    raising += " USING DETAIL = repeat('d', 99999), HINT = repeat('h', 99999); END$$"
+    with pytest.raises(psycopg.Error) as raised:
+        subdb.execute(raising)
+    response = b"CXX000\0M" + b"m" * 99_999 + b"\0D" + b"d" * 99_999 + b"\0H" + b"h" * 99_999 + b"\0\0"
+    for error in (
+        translate(raised.value, "apply"),
+        classify(ServerError.from_exception(raised.value), "read"),
+        classify(ServerError.from_response(response), "read"),
+    ):
+        for kept in (error.message, error.detail, error.hint):
+            assert kept is not None and KEPT_OF_SERVER < len(kept) < KEPT_OF_SERVER + 50 and kept.endswith("…")

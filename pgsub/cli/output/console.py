@@ -17,7 +17,8 @@ from pgsub.common.subscription import SECRETS
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
 #: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_COMMAND = re.compile(r"(?m)(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b(?!.*--(?:help|state-dir)\b)[^&\n]*?(?=$| &&)")
+_COMMAND = re.compile(r"(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b")
+_COMPLETE = re.compile(r"--(?:help|state-dir)\b")
 #: keywords of secrets, also as a URI may encode them; and what Spark itself conceals (spark.redaction.regex)
 _NAME = "|".join("".join(f"(?:{letter}|%{ord(letter):02x})" for letter in name) for name in SECRETS)
 _SPARK = r"spark\.[\w.-]*(?:secret|password|token|access[.]?key)[\w.-]*"
@@ -45,7 +46,22 @@ def pasted(text: str) -> str:
     if folder is None or "pgsub " not in text:
         return text
     more = f" --state-dir {shlex.quote(folder)}"
-    return _COMMAND.sub(lambda match: match[0] + (more if match[1] in PAGES else ""), text)
+    return "\n".join([_completed(one, more) if "pgsub " in one else one for one in text.split("\n")])
+
+
+def _completed(line: str, more: str) -> str:
+    """Complete the commands of a line in one pass: servers choose what it holds, and how long it is."""
+    done, parts = 0, []
+    start = max((match.end() for match in _COMPLETE.finditer(line)), default=0)
+    for run in re.finditer("[^&]+", line):
+        end = run.end() - (run.end() < len(line))
+        if end < run.end() and not line.startswith(" &&", end):
+            continue
+        command = _COMMAND.search(line, max(start, run.start()), run.end())
+        if command is not None and command[1] in PAGES:
+            parts += [line[done:end], more]
+            done = end
+    return "".join([*parts, line[done:]])
 
 
 def redacted(text: str) -> str:

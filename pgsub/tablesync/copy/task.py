@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
+from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable, shortened
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
@@ -140,7 +140,7 @@ class _CopySessions:
             raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
-            raised.context = error.diag.context
+            raised.context = shortened(error.diag.context)
             if isinstance(raised, ApplyError):
                 _name_column(raised, error, piece.table)
                 spec, claim = self._spec, piece.key.claim

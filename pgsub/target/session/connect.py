@@ -19,6 +19,7 @@ from pgsub.common.errors import (
     TargetUnavailable,
     is_transient,
     server_hint,
+    shortened,
 )
 from pgsub.common.subscription import Subscription
 from pgsub.target.query import scalar
@@ -119,7 +120,7 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
-    reason, *more = str(error).strip().splitlines() or [type(error).__name__]
+    reason, *more = shortened(str(error)).strip().splitlines() or [type(error).__name__]
     reason = re.sub(r"^(connection failed: )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason)
     hint = "Check host, port and that the server accepts connections."
     if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
@@ -143,8 +144,8 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     """
     diag = error.diag
     message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text = f"could not {doing}: {message}"
-    detail, hint, state = diag.message_detail, server_hint(diag.message_hint), error.sqlstate
+    text = f"could not {doing}: {shortened(message)}"
+    detail, hint, state = shortened(diag.message_detail), server_hint(diag.message_hint), error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
     if is_transient(state):
@@ -153,7 +154,7 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
         return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message), sqlstate=state)
     if state in ("42P01", "42703", "3F000", "42809"):
         return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
-    return ApplyError(text, detail=detail, hint=hint, context=diag.context, sqlstate=state)
+    return ApplyError(text, detail=detail, hint=hint, context=shortened(diag.context), sqlstate=state)
 
 
 def _grant_hint(message: str) -> str:
