@@ -30,6 +30,7 @@ _OPTIONS = {
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.eventLog.enabled": "false",
+    "spark.ui.killEnabled": "false",  # whoever reaches the page, which asks for no password, could end apply
     "spark.speculation": "false",  # a second attempt of a task that writes is fenced off, but wasted
     "spark.task.maxFailures": "1",  # the launcher retries, with a new epoch
     "spark.scheduler.mode": "FAIR",  # a copy does not wait for the tasks of another job
