@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,9 @@ from pgsub.commands.alter import two_phase
 from pgsub.protocol.lsn import parse_lsn
 
 _ORIGIN = "SELECT remote_lsn FROM pg_replication_origin_status WHERE external_id = %s"
+
+#: A keepalive may have moved what is reported beyond what was applied.
+_FURTHEST = "SELECT greatest(remote_lsn, reported_lsn) FROM pgsub.progress WHERE worker = 0"
 
 
 def blocked(it: Stuck) -> int:
@@ -117,6 +119,7 @@ def test_a_crash_leaves_the_old_position_or_the_new_one(
 ) -> None:
     it = stuck()
     finish, before = blocked(it), it.position()
+    furthest = it.subdb.value(_FURTHEST)
     cli: Cli = it.cli
     ended = cli("origin-advance", "s", lsn(finish + 1), "--yes", env={"PGSUB_FAILPOINTS": f"{point}=kill"})
     assert ended.returncode == -9
@@ -126,7 +129,7 @@ def test_a_crash_leaves_the_old_position_or_the_new_one(
         assert it.apply() is not None
     else:
         [(body,)] = it.subdb.rows("SELECT body FROM pgsub.event WHERE body ->> 'kind' = 'log'")
-        assert json.loads(json.dumps(body))["text"] == f"replication origin advanced from {before} to {lsn(finish + 1)}"
+        assert body["text"] == f"replication origin advanced from {furthest} to {lsn(finish + 1)}"
     [begun] = it.journal("origin-advance")  # before anything moves, so that a crash cannot lose the old position
     assert (begun["remote_lsn"], begun["to"], begun["outcome"]) == (before, lsn(finish + 1), "begun")
     done = it.ok("origin-advance", "s", lsn(finish + 1), "--yes")
