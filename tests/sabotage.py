@@ -41,6 +41,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a position is recorded before it is reported": ("test_what_the_publisher_was_told_is_in_the_ledger_first",),
     "state changes are durable": ("test_a_committed_s_survives_a_crash_of_the_target_with_asynchronous_commit",),
     "feedback follows the log": ("test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state_db",),
+    "feedback follows the state of two_phase": (
+        "test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db",
+    ),
     "a publisher that was restored is refused": ("test_a_publisher_that_is_not_the_one_recorded_is_diagnosed",),
     "a silent publisher is given up": ("test_a_publisher_that_vanished_without_a_word_is_given_up",),
     "changes are decided by the table states of now": (

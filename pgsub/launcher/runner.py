@@ -227,7 +227,7 @@ class Runner(SupervisedThread):
         context = SyncContext(sub, row[0] if row else "0", submit, stopping, heartbeats.address, spool_dir, self._log)
         until = self._goal.until_lsn
         apply = ApplyWorkerHandle(context, self._engine, heartbeats, self._errors, until_lsn=until, interval=interval)
-        mirror = Mirror(session, self._store, sub, heartbeats, self._log, self._recorded)
+        mirror = Mirror(session, self._store, sub, heartbeats, self._recorded)
         events = Events(session, self._store, sub, self._log, self._recorded)
         sync = SyncWorkers(context, heartbeats, self._errors, interval, self._is_current)
         return _Serving(session, mirror, events, apply, sync, stopping)

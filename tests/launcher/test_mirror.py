@@ -24,6 +24,7 @@ from pgsub.launcher.mirror.events import Events
 from pgsub.launcher.mirror.mirror import Mirror
 
 _TABLES = "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+_TWO_PHASE = Jsonb({"kind": "two_phase"})
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def mirrored(pair, heartbeats, state_dir: Path):
     with StateStore.open(state_dir) as store:
         store.add_subscription(it.sub)
         it.store = store
-        it.mirror = Mirror(it.session, store, it.sub, heartbeats, lambda level, text: None)
+        it.mirror = Mirror(it.session, store, it.sub, heartbeats)
         it.recorded = Events(it.session, store, it.sub, lambda level, text: None)
         it.heartbeats = heartbeats
         yield it
@@ -369,6 +370,41 @@ def test_whoever_waits_for_replay_lsn_finds_the_conflict_in_the_log_and_in_state
             assert other.execute("SELECT count(*) FROM pgsub_conflict").fetchone() == (2,)
         mirroring.result()
         p.stop(task)
+
+
+def test_whoever_waits_for_replay_lsn_finds_two_phase_enabled_in_the_log_and_in_state_db(pair, state_dir, at):
+    p, log, file = pair(_TABLES, two_phase="p"), [], state_dir / "go"
+    since = "coalesce(replay_lsn, '0/0') - '0/0'::pg_lsn"
+    replayed = f"SELECT {since} FROM pg_stat_replication WHERE application_name = %s"
+    with StateStore.open(state_dir) as store, closing(sqlite3.connect(state_dir / "state.db")) as other:
+        store.add_subscription(p.sub)
+        events = Events(p.session, store, p.sub, lambda level, text: log.append(text))
+        shown = "SELECT subtwophasestate FROM pg_subscription"
+        task = p.start()
+        before = p.published()
+        p.pubdb.execute("INSERT INTO a VALUES (1)")
+        behind = p.published()
+        p.until("SELECT count(*) FROM a", value=1, task=task)
+        at(f"mirror.before_events=pause:{file}")
+        mirroring = p.submit("mirror", lambda _: events.move(), [None])
+        for _ in range(3):  # looks of the worker, each a tenth of a second apart
+            time.sleep(feedback.REPORT_SECONDS)
+            assert p.pubdb.value(replayed, p.sub.name) <= before
+        assert (log, other.execute(shown).fetchone()) == ([], ("p",))
+        file.touch()
+        p.pubdb.wait(f"SELECT ({replayed}) >= %s", p.sub.name, behind)
+        assert other.execute(shown).fetchone() == ("e",)
+        assert log == [f'two_phase is enabled for subscription "{p.sub.name}"']
+        mirroring.result()
+        p.stop(task)
+
+
+def test_an_event_of_two_phase_that_is_moved_late_shows_the_state_of_now(mirrored):
+    mirrored.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", mirrored.subid, _TWO_PHASE)
+    mirrored.store.alter(mirrored.subid, two_phase="p")
+    mirrored.recorded.move()
+    assert mirrored.store.subscription_by_id(mirrored.subid).two_phase == "d"
+    assert mirrored.events() == []
 
 
 def test_a_worker_inside_a_statement_is_shown_with_the_lock_that_it_waits_for_and_who_holds_it(mirrored, monkeypatch):

@@ -1,7 +1,7 @@
-"""Events of the ledger: conflicts, their later outcome, and messages, on their way into log and state store.
+"""Events of the ledger, on their way into log and state store: conflicts, what became of them, messages, two_phase.
 
 A worker inserts them in the commit of the data, and holds its feedback back until they are gone. So a conflict is in
-the log and in ``state.db`` before the publisher hears of the position behind it.
+the log and in ``state.db`` before the publisher hears of the position behind it; so is that two_phase is enabled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from pgsub.common.errors import Log, LogText, field, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.launcher import faults
 from pgsub.protocol.lsn import parse_lsn
+
+# with the state of now: an event that nobody moved at its time may be older than a command that disabled two_phase
+_EVENTS = """
+SELECT e.id, e.body, s.two_phase::text FROM pgsub.event e JOIN pgsub.subscription s USING (subid)
+ WHERE subid = %s ORDER BY e.id LIMIT 1000
+"""
 
 
 class Events:
@@ -48,13 +54,11 @@ class Events:
 
         :raises StateStoreError: they cannot be recorded now; they stay in the ledger.
         """
-        rows = self._session.execute(
-            "SELECT id, body FROM pgsub.event WHERE subid = %s ORDER BY id LIMIT 1000", (self._sub.subid,)
-        ).fetchall()
+        rows = self._session.execute(_EVENTS.encode(), (self._sub.subid,)).fetchall()
         if not rows:
             return
         failpoints.point("mirror.before_events")
-        for event, body in rows:  # once, however often recording is tried
+        for event, body, _ in rows:  # once, however often recording is tried
             if event not in self._logged:
                 self._logged.add(event)
                 self._write_log(body)
@@ -64,8 +68,8 @@ class Events:
 
     def _write_events(self, rows: list[tuple[Any, ...]]) -> None:
         with self._store.batch():
-            self._record([(event, body) for event, body in rows if body["kind"] == "conflict"])
-            for _, body in rows:  # what became of conflicts, those of the same commit too
+            self._record([(event, body) for event, body, _ in rows if body["kind"] == "conflict"])
+            for _, body, two_phase in rows:  # what became of conflicts, those of the same commit too
                 if body["kind"] == "skipped":
                     self._store.conflicts_skipped(self._sub.subid, parse_lsn(body["finish_lsn"]))
                 elif body["kind"] == "replayed":
@@ -73,6 +77,8 @@ class Events:
                     self._store.conflicts_replayed(self._sub.subid, *place)
                 elif body["kind"] == "advanced":
                     self._store.conflicts_left_out(self._sub.subid, parse_lsn(body["from"]), parse_lsn(body["to"]))
+                elif body["kind"] == "two_phase":
+                    self._store.alter(self._sub.subid, two_phase=two_phase)
 
     def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
         if conflicts:
@@ -84,6 +90,8 @@ class Events:
     def _write_log(self, body: dict[str, Any]) -> None:
         if body["kind"] == "message":
             self._message(body)
+        elif body["kind"] == "two_phase":
+            self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         elif body["kind"] == "log":
             self._log(body["level"], LogText(body["text"]))
         elif body["kind"] == "conflict" and not body.get("quiet"):

@@ -21,7 +21,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import ago, wire_time
 from pgsub.common import failpoints
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import Log, StateStoreError, log_text
+from pgsub.common.errors import StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver
 from pgsub.launcher.mirror import lock_waits
@@ -77,14 +77,12 @@ class Mirror:
         store: StateStore,
         sub: Subscription,
         heartbeats: HeartbeatReceiver,
-        log: Log,
         run: Run = lambda work: work(),
     ) -> None:
         self._session = session
         self._store = store
         self._sub = sub
         self._heartbeats = heartbeats
-        self._log = log
         self._run = run
         self._copies = CopyProgress()
         self.held = HeldTableStats(session, sub.subid)
@@ -172,7 +170,7 @@ class Mirror:
                 self._store.add_stats(subid, **steps)
         self._counted |= counted  # only now: what was rolled back is written the next time
         if row is not None:
-            self._shown(row[2])
+            self._shown_two_phase = row[2]
 
     def _origins(self, heartbeats: list[Heartbeat]) -> None:
         """Update whether origins are available: privileges change, and origins run out."""
@@ -183,12 +181,6 @@ class Mirror:
                 found = (*others, origins.FEATURE) if heartbeat.untagged else others
                 if set(found) != set(shown.unavailable):
                     self._store.alter(self._sub.subid, unavailable=found)
-
-    def _shown(self, state: str) -> None:
-        """Remember the state of two_phase that the state store shows."""
-        if state != self._shown_two_phase and state == two_phase.ENABLED:
-            self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
-        self._shown_two_phase = state
 
     def _counts(self, heartbeats: list[Heartbeat]) -> tuple[dict[tuple[int, int], Counter[str]], Counter[str]]:
         """Return what workers counted since their start, and since the statistics were last updated."""

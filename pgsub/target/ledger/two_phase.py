@@ -16,7 +16,7 @@ import psycopg
 from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import prepared_xacts, subscriptions, workers
+from pgsub.target.ledger import events, prepared_xacts, subscriptions, workers
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.workers import Claim
 from pgsub.target.query import scalar
@@ -70,6 +70,8 @@ def state(connection: psycopg.Connection, subid: int, *, lock: bool = False) -> 
 def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool, int]:
     """Set ``p`` → ``e`` if all tables, and one at least, are ``r``: before START_REPLICATION asks for two_phase.
 
+    It is an event: whoever waits for ``replay_lsn`` finds the new state in log and ``state.db``, as with the server.
+
     :param claim: apply's.
     :return: whether it is ``e``; and from where to start then. The slot keeps that position as its ``two_phase_at``,
         which must not lie below the srsublsn of any table: what is prepared between the two would be sent as prepared
@@ -85,6 +87,8 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
         # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
         if now == PENDING and scalar(connection, _ALL_READY, (subid,)):
             _set(connection, subid, ENABLED)
+            # guard: feedback follows the state of two_phase
+            events.add(connection, subid, {"kind": "two_phase"})
             now = ENABLED
         position = behind(connection, subid)
     return now == ENABLED, position
