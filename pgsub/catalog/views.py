@@ -152,12 +152,15 @@ class ViewsCatalog(SubscriptionCatalog):
         return next(iter(self._task(subid)), None)
 
     def put_server(self, subid: int, pid: int, host: str) -> None:
-        """Set the launcher that serves a subscription from now on.
+        """Set the launcher that serves a subscription from now on; of one that was killed no worker is shown any more.
 
         :param pid: of the launcher.
         :param host: where it runs.
         """
-        self._put_server(subid, [ServerRow(pid, host, utc_now())])
+        with self._database.transaction():
+            self._put_server(subid, [ServerRow(pid, host, utc_now())])
+            self.put_workers(subid, [])
+            self.put_task(subid, None)
 
     def server(self, subid: int) -> ServerRow | None:
         """Return the launcher that serves a subscription; :meth:`Lock.holder` says whether it still lives."""

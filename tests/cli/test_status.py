@@ -1,6 +1,7 @@
 """pgsub status: documents, tables, views, and the verdict for monitoring."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -332,6 +333,25 @@ def test_check_over_the_threshold_is_8_and_under_it_0(pgsub, store, served):
     store.put_workers(5, [_apply_worker(0x20, 0x10, seconds_ago=60)])
     assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 8
     assert pgsub("status", "orders", "--check", "--max-lag", "10m").returncode == 0
+
+
+def test_check_objects_to_a_lag_that_is_not_known_only_when_that_has_lasted_as_long(pgsub, store, served):
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0  # its launcher has just begun
+    for stage, worker in (("none", []), ("submitted", []), ("alive", [_apply_worker(0, 0)])):
+        store.put_workers(5, worker)
+        for seconds, code in ((1, 0), (60, 8)):
+            store.put_task(5, TaskRow(stage, ago(seconds)))
+            ended = pgsub("status", "orders", "--check", "--max-lag", "30s")
+            assert ended.returncode == code and ("lag is not known" in ended.stderr) is bool(code)
+
+
+def test_a_launcher_does_not_show_the_lag_of_the_one_that_was_killed_before_it(pgsub, store, served):
+    store.put_server(5, 1, "here")
+    store.put_task(5, TaskRow("alive", ago(600)))
+    store.put_workers(5, [_apply_worker(0x20, 0x10, seconds_ago=600)])
+    store.put_server(5, os.getpid(), "here")
+    assert pgsub("status", "orders", "--check", "--max-lag", "30s").returncode == 0
+    assert (store.workers(5), store.task(5)) == ([], None)
 
 
 def test_the_lag_of_a_worker_that_gives_no_sign_of_life_goes_on_and_why_is_told(pgsub, store, orders, served):

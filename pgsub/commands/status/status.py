@@ -287,7 +287,9 @@ def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
     if max_lag is None:
         text = f"the apply worker has given no sign of life for {waits['seconds']:.0f} s"
         return ", ".join(filter(None, (text, waiting))) if waits["seconds"] > STUCK_SECONDS else None
-    if one.lag is not None and one.lag <= max_lag:
+    # a worker that has just begun knows no lag yet; its task is shown a moment after its launcher
+    begun = one.task["since"] if one.task is not None else None
+    if (_since(begun, datetime.now(UTC)) if one.lag is None else one.lag) <= max_lag:
         return None
     lag = "is not known" if one.lag is None else f"is {one.lag:.1f} s, more than {max_lag:g} s"
     return "; ".join(filter(None, (f"lag {lag}", waiting)))
