@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ _SLOTS = 200
 _HARMLESS = {"PGSUB_RETRY_SECONDS"}
 #: Options of ``create`` with which it copies nothing itself.
 _NEEDS_NONE = {"--no-wait", "--dry-run", "--no-connect", "--no-enabled"}
+#: Seconds in which the JVM notices that a command has ended; it may still do what one that was killed had asked for.
+_NOTICED_SECONDS = 2.0
+_OPEN = {"01", "08"}  #: ESTABLISHED, CLOSE_WAIT: the other side is gone, and what it said is not read to its end
 _LOOPBACK = "--conf spark.driver.host=127.0.0.1 pyspark-shell"
 
 _jvms: list[Any] = []  #: the one that runs
@@ -60,7 +64,15 @@ def hold(process: Started) -> None:
 
 
 def _idle(jvm: Any) -> bool:
-    """Whether it has no context and makes none; a launcher that was killed, or ended in its start, leaves one."""
+    """Whether it has no context and makes none; a launcher that was killed, or ended in its start, leaves one.
+
+    Between its connection and the context a moment passes in which only the connection shows.
+    """
+    deadline = time.monotonic() + _NOTICED_SECONDS
+    while _in_use(jvm):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
     try:
         contexts = getattr(getattr(jvm.jvm.org.apache.spark, "SparkContext$"), "MODULE$")
         being_made = contexts.getClass().getDeclaredField("contextBeingConstructed")
@@ -68,6 +80,19 @@ def _idle(jvm: Any) -> bool:
         return not being_made.get(contexts).isDefined() and not contexts.getActive().isDefined()
     except (Py4JError, OSError):
         return False
+
+
+def _in_use(jvm: Any) -> bool:
+    """Whether there is a connection beside our own: the JVM closes one once it has done all that was asked there."""
+    ours = {one.socket.getsockname()[1] for one in jvm._gateway_client.deque if one.socket is not None}
+    tables = [file for file in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if file.exists()]
+    rows = [line.split()[1:4] for file in tables for line in file.read_text().splitlines()[1:]]
+    port = jvm.gateway_parameters.port
+    return any(_port(local) == port and _port(peer) not in ours for local, peer, state in rows if state in _OPEN)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _start() -> Any:

@@ -38,8 +38,11 @@ def test_a_worker_whose_process_is_stopped_is_shown_within_seconds_and_taken_ove
     stopped, epoch = case.worker_pid(), case.epoch()
     until(lambda: _check(case)[1]["task"]["stage"] == "alive", "no sign of life is shown")
     os.kill(stopped, signal.SIGSTOP)
-    until(lambda: _check(case)[1]["state"] == "waiting", case.said)
+    until(lambda: case.sqlite("SELECT pid FROM pgsub_task WHERE waits_for IS NOT NULL") == [(stopped,)], case.said)
+    os.kill(process.pid, signal.SIGSTOP)  # it would take the worker over while the command starts
     code, seen = _check(case)
+    os.kill(process.pid, signal.SIGCONT)
+    assert seen["state"] == "waiting"
     assert (code, seen["task"]["stage"], seen["task"]["pid"]) == (3, "alive", stopped)
     assert seen["task"]["waits_for"].startswith(f"a sign of life of PID {stopped} on ")
     assert seen["task"]["next"].startswith(f"pgsub status {case.name} --runbook")
