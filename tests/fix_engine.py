@@ -27,9 +27,9 @@ from pgsub.publisher import identity, slots
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.target.catalog.relation import describe
-from pgsub.target.ledger import schema, subscriptions, workers
+from pgsub.target.ledger import schema, subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 
 feedback.MIRROR_SECONDS = 0.1  # nobody mirrors what these workers record
@@ -118,7 +118,9 @@ class Subscriber:
 
     def take_over(self, name: str | None = None) -> Claim:
         """Raise the epoch of apply, or of a table's sync worker."""
-        return workers.take_over(self.session, self.subid, workers.APPLY if name is None else self.relid(name))
+        return worker_takeover.take_over(
+            self.session, self.subid, worker_takeover.APPLY if name is None else self.relid(name)
+        )
 
     def spec(self, claim: Claim, **more: Any) -> WorkerSpec:
         """What an apply task is given."""
@@ -152,7 +154,7 @@ class Subscriber:
     def stop(self, task: Task) -> WorkerResult:
         """Ask to stop at a boundary and wait; ask again, as the launcher does: a row that is locked is passed over."""
         for _ in range(100):
-            workers.ask_to_stop(self.session, self.subid)
+            worker_takeover.ask_to_stop(self.session, self.subid)
             if task.ends_within(0.6):
                 break
         result: list[WorkerResult] = task.result()
@@ -184,11 +186,11 @@ class Subscriber:
         """End what still runs, drop the slot."""
         if not self.session.closed:
             try:
-                workers.ask_to_stop(self.session, self.subid)
+                worker_takeover.ask_to_stop(self.session, self.subid)
                 for task in self.tasks:
                     task.ends_within(1)
-                workers.take_over(
-                    self.session, self.subid, workers.APPLY
+                worker_takeover.take_over(
+                    self.session, self.subid, worker_takeover.APPLY
                 )  # of who did not hear it the session is ended
                 for task in self.tasks:
                     task.ends_within(10)

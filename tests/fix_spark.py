@@ -21,8 +21,8 @@ from fix_faults import until
 from pgsub.demo.binaries import identity, server_uid
 from pgsub.demo.servers import free_port
 from pgsub.spark import archive
-from pgsub.spark.gateway import spark_home
 from pgsub.spark.java import find_java
+from pgsub.spark.jvm_process import spark_home
 
 #: Where the machines are; the launcher is at 127.0.0.1.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")

@@ -25,7 +25,7 @@ from pgsub.cli import main
 from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import workers
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.session import connect as target
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Stuck:
         with StateStore.open(self.cli.state) as store:
             sub = store.subscription("s")
         with target.connect(sub.target, f"pgsub {self.subid} launcher 0") as session:
-            claim = workers.take_over(session, self.subid, workers.APPLY)
+            claim = worker_takeover.take_over(session, self.subid, worker_takeover.APPLY)
         assert sub.slot_name is not None
         return Task(worker.run, [WorkerSpec(sub, claim, sub.slot_name, sub.name, **more)])
 

@@ -18,7 +18,7 @@ from typing import Any
 from forked import Started
 from py4j.protocol import Py4JError
 
-from pgsub.spark import class_archive, gateway, jvm_flags
+from pgsub.spark import class_archive, jvm_flags, jvm_process
 from pgsub.spark.java import cache_folder, find_java
 
 _SLOTS = 200
@@ -100,12 +100,14 @@ def _start() -> Any:
     _folders.append(folder)
     cache = cache_folder(folder / "cache")
     java = find_java(cache)
-    archive = class_archive.find_archive(java, gateway.spark_home(), cache)
+    archive = class_archive.find_archive(java, jvm_process.spark_home(), cache)
     submitted = {"spark.python.daemon.module": "pgsub.spark.daemon"}
     flags = jvm_flags.flags(archive, "")
     removed = {name: None for name in os.environ if name.startswith(("PGSUB_", "PG", "SPARK_"))}
-    with gateway.environ({**removed, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}):
-        return gateway.start_jvm(java, submitted, f"local[{_SLOTS}]", folder, flags, jvm_flags.launcher_flags(archive))
+    with jvm_process.environ({**removed, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}):
+        return jvm_process.start_jvm(
+            java, submitted, f"local[{_SLOTS}]", folder, flags, jvm_flags.launcher_flags(archive)
+        )
 
 
 def end() -> None:

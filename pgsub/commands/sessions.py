@@ -15,8 +15,9 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import lsn_or_none
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity
-from pgsub.target.ledger import owner, schema, subscription_tables, subscriptions
+from pgsub.target.ledger import schema, subscription_tables, subscriptions
 from pgsub.target.session import connect as target
+from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
@@ -42,8 +43,8 @@ def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
         try:
             if session.execute("SELECT pg_catalog.to_regnamespace('pgsub') IS NULL").fetchone() == (True,):
                 raise subscriptions.unknown(sub.subid)
-            owner.check(session)
-            owner.give(session)
+            ledger_privileges.check(session)
+            ledger_privileges.give(session)
             schema.check(session)
             schema.install(session)
             subscriptions.identity(session, sub.subid)

@@ -12,14 +12,14 @@ from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common.errors import PgsubError, WorkerDied, log_text
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.retry import Retry
+from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.worker_watch import WorkerWatch
 from pgsub.tablesync.context import Job, SyncContext
-from pgsub.target.ledger import subscriptions, workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import subscriptions, worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 
 
 class ApplyWorkerHandle:
@@ -99,7 +99,7 @@ class ApplyWorkerHandle:
             raise opening.fatal_error
         sub = self._sub
         assert sub.slot_name is not None
-        claim = self._claim = workers.take_over(session, sub.subid, workers.APPLY)
+        claim = self._claim = worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
         context = self._context
         spec = WorkerSpec(sub, claim, sub.slot_name, sub.name, context.heartbeat, self._until, context.spool_dir)
         self._job = context.submit(f"apply {sub.name}", worker.run, [spec])
@@ -109,7 +109,7 @@ class ApplyWorkerHandle:
             context.log("LOG", log_text(text))
 
     def _ended(self, job: Job, session: psycopg.Connection) -> None:
-        self._heartbeats.forget(self._sub.subid, workers.APPLY)
+        self._heartbeats.forget(self._sub.subid, worker_takeover.APPLY)
         try:
             result: WorkerResult = job.result(0)[0]
         except PgsubError as error:
@@ -136,7 +136,7 @@ class ApplyWorkerHandle:
 
     def withdraw(self, session: psycopg.Connection) -> None:
         """Cancel a worker whose task has not begun: it could only see the stop once its process is up."""
-        if self.alive and self._claim is not None and workers.withdraw(session, self._claim):
+        if self.alive and self._claim is not None and worker_takeover.withdraw(session, self._claim):
             self.cancel()
 
     def cancel(self) -> None:

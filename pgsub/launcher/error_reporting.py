@@ -22,7 +22,7 @@ from pgsub.common.errors import (
     shortened,
 )
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import faults
+from pgsub.launcher import error_counters
 from pgsub.launcher.recorder import Recorder
 from pgsub.protocol.lsn import MAX_LSN
 
@@ -93,7 +93,7 @@ class ErrorReporter:
         if isinstance(error, Fenced | StreamsMustRestart):
             return  # no concern of operators
         self._log("ERROR", self._text(worker, error))
-        self._shown[worker] = faults.finish_lsn(error)
+        self._shown[worker] = error_counters.finish_lsn(error)
         row = ErrorRow.of(error, worker, position)
         counts = counter if error.directive is Directive.FAULT else None
         known = self._recorder.current(self._sub.subid)  # as of the last time that the store could be read
@@ -117,7 +117,7 @@ class ErrorReporter:
         with self._store.batch():
             self._store.record_error(self._sub.subid, row)
             if counter is not None:
-                faults.count(self._store, self._sub, error, worker, counter)
+                error_counters.count(self._store, self._sub, error, worker, counter)
         if counter is not None:
             self._disable_if_asked(error)
 

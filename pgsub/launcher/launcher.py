@@ -15,10 +15,10 @@ from pgsub.common.errors import Log, PgsubError, StateStoreError, TimeoutExpired
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import CallTimedOut, TimedExecutor
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.engine import Engine
 from pgsub.launcher.recorder import Recorder, Run, failed
 from pgsub.launcher.runner import Goal, Runner, same_service
 from pgsub.launcher.service_manager import ServiceManager
+from pgsub.launcher.spark_driver import Engine
 
 TICK = 0.1
 #: Seconds after which an unbounded run restarts a runner that failed for good.

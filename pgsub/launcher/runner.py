@@ -5,7 +5,8 @@ NOTES
 A stop is seen at once in every phase. While the session connects there are no workers, and the launcher does not wait.
 Until the ledger is first read nothing is lost by hanging up, so the session is cut at once. From then on workers
 may run: they are asked through the ledger, and a session whose target does not answer is cut after SILENCE_SECONDS.
-Spark's start is never awaited in this thread, or a stop would have to wait for it, too (:mod:`pgsub.launcher.engine`).
+Spark's start is never awaited in this thread, or a stop would have to wait for it, too
+(:mod:`pgsub.launcher.spark_driver`).
 
 The subscription belongs to the session that holds its advisory lock. When that session is lost, the workers are
 canceled without a message, and those that still run are fenced off by the next take-over, on whatever host.
@@ -34,9 +35,8 @@ from pgsub.common.errors import Directive, Log, PgsubError, StateStoreError
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher import faults, retry
+from pgsub.launcher import error_counters, retry
 from pgsub.launcher.apply_worker import ApplyWorkerHandle
-from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter
 from pgsub.launcher.mirror.backlog import Backlog
 from pgsub.launcher.mirror.events import Events
@@ -44,12 +44,13 @@ from pgsub.launcher.mirror.mirror import Mirror
 from pgsub.launcher.mirror.slot_watch import SlotWatch
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.retry import Retry
+from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.publisher.position import committed_position
 from pgsub.tablesync import order
 from pgsub.tablesync.context import SyncContext
-from pgsub.target.ledger import owner, schema, subscriptions, two_phase, workers
-from pgsub.target.session import advisory_locks
+from pgsub.target.ledger import schema, subscriptions, two_phase, worker_takeover
+from pgsub.target.session import advisory_locks, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
@@ -166,7 +167,7 @@ class Runner(SupervisedThread):
                 if not self._hung_up:
                     self._failed(error)
             except Exception as error:
-                self._failed(faults.internal_error(error))
+                self._failed(error_counters.internal_error(error))
         self.outcome = self.outcome or "stopped"
 
     def _failed(self, error: PgsubError) -> None:
@@ -194,9 +195,9 @@ class Runner(SupervisedThread):
             try:
                 if not self._lock(session):
                     return
-                owner.check(session)
+                ledger_privileges.check(session)
                 # no launcher serves it now: an orphaned worker would keep its locks
-                schema.install(session, lambda: workers.evict_all(session, self.sub.subid))
+                schema.install(session, lambda: worker_takeover.evict_all(session, self.sub.subid))
                 known = subscriptions.identity(session, self.sub.subid)
                 must = must_use_password(session, self.sub)
                 backlog = Backlog(self.sub, self._store, known, must_use_password=must)
@@ -334,7 +335,7 @@ class Runner(SupervisedThread):
         while (serving.apply.alive or serving.sync.alive) and time.monotonic() < deadline:
             try:
                 if time.monotonic() >= ask_at:  # again and again: a row that was locked is passed over
-                    workers.ask_to_stop(serving.session, self.sub.subid)
+                    worker_takeover.ask_to_stop(serving.session, self.sub.subid)
                     ask_at = time.monotonic() + ASK_SECONDS
             except psycopg.Error:
                 break  # the workers cannot be asked; the next take-over ends them

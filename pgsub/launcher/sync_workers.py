@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pgsub.common.errors import Directive, PgsubError
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher import faults
+from pgsub.launcher import error_counters
 from pgsub.launcher.error_reporting import APPLY, ErrorReporter, sync_name
 from pgsub.launcher.retry import RETRY_SECONDS, Retry
 from pgsub.tablesync import order
@@ -106,7 +106,7 @@ class SyncWorkers:
             except PgsubError as error:
                 sync.failure = error
             except Exception as error:
-                sync.failure = faults.internal_error(error)
+                sync.failure = error_counters.internal_error(error)
 
         sync = _Sync(relids, SupervisedThread("sync", f"sync {relids[0]}", body))
         self._running.append(sync)

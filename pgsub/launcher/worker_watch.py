@@ -26,9 +26,9 @@ from pgsub.common.errors import Log, UsageError, log_text
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
-from pgsub.launcher.engine import Slots
-from pgsub.target.ledger import workers
-from pgsub.target.ledger.workers import Claim, Sign
+from pgsub.launcher.spark_driver import Slots
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim, Sign
 
 #: Seconds without a sign of life after which a worker counts as waiting, as does one that never began.
 WAITING_SECONDS = 4.0
@@ -122,11 +122,11 @@ class WorkerWatch:
             self._slots = self._ask() if self._quiet >= ASK_SECONDS else None
         elif self._heartbeats.seconds_since(claim.subid, claim.worker, claim.epoch) < ASK_SECONDS:
             if self._sign is None or not self._sign.claimed:
-                self._sign = workers.sign(session, claim)  # once, for its host
+                self._sign = worker_takeover.sign(session, claim)  # once, for its host
             self._alive()
         elif self._quiet >= self._asked + ASK_SECONDS:
             self._asked = self._quiet
-            self._look_closer(workers.sign(session, claim))
+            self._look_closer(worker_takeover.sign(session, claim))
         self._silent_since = (self._silent_since or ago(self._quiet)) if self._waits else None
         self._report()
 

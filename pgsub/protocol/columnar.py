@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pgsub.common.errors import InternalError, ProtocolViolation
-from pgsub.protocol.changes import RELID_AT
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Message
+from pgsub.protocol.parse_changes import RELID_AT
 from pgsub.protocol.reader import BINARY, MAX_COLUMNS, NULL, TEXT, UNCHANGED
 
 #: Behind the last message: a NULL of a binary row for :mod:`columnar_copy`, and what unaligned loads may touch.

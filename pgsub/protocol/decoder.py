@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol import changes, control, messages
+from pgsub.protocol import messages, parse_changes, parse_transactions
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.reader import INT32
 
@@ -40,8 +40,8 @@ _STREAM_ABORT = ord("A")
 #: Legal inside a stream block although they carry no xid.
 _IN_STREAM_CONTROL = b"OES"
 
-_change_parser = changes.PARSERS.get
-_control_parser = control.PARSERS.get
+_change_parser = parse_changes.PARSERS.get
+_control_parser = parse_transactions.PARSERS.get
 _unpack_int32 = INT32.unpack_from
 
 
@@ -80,7 +80,7 @@ def decode_change(payload: bytes, in_stream: bool, parallel_streaming: bool = Fa
         if in_stream and kind not in _IN_STREAM_CONTROL:
             raise ProtocolViolation(f"message type 0x{kind:02X} inside a stream block")
         if kind == _STREAM_ABORT:
-            return control.parse_stream_abort(payload, parallel_streaming)
+            return parse_transactions.parse_stream_abort(payload, parallel_streaming)
         parse_control = _control_parser(kind)
         if parse_control is None:
             raise ProtocolViolation(f"invalid logical replication message type 0x{kind:02X}")

@@ -1,4 +1,4 @@
-"""Messages as pgoutput writes them: the other direction of :mod:`pgsub.protocol.changes`.
+"""Messages as pgoutput writes them: the other direction of :mod:`pgsub.protocol.parse_changes`.
 
 Mirrors ``logicalrep_write_insert`` and its like (proto.c). For changes that are stored, to be applied later by what
 applies those of a stream.

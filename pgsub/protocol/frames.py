@@ -2,7 +2,7 @@
 
 A message costs one number here and no object of its own: bytes are cut out on demand. The same bytes go
 into spool files as they are. Protocol section "Message Formats": CopyData is ``d``, a length that counts itself, and
-the content, which is an envelope (:mod:`pgsub.protocol.envelope`) around one pgoutput message.
+the content, which is an envelope (:mod:`pgsub.protocol.walsender_messages`) around one pgoutput message.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pyspark.java_gateway import launch_gateway
 
 from pgsub.common.errors import PgsubError, SparkUnusable
 from pgsub.common.threads import SupervisedThread
-from pgsub.spark import class_archive, daemon, deployment, gateway, jvm_flags, settings
+from pgsub.spark import class_archive, daemon, deployment, jvm_flags, jvm_process, settings
 from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import cache_folder, find_java, write_atomically
 
@@ -101,7 +101,7 @@ def _open(
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _connect(launch_gateway(), workers, state_dir, {}, awaiting)
     submitted = {**(conf or {}), **({"spark.master": master} if master else {})}
-    chosen = settings.user_settings(submitted, gateway.spark_home())
+    chosen = settings.user_settings(submitted, jvm_process.spark_home())
     deployment.refuse_connect(chosen.get("spark.master", ""), os.environ)
     return _start(workers, state_dir, submitted, chosen, None, awaiting)
 
@@ -143,21 +143,21 @@ def _start(
     settings.check_local_slots(master, chosen.get("spark.task.cpus", "1"), workers)
     cache = cache_folder(state_dir / "cache")
     java = find_java(cache)
-    found = class_archive.find_archive(java, gateway.spark_home(), cache)
+    found = class_archive.find_archive(java, jvm_process.spark_home(), cache)
     if flags is None:
         flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
-    jvm = gateway.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
+    jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
     _started[jvm.proc.pid] = _Started(found, state_dir / "run" / "jvm.pid")
     return _connect(jvm, workers, state_dir, chosen, awaiting)
 
 
 def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str], awaiting: Awaiting) -> SparkContext:
     """Make the context in a JVM that runs; the JVM ends where that fails."""
-    gateway.silence_py4j()
+    jvm_process.silence_py4j()
     SparkContext._gateway, SparkContext._jvm = jvm, jvm.jvm
     try:
         conf = _configuration(jvm, workers, state_dir, chosen)
-        with gateway.environ({"PYSPARK_PYTHON": _python(conf)}):
+        with jvm_process.environ({"PYSPARK_PYTHON": _python(conf)}):
             context = SparkContext(conf=conf, gateway=jvm)
         _own.add(context)
         context._gateway = jvm  # of the class: it would become that of the next context
@@ -166,11 +166,11 @@ def _connect(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str, str],
         _check_cluster_slots(context, workers, awaiting, state_dir / "log" / "spark.log")
         return context
     except (PySparkException, Py4JError, OSError) as error:
-        why = gateway.reason(error)
-        gateway.forget()
+        why = jvm_process.reason(error)
+        jvm_process.forget()
         raise PgsubError("Spark did not start", detail=why) from None
     except PgsubError:
-        gateway.forget()
+        jvm_process.forget()
         raise
 
 
@@ -182,7 +182,7 @@ def _configuration(jvm: Any, workers: int, state_dir: Path, chosen: Mapping[str,
     own_spark = jvm.proc is not None and "SPARK_HOME" not in os.environ
     own = settings.defaults(master, state_dir / "run", own_spark)
     if jvm.proc is not None and settings.is_local(master):
-        folder = gateway.make_socket_folder(state_dir / "run")
+        folder = jvm_process.make_socket_folder(state_dir / "run")
         own |= {} if folder is None else settings.private_sockets(folder)
     for name, value in own.items():
         conf.setIfMissing(name, value)
@@ -270,12 +270,12 @@ def close_context(context: SparkContext, patience: float = ENDING_SECONDS, train
         context._jsc = None
         context.stop()
         ending.join()
-        gateway.forget()  # kills a JVM that is still there
+        jvm_process.forget()  # kills a JVM that is still there
         started = _started.pop(process.pid)
         started.pid_file.unlink(missing_ok=True)
-        gateway.remove_sockets(gateway.socket_place(started.pid_file.parent))
+        jvm_process.remove_sockets(jvm_process.socket_place(started.pid_file.parent))
         if train and process.returncode == 0:
-            class_archive.train_in_background(started.archive, {**os.environ, **gateway.importing_environment()})
+            class_archive.train_in_background(started.archive, {**os.environ, **jvm_process.importing_environment()})
 
 
 def _end_jvm(process: subprocess.Popen[bytes], patience: float) -> None:

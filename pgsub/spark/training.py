@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from pgsub.common.errors import PgsubError
-from pgsub.spark import class_archive, gateway, jvm_flags, session
+from pgsub.spark import class_archive, jvm_flags, jvm_process, session
 from pgsub.spark.class_archive import Archive
 from pgsub.spark.java import Java, cache_folder, find_java
 from pgsub.spark.jobs import Submitter
@@ -45,7 +45,7 @@ def main(folder: str | None = None) -> int:
             shutil.rmtree(left_over, ignore_errors=True)
         class_archive.remove_unused(cache)
         java = find_java(cache)
-        wanted = class_archive.find_archive(java, gateway.spark_home(), cache)
+        wanted = class_archive.find_archive(java, jvm_process.spark_home(), cache)
         return 0 if wanted.file.exists() else _make(java, wanted, cache)
 
 

@@ -25,12 +25,12 @@ from pgsub.tablesync.copy import cleanup, preparation
 from pgsub.tablesync.copy.preparation import Prepared
 from pgsub.tablesync.copy_pool import CopyPool
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import owner, states, subscriptions, workers
+from pgsub.target.ledger import states, subscriptions, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import connect as target
-from pgsub.target.session import transactions
+from pgsub.target.session import ledger_privileges, transactions
 from pgsub.target.session.connect import SessionName, must_use_password
 
 _POLL = 0.02
@@ -60,8 +60,8 @@ class TableSync:
         name = SessionName(self._sub.subid, "launcher", 0)
         with contextlib.closing(target.connect(self._sub.target, name)) as session:
             try:
-                owner.check(session)
-                self._claims = workers.take_over_many(session, self._sub.subid, self._relids)
+                ledger_privileges.check(session)
+                self._claims = worker_takeover.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:
                 raise target.translate(error, "synchronize a table") from None
@@ -194,8 +194,8 @@ class TableSync:
             # a task that was given up may still commit ``f``: none may once the slot is gone. But the attempt of
             # another launcher is not ours to end
             with transactions.durable(session):
-                workers.fence(session, *(self._claims[relid] for relid in failed))
-            claims = workers.take_over_many(session, self._sub.subid, failed)
+                worker_takeover.fence(session, *(self._claims[relid] for relid in failed))
+            claims = worker_takeover.take_over_many(session, self._sub.subid, failed)
             rows = subscriptions.relations(session, self._sub.subid)
             left = [row.srrelid for row in rows if row.srrelid in failed and row.srsubstate in "id"]
             if left:
@@ -267,7 +267,7 @@ class TableSync:
         try:
             while not job.done():
                 if self._context.stopping.wait(_POLL):
-                    if workers.withdraw(session, claim):
+                    if worker_takeover.withdraw(session, claim):
                         raise Fenced("asked to stop")
                     job.result(30)
             job.result(0)

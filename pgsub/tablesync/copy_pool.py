@@ -12,7 +12,7 @@ from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.tablesync.context import Job, SyncContext
 from pgsub.tablesync.copy import task
 from pgsub.tablesync.copy.task import CopyResult, CopySpec, Piece
-from pgsub.target.ledger import chunks, workers
+from pgsub.target.ledger import chunks, worker_takeover
 
 _POLL = 0.02
 #: Tries of one piece while the snapshot lives.
@@ -96,7 +96,7 @@ class CopyPool:
     def _leave_taken_over(self) -> None:
         """Leave tables that another attempt has taken over to it: it ends every session that copies them here."""
         claims = list({piece.key.claim.worker: piece.key.claim for piece in self._pieces}.values())
-        for worker in workers.taken_over(self._session, claims):
+        for worker in worker_takeover.taken_over(self._session, claims):
             self.errors[worker] = Fenced("another worker took over")
             if self._alone:
                 raise self.errors[worker]

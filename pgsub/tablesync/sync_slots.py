@@ -19,9 +19,9 @@ from pgsub.common.errors import SlotLost
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import chunks, states, workers
+from pgsub.target.ledger import chunks, states, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session.transactions import durable
 
 _SLOTS = """
@@ -74,7 +74,7 @@ def release_slot(
 ) -> None:
     """Release one slot, as :func:`release` does, and those of the tables that name it."""
     with durable(session):
-        workers.fence(session, *claims)
+        worker_takeover.fence(session, *claims)
         # a table that is not the last only forgets the name; the lock makes sure that one of two is the last. It is
         # held while the slot goes: a new attempt of the table would make one of the same name
         naming = _naming(session, sub, slot, _LOCKED)
@@ -91,7 +91,7 @@ def finish_sync(session: psycopg.Connection, sub: Subscription, claims: Sequence
     """
     relids = [claim.worker for claim in claims]
     with durable(session):
-        workers.fence(session, *claims)
+        worker_takeover.fence(session, *claims)
         chunks.forget(session, sub.subid, relids)
     release(session, sub, *relids, claims=claims)
 
@@ -136,7 +136,7 @@ def copy_shared(session: psycopg.Connection, sub: Subscription, claim: Claim, st
 
 def _name(session: psycopg.Connection, claim: Claim, *, needed: str, spare: str) -> None:
     with durable(session):
-        workers.fence(session, claim)
+        worker_takeover.fence(session, claim)
         session.execute(
             "UPDATE pgsub.subscription_rel SET sync_slot = %s, spare_slot = %s WHERE subid = %s AND srrelid = %s",
             (needed, spare, claim.subid, claim.worker),

@@ -13,7 +13,8 @@ from fix_servers import Database
 from pgsub.apply.worker import feedback
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import jsonb, skip
+from pgsub.target.ledger import skip
+from pgsub.target.sql import jsonb
 
 if TYPE_CHECKING:
     from embedded import Server

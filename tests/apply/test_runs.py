@@ -22,7 +22,6 @@ from pgsub.apply.stream.spool import Spool
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ProtocolViolation
 from pgsub.common.subscription import Subscription
-from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import (
     Begin,
@@ -38,6 +37,7 @@ from pgsub.protocol.messages import (
     TypeName,
     Update,
 )
+from pgsub.protocol.walsender_messages import Keepalive
 
 _RELATION = Relation(7, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "v", 25, -1)))
 _KEEPALIVE = b"k" + bytes(7) + b"\x09" + bytes(8) + b"\0"

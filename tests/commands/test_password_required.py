@@ -15,7 +15,7 @@ from pgsub.apply.worker import worker
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.catalog.store import StateStore
 from pgsub.common.errors import StateForbids
-from pgsub.target.ledger import workers
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.session import connect as target
 
 PASSWORD = "geheim"
@@ -111,7 +111,7 @@ def test_workers_go_on_with_a_password_and_end_where_the_publisher_asks_for_none
         it.pubdb.execute("SELECT pg_reload_conf()")
         with target.connect(it.superuser, "test") as session, StateStore.open(it.state) as store:
             sub = store.subscription("s")
-            claim = workers.take_over(session, sub.subid, workers.APPLY)
+            claim = worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
             with pytest.raises(StateForbids, match="password is required"):
                 worker.run(WorkerSpec(sub, claim, "s", "s"))
         one_error(it("refresh", "s", "--no-wait"), 3, "password is required")

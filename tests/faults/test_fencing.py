@@ -19,7 +19,7 @@ from pgsub.apply.worker.loop import WorkerResult
 from pgsub.common.errors import Fenced, PgsubError, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import subscriptions, workers
+from pgsub.target.ledger import subscriptions, worker_takeover
 
 Reached = Callable[[str], None]
 APPLY = "pgsub.apply.worker.worker:run"
@@ -83,7 +83,7 @@ def test_of_two_attempts_of_one_apply_task_one_is_refused(
     reached("duplicate attempt refused")
     add(pubdb, 31, 60)
     until(lambda: rows(subdb) == upto(60), "the first attempt does not go on")
-    workers.ask_to_stop(sub.session, sub.subid)
+    worker_takeover.ask_to_stop(sub.session, sub.subid)
     [kept] = [c for c in pair if c is not refused]
     result = kept.outcome()
     assert isinstance(result, WorkerResult) and result.outcome == "stopped"
@@ -185,7 +185,7 @@ def test_a_zombie_that_wakes_up_after_a_take_over_commits_and_reports_nothing(
         assert isinstance(zombie.outcome(), PgsubError)
         add(pubdb, 31, 40)
         until(lambda: rows(subdb) == upto(40), "the successor was disturbed")
-    workers.ask_to_stop(sub.session, sub.subid)
+    worker_takeover.ask_to_stop(sub.session, sub.subid)
     assert successor.outcome().outcome == "stopped"
     assert rows(subdb) == rows(pubdb)
 

@@ -123,7 +123,7 @@ def test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over(
         from pgsub.apply.worker import worker
         from pgsub.apply.worker.start import WorkerSpec
         from pgsub.common.subscription import Subscription
-        from pgsub.target.ledger.workers import Claim
+        from pgsub.target.ledger.worker_takeover import Claim
         sub = {sub.sub!r}
         worker.run(WorkerSpec(sub, {claim!r}, sub.slot_name, sub.name))
         """

@@ -15,7 +15,7 @@ from pgsub.cli import app
 from pgsub.cli.output import console, documents, render
 from pgsub.cli.output.reporting import LogReporter
 from pgsub.cli.settings import current
-from pgsub.commands.status.runbook import _hinted
+from pgsub.commands.status.next_steps import _hinted
 from pgsub.common.errors import KEPT_OF_SERVER, PgsubError, StateForbids, one_line
 from pgsub.common.quoting import statement, value, word
 from pgsub.protocol.messages import Column, Relation
@@ -143,7 +143,7 @@ _EXECUTED = {
     "tablesync/copy/plan.py",
     "tablesync/copy/row_by_row.py",
     "target/sql/row_lookup.py",
-    "target/ledger/owner.py",
+    "target/session/ledger_privileges.py",
 }
 
 

@@ -15,10 +15,10 @@ from pgsub.common.errors import PgsubError, TargetSchemaError
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import HeartbeatReceiver
 from pgsub.launcher import sync_workers
-from pgsub.launcher.engine import Engine
 from pgsub.launcher.error_reporting import ErrorReporter
 from pgsub.launcher.recorder import Recorder
 from pgsub.launcher.runner import Goal, Runner
+from pgsub.launcher.spark_driver import Engine
 from pgsub.launcher.sync_workers import SyncWorkers
 from pgsub.tablesync.context import SyncContext
 from pgsub.target.ledger.subscriptions import RelationState

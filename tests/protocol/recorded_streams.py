@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psycopg
 from embedded import Server
 
-from pgsub.protocol.envelope import XLogData, parse
+from pgsub.protocol.walsender_messages import XLogData, parse
 from pgsub.publisher.connect import connect
 from pgsub.publisher.walsender import WalSender, start_options
 

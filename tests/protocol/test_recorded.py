@@ -21,11 +21,11 @@ from pgsub.apply.stream.assembler import Assembler
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.spool import Spool
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol import envelope
+from pgsub.protocol import walsender_messages
 from pgsub.protocol.decoder import Decoder, decode_change, message_xid
-from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.messages import Change
+from pgsub.protocol.walsender_messages import Keepalive
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def test_a_spoiled_message_is_a_message_or_a_protocol_violation_and_takes_little
     spoiled = copydata[: chance.randrange(len(copydata))] if chance.random() < 0.3 else mutate(copydata, chance)
     tracemalloc.start()
     try:
-        opened = envelope.parse(spoiled)
-        if isinstance(opened, envelope.XLogData):
+        opened = walsender_messages.parse(spoiled)
+        if isinstance(opened, walsender_messages.XLogData):
             decode_change(opened.payload, chance.random() < 0.5, stream.parallel)
     except ProtocolViolation:
         pass

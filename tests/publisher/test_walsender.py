@@ -14,8 +14,8 @@ import pytest
 from embedded import Server
 
 from pgsub.common.errors import ApplyError, InternalError, PublisherUnavailable, ReplicationBroken, SlotLost
-from pgsub.protocol.envelope import Keepalive, parse, standby_status
 from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.walsender_messages import Keepalive, parse, standby_status
 from pgsub.publisher import walsender
 from pgsub.publisher.channel_libpq import LibpqChannel
 from pgsub.publisher.channel_socket import SocketChannel

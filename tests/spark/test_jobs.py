@@ -13,8 +13,8 @@ import pytest
 from spark import task_functions as tasks
 
 from pgsub.common.errors import ApplyError, Directive, InternalError, TimeoutExpired
-from pgsub.spark.gateway import environ
 from pgsub.spark.jobs import JobCancelled, Submitter, WorkerDied
+from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import close_context, open_context
 
 

@@ -22,9 +22,9 @@ from thorough import only_thorough, thorough
 
 from pgsub.common.errors import Directive, StateForbids
 from pgsub.spark import session, settings, training
-from pgsub.spark.gateway import environ
 from pgsub.spark.java import cache_folder
 from pgsub.spark.jobs import Submitter, WorkerDied
+from pgsub.spark.jvm_process import environ
 from pgsub.spark.session import alive, close_context, open_context
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pgsub.tablesync import copy_pool, sync_slots
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import preparation
-from pgsub.target.ledger import workers
+from pgsub.target.ledger import worker_takeover
 
 if TYPE_CHECKING:
     from fix_engine import Task
@@ -247,7 +247,7 @@ def test_a_slot_that_another_table_names_is_not_dropped(pair: MakePair, at: At) 
         _together(p)
     [shared] = _slots(p)
     for name in NAMES[:3]:
-        workers.take_over(p.session, p.subid, p.relid(name))
+        worker_takeover.take_over(p.session, p.subid, p.relid(name))
         sync_slots.release(p.session, p.sub, p.relid(name))
         sync_slots.release(p.session, p.sub, p.relid(name))
         assert _slots(p) == [shared]

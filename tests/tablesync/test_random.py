@@ -30,7 +30,7 @@ from pgsub.tablesync import sync_slots, sync_worker
 from pgsub.tablesync.context import SyncContext
 from pgsub.tablesync.coordinator import TableSync
 from pgsub.tablesync.copy import plan
-from pgsub.target.ledger import states, subscriptions, workers
+from pgsub.target.ledger import states, subscriptions, worker_takeover
 
 #: By position; ``key`` has a primary key, ``log`` nothing, ``full`` a replica identity of all columns.
 KINDS = ("key", "log", "full", "key", "log")
@@ -96,7 +96,7 @@ class Story:
             _fail_at("apply.before_target_commit" if what == "fail" else None)
             self.task = self.p.start()
         elif what == "stop" and self.task is not None:
-            workers.ask_to_stop(self.p.session, self.p.subid)
+            worker_takeover.ask_to_stop(self.p.session, self.p.subid)
             self._settle()
         elif what == "pass":  # everything that the publisher has now
             self.apply("stop")
@@ -147,7 +147,7 @@ class Story:
         )
         time.sleep(seconds)
         for place in places:
-            workers.take_over(self.p.session, self.p.subid, self.relids[place])
+            worker_takeover.take_over(self.p.session, self.p.subid, self.relids[place])
         stopping.set()
         try:
             syncing.result()

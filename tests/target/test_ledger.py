@@ -11,8 +11,8 @@ import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids, SubscriptionExists
 from pgsub.common.subscription import Subscription
-from pgsub.target.ledger import schema, states, subscriptions, workers
-from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.ledger import schema, states, subscriptions, worker_takeover
+from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins, transactions
 
@@ -36,7 +36,7 @@ def _apply_at(session: psycopg.Connection, lsn: str) -> None:
 def _copied(session: psycopg.Connection, at: int, name: str = "a") -> Claim:
     """A table whose copy is finished, its sync worker at a position."""
     relid = _relid(session, name)
-    claim = workers.take_over(session, SUBID, relid)
+    claim = worker_takeover.take_over(session, SUBID, relid)
     attempt = states.start_copy(session, [claim], f"slot_{name}")[claim.worker]
     states.slot_position(session, [claim], at)
     with transactions.durable(session):
@@ -185,7 +185,7 @@ def test_a_take_over_ends_older_sessions_of_its_worker_and_no_others(
     relid = _relid(session)
     for worker in (APPLY, relid):
         for _ in range(2):
-            workers.take_over(session, SUBID, worker)
+            worker_takeover.take_over(session, SUBID, worker)
     names = {
         "apply": f"pgsub {SUBID} apply 2",
         "apply of another": f"pgsub {SUBID}1 apply 2",
@@ -202,24 +202,24 @@ def test_a_take_over_ends_older_sessions_of_its_worker_and_no_others(
         present = {name for (name,) in found.fetchall()}
         return {role for role in opened if names[role] in present}
 
-    assert workers.take_over(session, SUBID, APPLY).epoch == 3
+    assert worker_takeover.take_over(session, SUBID, APPLY).epoch == 3
     assert alive() == set(names) - {"apply"}
-    assert workers.take_over(session, SUBID, relid).epoch == 3
+    assert worker_takeover.take_over(session, SUBID, relid).epoch == 3
     assert alive() == set(names) - {"apply", "sync", "copy"}
 
 
 def test_a_take_over_clears_the_claim_and_the_stop_flag(session: psycopg.Connection) -> None:
-    workers.take_over(session, SUBID, APPLY)
-    workers.ask_to_stop(session, SUBID)
+    worker_takeover.take_over(session, SUBID, APPLY)
+    worker_takeover.ask_to_stop(session, SUBID)
     session.execute("UPDATE pgsub.control SET claimed_by = gen_random_uuid()")
-    claim = workers.take_over(session, SUBID, APPLY)
+    claim = worker_takeover.take_over(session, SUBID, APPLY)
     row = session.execute("SELECT epoch, token::text, claimed_by, stop FROM pgsub.control").fetchone()
     assert row == (claim.epoch, claim.token, None, False)
 
 
 def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
     relid = _relid(session)
-    claim = workers.take_over(session, SUBID, relid)
+    claim = worker_takeover.take_over(session, SUBID, relid)
     assert states.start_copy(session, [claim], "one")[claim.worker] == 1
     assert states.start_copy(session, [claim], "two")[claim.worker] == 2
     row = session.execute("SELECT srsubstate::text, sync_slot FROM pgsub.subscription_rel WHERE srrelid = %s", (relid,))
@@ -232,7 +232,7 @@ def test_a_copy_starts_from_i_and_d_only(session: psycopg.Connection) -> None:
 
 def test_a_copy_is_finished_when_every_chunk_of_the_attempt_is_done(session: psycopg.Connection) -> None:
     relid = _relid(session)
-    claim = workers.take_over(session, SUBID, relid)
+    claim = worker_takeover.take_over(session, SUBID, relid)
     states.start_copy(session, [claim], "slot")[claim.worker]
     attempt = states.start_copy(session, [claim], "slot")[claim.worker]
     insert = "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, xid) VALUES (%s, %s, %s, %s, %s)"
@@ -314,7 +314,7 @@ def test_ready_is_what_apply_has_passed(session: psycopg.Connection) -> None:
 
 def test_a_fenced_sync_worker_changes_no_state(session: psycopg.Connection) -> None:
     claim = _copied(session, 100)
-    workers.take_over(session, SUBID, claim.worker)
+    worker_takeover.take_over(session, SUBID, claim.worker)
     for change in (
         lambda: states.try_syncdone(session, claim, 100),
         lambda: states.claim_handover(session, claim, 100),

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, LockHeld, StateForbids
-from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
+from pgsub.target.ledger import states, subscription_tables, subscriptions, worker_takeover
 from pgsub.target.ledger.subscription_tables import Change, Renamed
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import advisory_locks
@@ -63,8 +63,8 @@ def test_all_of_a_change_commits_together_and_apply_is_made_to_look_again(sessio
 
 
 def test_a_sync_worker_that_took_over_meanwhile_stops_the_change(session):
-    claim = workers.take_over(session, SUBID, oid(session, "a"))
-    workers.take_over(session, SUBID, oid(session, "a"))
+    claim = worker_takeover.take_over(session, SUBID, oid(session, "a"))
+    worker_takeover.take_over(session, SUBID, oid(session, "a"))
     for wanted in (
         Change(drop=[oid(session, "a")], claims=[claim]),
         Change(again=[oid(session, "a")], claims=[claim]),
@@ -97,7 +97,7 @@ def test_only_a_finished_copy_is_forsaken_and_its_claim_with_it(session):
     for name, state in (("a", "f"), ("b", "s")):
         set_table(session, name, srsubstate=state, handover_lsn="0/20")
     subscription_tables.reset_to_datasync(
-        session, [workers.take_over(session, SUBID, oid(session, name)) for name in ("a", "b")]
+        session, [worker_takeover.take_over(session, SUBID, oid(session, name)) for name in ("a", "b")]
     )
     assert tables(session) == {"a": "d", "b": "s"}
     query = "SELECT relname FROM pgsub.subscription_rel WHERE handover_lsn IS NOT NULL"
@@ -143,8 +143,8 @@ def test_one_command_at_a_time_changes_a_subscription(session, connect, monkeypa
 
 
 def test_a_position_is_adopted_once_and_only_by_who_holds_the_claim(session):
-    stale = workers.take_over(session, SUBID, workers.APPLY)
-    claim = workers.take_over(session, SUBID, workers.APPLY)
+    stale = worker_takeover.take_over(session, SUBID, worker_takeover.APPLY)
+    claim = worker_takeover.take_over(session, SUBID, worker_takeover.APPLY)
     with pytest.raises(Fenced):
         subscriptions.adopt_slot(session, stale, 0x10)
     for position in (0x10, 0x20):
@@ -153,7 +153,7 @@ def test_a_position_is_adopted_once_and_only_by_who_holds_the_claim(session):
 
 
 def test_a_publisher_is_adopted_once(session):
-    claim = workers.take_over(session, SUBID, workers.APPLY)
+    claim = worker_takeover.take_over(session, SUBID, worker_takeover.APPLY)
     for system in ("1", "2"):
         subscriptions.adopt_publisher(session, claim, subscriptions.Publisher(system, "app", 5, 1))
     assert subscriptions.identity(session, SUBID).system_identifier == "1"

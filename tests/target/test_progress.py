@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, StreamsMustRestart
-from pgsub.target.ledger import workers
+from pgsub.target.ledger import worker_takeover
 from pgsub.target.ledger.progress import Progress, of_commit, table_states
-from pgsub.target.ledger.workers import APPLY
+from pgsub.target.ledger.worker_takeover import APPLY
 from pgsub.target.sql.pipeline import StatementFailed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Connect = Callable[..., psycopg.Connection]
 
 
 def _claimed(session: psycopg.Connection) -> Progress:
-    progress = Progress(session, workers.take_over(session, SUBID, APPLY))
+    progress = Progress(session, worker_takeover.take_over(session, SUBID, APPLY))
     progress.claim()
     return progress
 
@@ -34,7 +34,7 @@ def _step(progress: Progress, old: int, new: int) -> None:
 
 
 def test_a_claim_is_taken_once(session: psycopg.Connection, connect: Connect) -> None:
-    claim = workers.take_over(session, SUBID, APPLY)
+    claim = worker_takeover.take_over(session, SUBID, APPLY)
     Progress(session, claim).claim()
     for again in (session, connect()):
         with pytest.raises(Fenced):

@@ -20,8 +20,8 @@ from pgsub.common.errors import LockHeld
 from pgsub.launcher import runner
 from pgsub.launcher.mirror import lock_waits
 from pgsub.launcher.runner import Runner
-from pgsub.target.ledger import owner, schema, subscription_tables, workers
-from pgsub.target.session import advisory_locks, origins
+from pgsub.target.ledger import schema, subscription_tables, worker_takeover
+from pgsub.target.session import advisory_locks, ledger_privileges, origins
 
 if TYPE_CHECKING:
     from fix_pair import MakePair
@@ -43,17 +43,17 @@ def stranger(subdb: Database) -> Iterator[str]:
 def test_a_session_that_only_bears_a_workers_name_is_no_worker(pair: MakePair, stranger: str, name: str) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY)")
     with contextlib.closing(p.subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")) as session:
-        workers.take_over_many(p.session, p.subid, [workers.APPLY, 1])
-        workers.evict_all(p.session, p.subid)
+        worker_takeover.take_over_many(p.session, p.subid, [worker_takeover.APPLY, 1])
+        worker_takeover.evict_all(p.session, p.subid)
         assert session.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_strangers_session_is_no_sign_of_life_and_waits_for_nothing(pair: MakePair, stranger: str) -> None:
     p = pair("CREATE TABLE t (id int PRIMARY KEY); GRANT INSERT ON t TO PUBLIC")
-    claim = workers.take_over(p.session, p.subid, workers.APPLY)
+    claim = worker_takeover.take_over(p.session, p.subid, worker_takeover.APPLY)
     name = f"pgsub {p.subid} apply {claim.epoch}"
     with contextlib.closing(p.subdb.connect(stranger, application_name=name)) as session:
-        assert workers.sign(p.session, claim).sessions == 0
+        assert worker_takeover.sign(p.session, claim).sessions == 0
         with contextlib.closing(p.subdb.connect()) as holder:
             holder.execute("BEGIN; LOCK TABLE t")
             blocked = threading.Thread(target=lambda: session.execute("INSERT INTO t VALUES (1)"))
@@ -65,7 +65,7 @@ def test_a_strangers_session_is_no_sign_of_life_and_waits_for_nothing(pair: Make
             holder.execute("ROLLBACK")
             blocked.join()
     with contextlib.closing(p.subdb.connect(application_name=name)):
-        assert workers.sign(p.session, claim).sessions == 1
+        assert worker_takeover.sign(p.session, claim).sessions == 1
 
 
 @pytest.mark.parametrize("name", ["apply 0", "sync:1 0"])
@@ -83,8 +83,8 @@ def test_a_role_that_may_not_end_a_strangers_session_need_not(
         )
         with contextlib.closing(subdb.connect(stranger, application_name=f"pgsub {p.subid} {name}")):
             p.session.execute(sql.SQL("SET ROLE {}").format(plain))
-            workers.take_over_many(p.session, p.subid, [workers.APPLY, 1])
-            workers.evict_all(p.session, p.subid)
+            worker_takeover.take_over_many(p.session, p.subid, [worker_takeover.APPLY, 1])
+            worker_takeover.evict_all(p.session, p.subid)
     finally:
         p.session.execute("RESET ROLE")
         subdb.connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(plain))
@@ -105,7 +105,7 @@ def _installs(session: psycopg.Connection, subid: int) -> None:
 
 
 def _grants(session: psycopg.Connection, subid: int) -> None:
-    owner.give(session, _STRANGER)
+    ledger_privileges.give(session, _STRANGER)
 
 
 @pytest.mark.parametrize("work", [_launches, _changes, _installs, _grants])

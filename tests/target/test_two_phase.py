@@ -9,20 +9,12 @@ import psycopg
 import pytest
 
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
-from pgsub.target.ledger import (
-    owner,
-    prepared_xacts,
-    states,
-    subscription_tables,
-    subscriptions,
-    two_phase,
-    workers,
-)
+from pgsub.target.ledger import prepared_xacts, states, subscription_tables, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Found
 from pgsub.target.ledger.subscription_tables import Change
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import APPLY
-from pgsub.target.session import transactions
+from pgsub.target.ledger.worker_takeover import APPLY
+from pgsub.target.session import ledger_privileges, transactions
 
 SUBID = 7
 Connect = Callable[..., psycopg.Connection]
@@ -62,7 +54,7 @@ def prepare(connect: Connect) -> Iterator[Callable[..., None]]:
 
 
 def test_it_is_enabled_once_every_table_is_ready_and_not_before(pending: psycopg.Connection) -> None:
-    claim = workers.take_over(pending, SUBID, APPLY)
+    claim = worker_takeover.take_over(pending, SUBID, APPLY)
     assert two_phase.enable_if_ready(pending, claim)[0] is False
     pending.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE relname = 'a'")
     for state in "idfs":
@@ -78,7 +70,7 @@ def test_it_is_enabled_once_every_table_is_ready_and_not_before(pending: psycopg
 def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enabled(
     session: psycopg.Connection,
 ) -> None:
-    claim = workers.take_over(session, SUBID, APPLY)
+    claim = worker_takeover.take_over(session, SUBID, APPLY)
     _all(session, "r")
     assert two_phase.enable_if_ready(session, claim)[0] is False
     assert two_phase.state(session, SUBID) == "d"
@@ -89,7 +81,7 @@ def test_without_a_table_it_stays_pending_and_what_was_not_asked_for_is_not_enab
 
 
 def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> None:
-    claim = workers.take_over(pending, SUBID, APPLY)
+    claim = worker_takeover.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
     assert two_phase.enable_if_ready(pending, claim) == (True, 0)
     pending.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/8'")
@@ -104,9 +96,9 @@ def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> No
 
 
 def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
-    claim = workers.take_over(pending, SUBID, APPLY)
+    claim = worker_takeover.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
-    workers.take_over(pending, SUBID, APPLY)
+    worker_takeover.take_over(pending, SUBID, APPLY)
     with pytest.raises(Fenced):
         two_phase.enable_if_ready(pending, claim)
     assert two_phase.state(pending, SUBID) == "p"
@@ -115,7 +107,7 @@ def test_a_fenced_worker_enables_nothing(pending: psycopg.Connection) -> None:
 def test_a_refresh_that_adds_a_table_to_copy_comes_before_it_is_enabled_or_is_refused(
     pending: psycopg.Connection, connect: Connect
 ) -> None:
-    claim = workers.take_over(pending, SUBID, APPLY)
+    claim = worker_takeover.take_over(pending, SUBID, APPLY)
     _all(pending, "r")
     worker, other = connect(), connect()
     found: list[bool] = []
@@ -165,7 +157,7 @@ def test_a_prepared_transaction_keeps_nobody_from_the_ledger(
     # where foreign keys are checked, the marker holds the subscription's key until it is decided
     prepare("pgsub_7_600_10", connect(replica=replica))
     _all(pending, "r")
-    claim = workers.take_over(pending, SUBID, APPLY)
+    claim = worker_takeover.take_over(pending, SUBID, APPLY)
     with transactions.durable(pending):
         transactions.lock_timeout(pending)
         assert two_phase.state(pending, SUBID, lock=True) == "p"
@@ -180,7 +172,7 @@ def test_only_who_prepared_a_transaction_may_finish_it_and_is_told_so(
     pending: psycopg.Connection, connect: Connect, prepare: Callable[..., None], subdb
 ) -> None:
     role = f"other_{subdb.name}"
-    subdb.execute(f"CREATE ROLE {role} LOGIN; {owner.grants(role)}")
+    subdb.execute(f"CREATE ROLE {role} LOGIN; {ledger_privileges.grants(role)}")
     try:
         prepare("pgsub_7_600_10")
         with subdb.connect(role) as session:

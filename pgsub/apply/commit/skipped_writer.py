@@ -15,7 +15,7 @@ from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Truncate, Tuple, Update
 from pgsub.protocol.reader import BINARY, UNCHANGED
-from pgsub.target.ledger import jsonb
+from pgsub.target.sql import jsonb
 
 #: Changes, and bytes of them, that are written together.
 WRITE_ROWS, WRITE_BYTES = 1000, 4 << 20

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.held_changes import HeldChangeWriter
-from pgsub.apply.rows.change_filter import ChangeFilter
+from pgsub.apply.rows.table_state_filter import ChangeFilter
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.protocol.changes import relid_of
 from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, LogicalMessage, Message, Relation, Truncate, TypeName, Update
+from pgsub.protocol.parse_changes import relid_of
 
 _INSERT = ord("I")
 

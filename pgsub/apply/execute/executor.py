@@ -23,8 +23,8 @@ from pgsub.apply.execute.dispatch import Dispatch
 from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.change_filter import ChangeFilter, Filter
 from pgsub.apply.rows.relation_map import RelationCache
+from pgsub.apply.rows.table_state_filter import ChangeFilter, Filter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.writer import SetWriter

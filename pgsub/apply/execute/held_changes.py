@@ -11,13 +11,13 @@ from itertools import groupby
 import psycopg
 
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.change_filter import ChangeFilter
+from pgsub.apply.rows.table_state_filter import ChangeFilter
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import encoder
-from pgsub.protocol.changes import relid_of
 from pgsub.protocol.encoder import encode
 from pgsub.protocol.messages import Relation, Truncate
+from pgsub.protocol.parse_changes import relid_of
 from pgsub.target.ledger import held_tables
 from pgsub.target.ledger.held_tables import HeldChanges
 from pgsub.target.sql.pipeline import StatementFailed

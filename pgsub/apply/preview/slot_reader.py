@@ -18,11 +18,11 @@ from pgsub.apply.rows.session import recorded_publisher
 from pgsub.apply.stream.receiver import now
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.subscription import Subscription
-from pgsub.protocol import envelope
+from pgsub.protocol import walsender_messages
 from pgsub.protocol.decoder import Decoder
-from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Commit, Message, Prepare
+from pgsub.protocol.walsender_messages import Keepalive
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.target.ledger.subscriptions import Identity
@@ -112,7 +112,7 @@ class SlotReader:
         while True:
             frames = self._sender.receive()
             for frame in frames:
-                parsed = envelope.parse(frame)
+                parsed = walsender_messages.parse(frame)
                 received = max(received, parsed.wal_end)
                 if isinstance(parsed, Keepalive):
                     yield parsed.wal_end, None
@@ -121,7 +121,7 @@ class SlotReader:
             clock = time.monotonic()
             if (not frames and clock >= ask) or clock >= answer:
                 # confirmed as well, for a publisher that shuts down waits for that; the copy of the slot ends with us
-                self._sender.send(envelope.standby_status(received, received, received, now(), not frames))
+                self._sender.send(walsender_messages.standby_status(received, received, received, now(), not frames))
                 ask, answer = clock + _ASK, clock + _ANSWER
             if not frames:
                 self._sender.wait(_ASK)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pgsub.apply.stream.batch import Item, TransactionRun
 from pgsub.apply.stream.transactions import RemoteTransaction
-from pgsub.protocol.changes import RELID_AT
 from pgsub.protocol.columnar import PAD, Messages, Offsets
 from pgsub.protocol.frames import ENVELOPE, Segment
+from pgsub.protocol.parse_changes import RELID_AT
 
 _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[list(b"IUD")] = True

@@ -14,12 +14,11 @@ from pgsub.apply.stream.synchronous_standby import StandbyNames
 from pgsub.common.subscription import Subscription
 from pgsub.publisher.identity import PublisherIdentity
 from pgsub.publisher.walsender import WalSender
-from pgsub.target.ledger import owner
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session import origins
+from pgsub.target.session import ledger_privileges, origins
 from pgsub.target.session.connect import SessionName
 
 
@@ -67,7 +66,7 @@ def target_session(
         # Rows are found by their index, as by RelationFindReplTupleByIndex: a plan that was made while the table was
         # small would stay while it grows, in a long transaction for good. Without an index it is a scan all the same.
         connection.execute("SET enable_seqscan = off")
-        owner.check(connection)
+        ledger_privileges.check(connection)
         progress = Progress(connection, claim, tagged=origins.attach(connection, sub, must=must) is not None)
         tracked = progress.tagged and target.tracks_commits(connection)
         relations = RelationCache(connection, sub, replica=target.is_replica(connection), tracked=tracked)

@@ -23,7 +23,7 @@ from pgsub.apply.conflicts.conflict import ResolvedConflict, RowConflict
 from pgsub.apply.conflicts.report import complete_report
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import TOGETHER, AttemptSize
-from pgsub.apply.rows.change_filter import Filter
+from pgsub.apply.rows.table_state_filter import Filter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.errors import ApplyError
 from pgsub.protocol.decoder import decode_change

@@ -18,9 +18,9 @@ from pgsub.apply.conflicts import conflict
 from pgsub.apply.conflicts.conflict import Record, RowConflict
 from pgsub.apply.conflicts.report import complete_report, leave_transaction
 from pgsub.apply.execute.executor import Executor
-from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import NEVER, local_name
 from pgsub.apply.rows.session import TargetSession, target_session
+from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.skip.skipped_reader import SkippedReader
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
@@ -32,7 +32,7 @@ from pgsub.protocol.messages import Relation
 from pgsub.target.ledger import events, skipped_changes
 from pgsub.target.ledger.progress import table_states
 from pgsub.target.ledger.skipped_changes import SkippedTransaction
-from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName
 

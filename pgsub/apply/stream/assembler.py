@@ -11,10 +11,8 @@ from pgsub.apply.stream.batch import CHANGES, RUN_FROM, RunBounds, TransactionRu
 from pgsub.apply.stream.spool import Spool, SpooledTransaction
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction, opened
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol import envelope, frames
-from pgsub.protocol.changes import relid_of
+from pgsub.protocol import frames, walsender_messages
 from pgsub.protocol.decoder import MAX_DESCRIBED_BYTES, MAX_RELATIONS, Decoder, decode_change
-from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames, Segment
 from pgsub.protocol.messages import (
     Begin,
@@ -33,6 +31,8 @@ from pgsub.protocol.messages import (
     StreamStart,
     StreamStop,
 )
+from pgsub.protocol.parse_changes import relid_of
+from pgsub.protocol.walsender_messages import Keepalive
 
 _CHANGES = re.compile(b"[" + CHANGES + b"]+")
 _RELATION, _COMMIT, _BEGIN = b"RCB"
@@ -111,7 +111,7 @@ class Assembler:
 
     def _single(self, received: Frames, at: int, code: int) -> Iterator[Received]:
         if code in (frames.KEEPALIVE, frames.OTHER):
-            parsed = envelope.parse(received[at])  # refuses what is neither
+            parsed = walsender_messages.parse(received[at])  # refuses what is neither
             if isinstance(parsed, Keepalive):
                 if self._current is None:
                     yield parsed

@@ -19,10 +19,10 @@ from pgsub.apply.stream.publisher_shutdown import STANDSTILL_SECONDS, PublisherS
 from pgsub.common import failpoints
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.common.threads import SupervisedThread
-from pgsub.protocol import envelope, frames
-from pgsub.protocol.envelope import Keepalive, XLogData
+from pgsub.protocol import frames, walsender_messages
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.walsender_messages import Keepalive, XLogData
 from pgsub.publisher.walsender import WalSender
 
 QUEUE_BYTES = 64 << 20  #: received and not yet taken by apply; beyond, the socket is left alone
@@ -250,13 +250,15 @@ class Receiver(SupervisedThread):
         return self._walsender.fileno in ready
 
     def _deliver(self, burst: Frames) -> None:
-        last, before = envelope.parse(burst.head(len(burst) - 1)), self.received
+        last, before = walsender_messages.parse(burst.head(len(burst) - 1)), self.received
         self.received = max(before, last.wal_end, last.start if isinstance(last, XLogData) else 0)
         if self.received > before:
             self._unreported_since = self._unreported_since or time.monotonic()
         self.last_send_ts, self.last_receipt_ts = last.send_ts, now()
         if frames.KEEPALIVE in burst.codes:
-            keepalives = (envelope.parse(burst[at]) for at, code in enumerate(burst.codes) if code == frames.KEEPALIVE)
+            keepalives = (
+                walsender_messages.parse(burst[at]) for at, code in enumerate(burst.codes) if code == frames.KEEPALIVE
+            )
             if any(isinstance(one, Keepalive) and one.reply_requested for one in keepalives):
                 self._asked = True
                 self._standstill.asked(time.monotonic())
@@ -270,7 +272,7 @@ class Receiver(SupervisedThread):
         ping, self._ping, self._due, self._asked, self._unreported_since = self._ping, False, False, False, 0.0
         flushed = self.flushed
         write = max(self.received, self.applied, flushed)
-        self._walsender.send(envelope.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
+        self._walsender.send(walsender_messages.standby_status(write, flushed, max(self.applied, flushed), now(), ping))
         self.latest_end_lsn = max(self.applied, flushed)
         if flushed > self.reported:
             self.reported = flushed

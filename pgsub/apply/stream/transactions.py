@@ -8,11 +8,11 @@ from enum import Enum
 
 from pgsub.apply.stream.spool import SpooledTransaction
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol.changes import relid_of
 from pgsub.protocol.decoder import MAX_RELATIONS, decode_change
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import MAX_LSN
 from pgsub.protocol.messages import Begin, BeginPrepare, CommitPrepared, Message, Relation, RollbackPrepared, Truncate
+from pgsub.protocol.parse_changes import relid_of
 
 _ROWS = frozenset(b"IUD")
 _DECODED = frozenset(b"RT")

@@ -26,9 +26,9 @@ from pgsub.apply.worker.policy import WorkerPolicy
 from pgsub.apply.worker.start import WorkerSpec
 from pgsub.common import failpoints
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatSender
-from pgsub.protocol.envelope import Keepalive
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import covered
+from pgsub.protocol.walsender_messages import Keepalive
 from pgsub.target.ledger.progress import Control
 from pgsub.target.session.connect import translate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pgsub.apply.rows.change_filter import Decision, Filter
+from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control
@@ -30,7 +30,10 @@ class ChangePolicy(Protocol):
         """Return how many of these may be applied now, under the lock; 0 makes the loop wait and ask again."""
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
-        """Decide about a change, under the progress row's lock: a :data:`~pgsub.apply.rows.change_filter.Filter`."""
+        """Decide about a change, under the progress row's lock.
+
+        It is a :data:`~pgsub.apply.rows.table_state_filter.Filter`.
+        """
 
     def skip(self) -> Skip | None:
         """Return what is to be skipped of the transactions that :meth:`admit` admitted last."""

@@ -25,10 +25,10 @@ from pgsub.common.worker_heartbeat import HeartbeatAddress
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import identity, slots, walsender
 from pgsub.publisher.faults import translate
-from pgsub.target.ledger import events, subscriptions, two_phase, workers
+from pgsub.target.ledger import events, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.subscriptions import Identity, Publisher
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
 from pgsub.target.session.connect import SessionName, must_use_password
@@ -70,7 +70,7 @@ class WorkerSpec:
     @property
     def applies(self) -> bool:
         """Whether it is the apply worker, not a tablesync worker."""
-        return self.claim.worker == workers.APPLY
+        return self.claim.worker == worker_takeover.APPLY
 
 
 @contextlib.contextmanager

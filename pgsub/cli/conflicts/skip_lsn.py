@@ -175,7 +175,7 @@ def _preview(options: Any, as_json: bool) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from pgsub.apply.preview.finding import Outcome
+    from pgsub.apply.preview.prediction import Outcome
 
     one = found["transaction"]
     emit(console.line(f"{one['kind']} of transaction {one['xid']}, finished at {one['finish_lsn']}, {one['at']}"))

@@ -228,7 +228,7 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
 def _runbook(look: Shown) -> None:
     """Print numbered steps, without commands that this program does not have."""
     from pgsub.commands.status import status as states
-    from pgsub.commands.status.runbook import runbook
+    from pgsub.commands.status.next_steps import runbook
 
     every = states.status(current.state_dir, look.name)
     if len(every) != 1:

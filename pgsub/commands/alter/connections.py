@@ -20,7 +20,8 @@ from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
 from pgsub.publisher.faults import PROMOTE_HINT
-from pgsub.target.ledger import owner, subscriptions, two_phase
+from pgsub.target.ledger import subscriptions, two_phase
+from pgsub.target.session import ledger_privileges
 
 _WHERE = """
 SELECT s.system_identifier, d.oid, current_user::text, pg_catalog.has_database_privilege(d.oid, 'CREATE')
@@ -68,7 +69,7 @@ def share_ledger(sub: Subscription, conninfo: str) -> None:
     ):
         (*here, _, _), (*there, role, may_create) = (session.execute(_WHERE).fetchone() or () for session in (old, new))
         if here == there and may_create:
-            owner.give(old, role)
+            ledger_privileges.give(old, role)
 
 
 def check(

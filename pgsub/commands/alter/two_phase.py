@@ -23,8 +23,8 @@ from pgsub.common.errors import StateForbids
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import slots
-from pgsub.target.ledger import two_phase, workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import two_phase, worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import transactions
 
 #: How long the workers of a subscription that was just disabled may take to end.
@@ -49,7 +49,7 @@ def exclusive_claim(
             sqlstate="55000",
         )
     try:
-        yield workers.take_over(session, sub.subid, workers.APPLY)
+        yield worker_takeover.take_over(session, sub.subid, worker_takeover.APPLY)
     finally:
         lock.release()
 

@@ -26,9 +26,9 @@ from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, log_text
 from pgsub.common.quoting import word
 from pgsub.publisher import slots
 from pgsub.tablesync import sync_slots
-from pgsub.target.ledger import states, subscription_tables, subscriptions, workers
+from pgsub.target.ledger import states, subscription_tables, subscriptions, worker_takeover
 from pgsub.target.ledger.subscription_tables import Change
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.sql import truncate
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
@@ -51,7 +51,7 @@ def carry_out(session: psycopg.Connection, wanted: Plan, deadline: float | None)
     while True:
         subscriptions.identity(session, wanted.sub.subid)
         try:
-            attempt.make(list(workers.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
+            attempt.make(list(worker_takeover.take_over_many(session, wanted.sub.subid, busy).values()) if busy else [])
             return
         except (Fenced, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if attempt.refused >= TRUNCATE_TRIES or time.monotonic() + _PAUSE > until:

@@ -33,7 +33,7 @@ from pgsub.protocol.lsn import covered, format_lsn
 from pgsub.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from pgsub.target.ledger import subscription_tables, subscriptions, two_phase
 from pgsub.target.ledger.origin_advance import Position, advance, position
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import origins
 
 OPERATIONS = ("insert", "update", "delete", "truncate")

@@ -25,8 +25,9 @@ from pgsub.common.errors import SubscriptionExists
 from pgsub.common.quoting import word
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
-from pgsub.target.ledger import owner, two_phase
+from pgsub.target.ledger import two_phase
 from pgsub.target.session import connect as target
+from pgsub.target.session import ledger_privileges
 from pgsub.target.session.connect import must_use_password
 
 __all__ = ["CreateOptions", "create"]
@@ -128,9 +129,9 @@ def _check(
     known: set[int],
 ) -> tuple[Preflight, publisher.Connection | None, list[InterruptedCreate]]:
     """Check everything before anything is created."""
-    owner.check(session)
+    ledger_privileges.check(session)
     if not options.dry_run:
-        owner.give(session)
+        ledger_privileges.give(session)
     warnings = servers.check_target(session)
     servers.check_conflict_rules(session, made.sub.on_conflict)
     holds = any(path.suffix == ".publisher" for path in made.passwords)

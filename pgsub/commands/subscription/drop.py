@@ -22,19 +22,18 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.mirror import held_stats
 from pgsub.target.ledger import (
     held_tables,
-    owner,
     prepared_xacts,
     schema,
     skipped_changes,
     subscriptions,
     two_phase,
-    workers,
+    worker_takeover,
 )
 from pgsub.target.ledger.prepared_xacts import Prepared
 from pgsub.target.ledger.skipped_changes import Usage
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
-from pgsub.target.session import origins
+from pgsub.target.session import ledger_privileges, origins
 
 #: How long a launcher that serves the subscription may take to let it go.
 LET_GO_SECONDS = 40.0
@@ -129,7 +128,7 @@ def _target(sub: Subscription) -> contextlib.closing[psycopg.Connection]:
 
 
 def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, *, keep_slot: bool, lost: bool) -> None:
-    owner.check(session)
+    ledger_privileges.check(session)
     known = schema.installed_version(session) > 0
     tables: list[RelationState] = []
     skipped = Usage(0, 0, 0)
@@ -138,7 +137,7 @@ def _remove(session: psycopg.Connection, sub: Subscription, reporter: Reporter, 
         tables = subscriptions.relations(session, sub.subid)
         _warn_of_kept(session, sub, tables, reporter)
         skipped = skipped_changes.usage(session, sub.subid)
-        workers.evict_all(session, sub.subid)
+        worker_takeover.evict_all(session, sub.subid)
     found = prepared_xacts.all_prepared(session, sub.subid, ledger=known)
     prepared = [one for one in found if one.genuine]
     two_phase.check_finishable(prepared)

@@ -17,7 +17,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.common import failpoints
 from pgsub.common.errors import Log, LogText, field, log_text
 from pgsub.common.subscription import Subscription
-from pgsub.launcher import faults
+from pgsub.launcher import error_counters
 from pgsub.protocol.lsn import parse_lsn
 
 # with the state of now: an event that nobody moved at its time may be older than a command that disabled two_phase
@@ -82,7 +82,7 @@ class Events:
 
     def _record(self, conflicts: list[tuple[int, dict[str, Any]]]) -> None:
         if conflicts:
-            found = [faults.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
+            found = [error_counters.conflict_row(self._sub, body, _action(body), event) for event, body in conflicts]
             added = self._store.add_conflicts(found)
             counts = Counter(f"confl_{row.conflict_type}" for row, one in zip(found, added, strict=True) if one.new)
             self._store.add_stats(self._sub.subid, **counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from pgsub.target.ledger.workers import WORKER_SESSIONS
+from pgsub.target.ledger.worker_takeover import WORKER_SESSIONS
 
 #: Seconds without a heartbeat from which on a worker is taken to be inside a statement: it sends several a second.
 SILENT_SECONDS = 2.0

@@ -30,7 +30,7 @@ from pgsub.launcher.mirror.copy_progress import CopyProgress
 from pgsub.launcher.mirror.held_stats import HeldTableStats
 from pgsub.launcher.mirror.throttled_query import ThrottledQuery
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, workers
+from pgsub.target.ledger import skip, skipped_changes, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.two_phase import Pending
 from pgsub.target.session import origins
@@ -176,7 +176,7 @@ class Mirror:
         """Update whether origins are available: privileges change, and origins run out."""
         shown = self._store.subscription_by_id(self._sub.subid)
         for heartbeat in heartbeats:
-            if heartbeat.worker == workers.APPLY and shown is not None:
+            if heartbeat.worker == worker_takeover.APPLY and shown is not None:
                 others = tuple(name for name in shown.unavailable if name != origins.FEATURE)
                 found = (*others, origins.FEATURE) if heartbeat.untagged else others
                 if set(found) != set(shown.unavailable):
@@ -243,7 +243,7 @@ class Mirror:
 
     def apply_heartbeat(self) -> Heartbeat | None:
         """Return the apply worker's newest heartbeat."""
-        return self._heartbeats.newest(self._sub.subid, workers.APPLY)
+        return self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
 
     def position(self) -> int:
         """Return how far apply is, WAL without a transaction included, by the ledger or a newer heartbeat."""
@@ -256,11 +256,11 @@ class Mirror:
         """Return the workers whose task runs; a silent one with its last known state and what it waits for."""
         rows: dict[int, WorkerRow] = {}
         for age, heartbeat in heard:
-            alive = apply_alive if heartbeat.worker == workers.APPLY else heartbeat.worker in syncing
+            alive = apply_alive if heartbeat.worker == worker_takeover.APPLY else heartbeat.worker in syncing
             if alive and (heartbeat.chunk < 0 or (heartbeat.worker not in rows and age < STALE_SECONDS)):
                 rows[heartbeat.worker] = _worker(heartbeat)
                 if heartbeat.chunk < 0 and age >= lock_waits.SILENT_SECONDS:
-                    role = "apply" if heartbeat.worker == workers.APPLY else f"sync:{heartbeat.worker}"
+                    role = "apply" if heartbeat.worker == worker_takeover.APPLY else f"sync:{heartbeat.worker}"
                     since = self._silent.setdefault(heartbeat.worker, ago(age))  # the same every time
                     rows[heartbeat.worker] = replace(
                         rows[heartbeat.worker], silent_since=since, waits_for=self._locks().get(role)
@@ -268,11 +268,11 @@ class Mirror:
                 elif heartbeat.chunk < 0:
                     self._silent.pop(heartbeat.worker, None)
         task = self._task
-        if apply_alive and workers.APPLY not in rows and task is not None and task.pid is not None:
-            rows[workers.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
+        if apply_alive and worker_takeover.APPLY not in rows and task is not None and task.pid is not None:
+            rows[worker_takeover.APPLY] = WorkerRow("apply", task.pid)  # no heartbeat arrives
         shown = [rows[worker] for worker in sorted(rows)]
         apply = self.apply_heartbeat() if apply_alive else None
-        if apply is not None and workers.APPLY in rows:  # threads of the leader's process
+        if apply is not None and worker_takeover.APPLY in rows:  # threads of the leader's process
             shown += [WorkerRow("parallel apply", apply.pid, leader_pid=apply.pid)] * apply.parallel
         return shown
 
@@ -283,7 +283,7 @@ class Mirror:
 
 
 def _worker(heartbeat: Heartbeat) -> WorkerRow:
-    apply = heartbeat.worker == workers.APPLY
+    apply = heartbeat.worker == worker_takeover.APPLY
     return WorkerRow(
         "apply" if apply else "table synchronization",
         heartbeat.pid,

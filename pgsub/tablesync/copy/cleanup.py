@@ -13,8 +13,8 @@ from pgsub.common import quoting
 from pgsub.common.errors import ApplyError
 from pgsub.tablesync.copy.plan import is_empty, lock_out_writers
 from pgsub.target.catalog.relation import TargetRelation
-from pgsub.target.ledger import workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
@@ -33,7 +33,7 @@ def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRela
     table = table_name(target)
     subid = claim.subid
     with transactions.durable(connection):
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         chunks = connection.execute(
             "SELECT xid::text::numeric %% 4294967296, rows_done FROM pgsub.copy_chunk"
             " WHERE subid = %s AND srrelid = %s AND xid IS NOT NULL",

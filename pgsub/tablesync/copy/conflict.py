@@ -26,7 +26,7 @@ from pgsub.publisher.snapshot import use_snapshot
 from pgsub.tablesync.copy import row_by_row
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import unique_indexes
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 from pgsub.target.sql import conflict_search

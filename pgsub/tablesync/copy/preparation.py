@@ -20,10 +20,10 @@ from pgsub.tablesync.copy.task import Piece
 from pgsub.target.catalog.ddl_hints import column_types
 from pgsub.target.catalog.mapping import check_replicable, column_faults, missing
 from pgsub.target.catalog.relation import TargetRelation, describe_many
-from pgsub.target.ledger import chunks, workers
+from pgsub.target.ledger import chunks, worker_takeover
 from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 from pgsub.target.session import roles
 from pgsub.target.session.connect import must_use_password
@@ -85,7 +85,7 @@ def prepare(
         described = describe_tables(source, names, sub.publications)
         version = source.info.server_version
     with durable(session):
-        workers.fence(session, *(claims[relid] for relid in targets))
+        worker_takeover.fence(session, *(claims[relid] for relid in targets))
         for relid, relation in targets.items():
             name = (relation.schema, relation.name)
             if name in described.faults:

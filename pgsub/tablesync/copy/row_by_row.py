@@ -16,9 +16,9 @@ from pgsub.apply.commit.ledger_commit import LedgerCommit
 from pgsub.apply.conflicts.report import complete_errors
 from pgsub.apply.execute.executor import Executor
 from pgsub.apply.resolve.resolver import Change
-from pgsub.apply.rows.change_filter import Decision
 from pgsub.apply.rows.relation_map import RelationCache
 from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.rows.table_state_filter import Decision
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import failpoints
 from pgsub.common.errors import ProtocolViolation
@@ -32,7 +32,7 @@ from pgsub.publisher.tables import RemoteTable
 from pgsub.tablesync.copy.passthrough import Moved, SourceError
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.ledger.progress import Progress
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
 
 #: Rows and bytes that are tried together.

@@ -24,10 +24,10 @@ from pgsub.tablesync.copy import conflict, row_by_row, stream
 from pgsub.tablesync.copy.plan import Chunk
 from pgsub.tablesync.copy.row_by_row import CopiedTable
 from pgsub.target.catalog import ddl_hints
-from pgsub.target.ledger import chunks, owner
+from pgsub.target.ledger import chunks
 from pgsub.target.ledger.chunks import ChunkKey
 from pgsub.target.session import connect as target
-from pgsub.target.session import origins, roles
+from pgsub.target.session import ledger_privileges, origins, roles
 from pgsub.target.session.connect import SessionName, must_use_password
 from pgsub.target.sql import copy_from
 
@@ -115,7 +115,7 @@ class _CopySessions:
             try:
                 session = target.connect(sub.target, name, synchronous_commit=sub.synchronous_commit, bulk=True)
                 stack.enter_context(contextlib.closing(session))
-                owner.check(session)
+                ledger_privileges.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads others while rows are sent
                 tagged = origins.attach(session, sub, spare=spec.spare) is not None
                 must, name_there = must_use_password(session, sub), spec.application_name

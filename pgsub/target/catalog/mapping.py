@@ -9,7 +9,7 @@ from psycopg import sql
 
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.messages import Relation
-from pgsub.target.catalog import ddl_hints, modifier
+from pgsub.target.catalog import ddl_hints, typmod
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 
@@ -117,8 +117,8 @@ def map_relation(remote: Relation, target: TargetRelation, types: tuple[str, ...
     columns = tuple(names[c.name] for c in remote.columns)
     always = tuple(i for i, c in enumerate(columns) if c.identity == "a")
     pairs = list(enumerate(zip(remote.columns, columns, strict=True)))
-    modified = frozenset(i for i, (sent, column) in pairs if modifier.changes(sent, column))
-    read = frozenset(i for i in modified if modifier.is_read_by(columns[i]))
+    modified = frozenset(i for i, (sent, column) in pairs if typmod.changes(sent, column))
+    read = frozenset(i for i in modified if typmod.is_read_by(columns[i]))
     return RelationMap(remote, target, columns, lookup, local_only, always, types, modified, read)
 
 

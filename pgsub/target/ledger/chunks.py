@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgsub.target.ledger import states, workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import states, worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session.connect import SessionName
 
@@ -87,7 +87,7 @@ def finish(session: psycopg.Connection, key: ChunkKey, rows: int, size: int, *, 
     )
     if atomic:
         return states.finish_copy(session, key.claim, key.attempt)
-    workers.fence(session, key.claim)
+    worker_takeover.fence(session, key.claim)
     return True
 
 

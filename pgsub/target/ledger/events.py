@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from pgsub.common.errors import LogText
-from pgsub.target.ledger.jsonb import jsonb
+from pgsub.target.sql.jsonb import jsonb
 
 
 def log_entry(level: str, text: LogText) -> dict[str, Any]:

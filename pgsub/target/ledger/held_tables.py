@@ -14,8 +14,8 @@ from typing import NamedTuple
 import psycopg
 
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import states, workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import states, worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 
 _TABLES = "subid = %s AND srrelid = ANY (%s::oid[])"
@@ -204,7 +204,7 @@ def finish(connection: psycopg.Connection, claim: Claim, relids: Collection[int]
     :raises psycopg.errors.LockNotAvailable: another session holds apply's row.
     """
     with states.changing(connection, claim.subid) as apply_lsn:
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         empty = list(set(relids) - with_changes(connection, claim.subid, relids))
         noted = connection.execute(
             f"UPDATE pgsub.held_table SET drained_lsn = %s WHERE {_TABLES} AND releasing"

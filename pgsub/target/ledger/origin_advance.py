@@ -8,8 +8,8 @@ import psycopg
 
 from pgsub.common.errors import StateForbids, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
-from pgsub.target.ledger import events, states, subscriptions, workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import events, states, subscriptions, worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row
 
 
@@ -52,7 +52,7 @@ def advance(connection: psycopg.Connection, claim: Claim, old: Position, to: int
     :raises StateForbids: it is elsewhere by now.
     """
     with states.changing(connection, claim.subid):
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         if position(connection, claim.subid) != old:
             raise StateForbids("the subscription's position moved meanwhile", hint="Check it, then try again.")
         states.clear_claims(connection, claim.subid, None)

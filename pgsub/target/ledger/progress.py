@@ -30,7 +30,7 @@ from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger.skip import Skip, decoded, decoded_rules
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import APPLY, Claim
+from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 from pgsub.target.sql.pipeline import DEALLOCATED, FirstRow, Pipeline, StatementFailed

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import psycopg
 
 from pgsub.common.errors import PermissionMissing, StateForbids
-from pgsub.target.ledger import owner
 from pgsub.target.query import scalar
+from pgsub.target.session import ledger_privileges
 
 VERSION = 1
 
@@ -215,7 +215,7 @@ def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: 
     :raises PermissionMissing: the role may not; the hint holds the statement to run.
     :raises StateForbids: the ledger was written by a newer pgsub.
     """
-    owner.give(connection)
+    ledger_privileges.give(connection)
     version = installed_version(connection)
     if version > VERSION:
         raise StateForbids(
@@ -225,15 +225,15 @@ def install(connection: psycopg.Connection, clear: Callable[[], None] = lambda: 
     if version < VERSION:
         clear()
         _install(connection, version)
-        owner.give(connection)
+        ledger_privileges.give(connection)
 
 
 def _install(connection: psycopg.Connection, version: int) -> None:
     try:
         with connection.transaction():
-            owner.lock(connection)
+            ledger_privileges.lock(connection)
             connection.execute("SET LOCAL lock_timeout = '5s'")  # workers of other subscriptions are at work
-            with owner.acting(connection):
+            with ledger_privileges.acting(connection):
                 _migrate(connection)
     except psycopg.errors.InsufficientPrivilege as error:
         if version:
@@ -282,7 +282,7 @@ def _hint(connection: psycopg.Connection) -> str:
     row = connection.execute("SELECT pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)")
     database, user = row.fetchone() or ("", "")
     if scalar(connection, "SELECT pg_catalog.to_regnamespace('pgsub') IS NOT NULL"):
-        return f"Let the owner of schema pgsub run:\n{owner.grants(user)}"
+        return f"Let the owner of schema pgsub run:\n{ledger_privileges.grants(user)}"
     return (
         "Let an owner of the database run one of these:\n"
         f"GRANT CREATE ON DATABASE {database} TO {user};\n"

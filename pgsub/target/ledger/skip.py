@@ -21,9 +21,9 @@ from pgsub.common.conflict_rules import Rule
 from pgsub.common.errors import LogText, StateForbids, StreamsMustRestart, log_text
 from pgsub.protocol.lsn import format_lsn, parse_lsn
 from pgsub.target.ledger import held_tables, subscriptions
-from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.query import row
 from pgsub.target.session import transactions
+from pgsub.target.sql.jsonb import jsonb
 
 WHOLE, CONFLICTING = "whole", "conflicting"
 _APPLY = "subid = %s AND worker = 0"

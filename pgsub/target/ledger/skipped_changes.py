@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import psycopg
 
 from pgsub.protocol.lsn import format_lsn
-from pgsub.target.ledger.jsonb import jsonb
 from pgsub.target.query import scalar
+from pgsub.target.sql.jsonb import jsonb
 
 #: Changes that are read, or whose ids are sent, at once.
 CHUNK = 1000

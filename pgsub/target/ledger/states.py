@@ -21,8 +21,8 @@ import psycopg
 
 from pgsub.common.errors import Fenced
 from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
-from pgsub.target.ledger import workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable, lock_timeout
 
@@ -75,9 +75,9 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 
     :return: the number of this attempt for each table.
     """
-    subid, relids = claims[0].subid, workers.numbers(claims)
+    subid, relids = claims[0].subid, worker_takeover.numbers(claims)
     with durable(connection):
-        workers.fence(connection, *claims)
+        worker_takeover.fence(connection, *claims)
         lock_tables(connection, subid, relids)
         rows = connection.execute(
             "UPDATE pgsub.subscription_rel SET srsubstate = 'd', sync_slot = %s, attempt = attempt + 1,"
@@ -93,13 +93,13 @@ def start_copy(connection: psycopg.Connection, claims: Sequence[Claim], slot: st
 def slot_position(connection: psycopg.Connection, claims: Sequence[Claim], position: int) -> None:
     """Let the sync workers' own progress begin at their slot's consistent point."""
     with durable(connection):
-        workers.fence(connection, *claims)
+        worker_takeover.fence(connection, *claims)
         connection.execute(
             "INSERT INTO pgsub.progress AS p (subid, worker, remote_lsn, reported_lsn)"
             " SELECT %s, w, %s::pg_lsn, %s::pg_lsn FROM pg_catalog.unnest(%s::oid[]) AS w"
             " ON CONFLICT (subid, worker) DO UPDATE SET remote_lsn = excluded.remote_lsn,"
             " reported_lsn = excluded.reported_lsn, remote_commit_ts = NULL",
-            (claims[0].subid, format_lsn(position), format_lsn(position), workers.numbers(claims)),
+            (claims[0].subid, format_lsn(position), format_lsn(position), worker_takeover.numbers(claims)),
         )
 
 
@@ -108,7 +108,7 @@ def finish_copy(connection: psycopg.Connection, claim: Claim, attempt: int) -> b
 
     :return: whether the state was changed.
     """
-    workers.fence(connection, claim)
+    worker_takeover.fence(connection, claim)
     query = """
         UPDATE pgsub.subscription_rel r SET srsubstate = 'f'
          WHERE subid = %s AND srrelid = %s AND srsubstate = 'd' AND attempt = %s AND NOT EXISTS (
@@ -145,7 +145,7 @@ def try_syncdone(connection: psycopg.Connection, claim: Claim, sync_lsn: int) ->
     :raises Fenced: the epoch was raised, or the table is in another state.
     """
     with changing(connection, claim.subid) as apply_lsn:
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         handover = _handover(connection, claim)
         ready = may_hand_over(apply_lsn, sync_lsn, handover)
         # guard: a table changes hands only where apply has not passed it, always
@@ -163,11 +163,11 @@ def try_syncdone_many(connection: psycopg.Connection, claims: Sequence[Claim], s
     """
     subid = claims[0].subid
     with changing(connection, subid) as apply_lsn:
-        workers.fence(connection, *claims)
+        worker_takeover.fence(connection, *claims)
         rows = connection.execute(
             f"SELECT srrelid::bigint, handover_lsn::text FROM pgsub.subscription_rel WHERE {_TABLES}"
             " AND srsubstate = 'f' ORDER BY srrelid FOR UPDATE".encode(),
-            (subid, workers.numbers(claims)),
+            (subid, worker_takeover.numbers(claims)),
         )
         done = {relid for relid, text in rows if may_hand_over(apply_lsn, sync_lsn, lsn_or_none(text))}
         if not done:
@@ -201,8 +201,8 @@ def move_claims(connection: psycopg.Connection, claims: Sequence[Claim], positio
 
 
 def _move_claims(connection: psycopg.Connection, claims: Sequence[Claim], position: int, *, standing: bool) -> None:
-    workers.fence(connection, *claims)
-    subid, relids = claims[0].subid, workers.numbers(claims)
+    worker_takeover.fence(connection, *claims)
+    subid, relids = claims[0].subid, worker_takeover.numbers(claims)
     lock_tables(connection, subid, relids)
     connection.execute(
         f"UPDATE pgsub.subscription_rel SET handover_lsn = %s WHERE {_TABLES}"
@@ -217,7 +217,7 @@ def claim_handover(connection: psycopg.Connection, claim: Claim, sync_lsn: int) 
     :return: H.
     """
     with changing(connection, claim.subid) as apply_lsn:
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         handover = _handover(connection, claim)
         if handover is None:
             handover = max(apply_lsn, sync_lsn)

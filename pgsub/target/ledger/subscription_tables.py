@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced
-from pgsub.target.ledger import chunks, held_tables, states, subscriptions, two_phase, workers
+from pgsub.target.ledger import chunks, held_tables, states, subscriptions, two_phase, worker_takeover
 from pgsub.target.ledger.subscriptions import RelationState
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import advisory_locks
 
 _LOCK_CLASS = 0x7067736D  #: "pgsm", beside the launcher's own
@@ -77,9 +77,9 @@ def reset_to_datasync(connection: psycopg.Connection, claims: Sequence[Claim]) -
     """
     if not claims:
         return
-    subid, relids = claims[0].subid, workers.numbers(claims)
+    subid, relids = claims[0].subid, worker_takeover.numbers(claims)
     with states.changing(connection, subid):
-        workers.fence(connection, *claims)
+        worker_takeover.fence(connection, *claims)
         states.lock_tables(connection, subid, relids)
         connection.execute(
             f"UPDATE pgsub.subscription_rel SET srsubstate = 'd', handover_lsn = NULL WHERE {_TABLES}"
@@ -96,7 +96,7 @@ def change(connection: psycopg.Connection, subid: int, wanted: Change) -> None:
     """
     if wanted.copies:
         two_phase.refuse_copy(connection, subid)
-    workers.fence(connection, *wanted.claims)
+    worker_takeover.fence(connection, *wanted.claims)
     rows = connection.execute(
         "SELECT srrelid::bigint, coalesce(sync_slot, spare_slot) FROM pgsub.subscription_rel"
         f" WHERE {_TABLES} ORDER BY srrelid FOR UPDATE".encode(),

@@ -17,8 +17,8 @@ from psycopg import sql
 
 from pgsub.common.errors import StateForbids, SubscriptionExists
 from pgsub.protocol.lsn import format_lsn, lsn_or_none
-from pgsub.target.ledger import workers
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger import worker_takeover
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row, scalar
 from pgsub.target.session.transactions import durable
 
@@ -222,7 +222,7 @@ def apply_position(connection: psycopg.Connection, subid: int) -> int:
 def adopt_publisher(connection: psycopg.Connection, claim: Claim, publisher: Publisher) -> None:
     """Record whom a subscription that was created without a connection follows: the first that answered."""
     with durable(connection):
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         connection.execute(
             "UPDATE pgsub.subscription SET (system_identifier, publisher_dbname, publisher_dboid, timeline)"
             " = (%s, %s, %s, %s) WHERE subid = %s AND system_identifier IS NULL",
@@ -236,7 +236,7 @@ def adopt_slot(connection: psycopg.Connection, claim: Claim, position: int) -> N
     :param position: its confirmed_flush_lsn.
     """
     with durable(connection):
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         untouched = _REPORT + " AND reported_lsn = '0/0' AND remote_lsn = '0/0'"
         connection.execute(untouched, (format_lsn(position), claim.subid))
         _set(connection, claim.subid, consistent_point=format_lsn(position))
@@ -250,7 +250,7 @@ def replace_publisher(
     ``remote_lsn`` stays where the last transaction left it, as the origin of a subscription of the server's own does.
     """
     with durable(connection):
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         _set(connection, claim.subid, system_identifier=system_identifier, timeline=timeline)
         connection.execute(_REPORT, (format_lsn(position), claim.subid))
 

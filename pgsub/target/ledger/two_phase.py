@@ -16,9 +16,9 @@ import psycopg
 from pgsub.common import quoting
 from pgsub.common.errors import Fenced, PermissionMissing, StateForbids
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import events, prepared_xacts, subscriptions, workers
+from pgsub.target.ledger import events, prepared_xacts, subscriptions, worker_takeover
 from pgsub.target.ledger.prepared_xacts import Prepared
-from pgsub.target.ledger.workers import Claim
+from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import transactions
 
@@ -82,7 +82,7 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
     with transactions.durable(connection):
         transactions.lock_timeout(connection)
         now = state(connection, subid, lock=True)
-        workers.fence(connection, claim)
+        worker_takeover.fence(connection, claim)
         # a statement of its own: it must see what was committed while the lock was awaited
         # guard: two_phase is enabled once every table is ready, without " and scalar(connection, _ALL_READY, (subid,))"
         if now == PENDING and scalar(connection, _ALL_READY, (subid,)):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from pgsub.target.catalog import modifier
+from pgsub.target.catalog import typmod
 from pgsub.target.catalog.lookup import PARTITIONS
 from pgsub.target.catalog.relation import TargetRelation
 from pgsub.target.session import roles
@@ -64,7 +64,7 @@ def _routed(
     )
     names = sql.SQL(", ").join(sql.Identifier(f"v{n}") for n in range(len(columns)))
     values = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(modifier.value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
+        sql.SQL("{} AS {}").format(typmod.value(column, sql.Identifier(f"v{n}")), sql.Identifier(column.name))
         for n, column in enumerate(columns)
     )
     arrays = sql.SQL(", ").join(sql.SQL(f"${n}::text[]") for n in range(1, len(columns) + 1))

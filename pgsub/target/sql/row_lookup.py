@@ -15,7 +15,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from pgsub.target.catalog import modifier
+from pgsub.target.catalog import typmod
 from pgsub.target.catalog.lookup import PARTITIONS
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
@@ -268,4 +268,4 @@ def _partitions(session: ReadOnlySession | InTransaction, target: TargetRelation
 
 
 def _value(column: TargetColumn, position: int) -> sql.Composed:
-    return modifier.value(column, sql.SQL(f"${position + 1}"))
+    return typmod.value(column, sql.SQL(f"${position + 1}"))

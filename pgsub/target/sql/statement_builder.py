@@ -1,7 +1,7 @@
 """Pieces of statements about single rows: parameters with their types, assignments, the condition that finds a row.
 
 Parameters are declared with the *target* column's type. So a value is read by the very input (or receive) function that
-the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.catalog.modifier`'s.
+the server's own apply would call. What the column's modifier makes of it is :mod:`~pgsub.target.catalog.typmod`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgsub.common.errors import SchemaFault
 from pgsub.protocol.reader import BINARY, NULL, UNCHANGED
-from pgsub.target.catalog import modifier
+from pgsub.target.catalog import typmod
 from pgsub.target.catalog.mapping import RelationMap
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
@@ -89,9 +89,9 @@ class Builder:
         if position not in by_input:
             return self._parameter(source, position, column.type_oid)
         if position in self._relation.read and kinds is not None and kinds[position] != BINARY:
-            return modifier.read(column, self._parameter(source, position, _TEXT))
+            return typmod.read(column, self._parameter(source, position, _TEXT))
         parameter = self._parameter(source, position, column.type_oid)
-        return modifier.read(column, sql.SQL("pg_catalog.format('%s', {})").format(parameter))
+        return typmod.read(column, sql.SQL("pg_catalog.format('%s', {})").format(parameter))
 
     def _parameter(self, source: str, position: int, type_oid: int) -> sql.SQL:
         self.types.append(type_oid)

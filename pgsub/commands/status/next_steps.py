@@ -1,4 +1,4 @@
-"""What an operator does next: steps for the present state of a subscription, with its real names and positions.
+"""The runbook: an operator's next steps for the present state of a subscription, with its real names and positions.
 
 Mirrors the runbook of the server's documentation (logical replication, conflicts), which leaves the log to be searched
 for the LSN. Nothing is changed and no server is asked.

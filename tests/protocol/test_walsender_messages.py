@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.message_strategies import ANY_LSN, TIMES, examples
 
 from pgsub.common.errors import ProtocolViolation
-from pgsub.protocol.envelope import Keepalive, XLogData, parse, standby_status
+from pgsub.protocol.walsender_messages import Keepalive, XLogData, parse, standby_status
 
 KEEPALIVE = b"k" + struct.pack(">QqB", 7, -1, 1)
 WAL_DATA = b"w" + struct.pack(">QQq", 1, 2, 3)

@@ -23,7 +23,7 @@ from pgsub.common.errors import Log, PgsubError, SparkUnusable, log_text
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
 from pgsub.common.worker_heartbeat import HeartbeatAddress
-from pgsub.spark import gateway, jobs, session, settings
+from pgsub.spark import jobs, jvm_process, session, settings
 from pgsub.tablesync import sync_worker
 from pgsub.tablesync.copy import task
 
@@ -120,7 +120,7 @@ class Engine:
         if self._settings is None:
             submitted = {**self._conf, **({"spark.master": self._master} if self._master else {})}
             given = session.given_settings()
-            self._settings = settings.user_settings(submitted, gateway.spark_home()) if given is None else given
+            self._settings = settings.user_settings(submitted, jvm_process.spark_home()) if given is None else given
         return self._settings
 
     def start(self) -> SupervisedThread:
@@ -254,7 +254,7 @@ class Engine:
 
     def rotate_log(self) -> None:
         """Keep Spark's log below its limit."""
-        gateway.rotate(self._state_dir)
+        jvm_process.rotate(self._state_dir)
 
     def close(self) -> None:
         """Stop Spark. A start under way is not waited for: the JVM ends with this process, or as soon as it is up."""

@@ -9,9 +9,9 @@ import pytest
 from fix_servers import Database
 
 from pgsub.common.errors import PermissionMissing
-from pgsub.target.ledger import owner as ledger_owner
 from pgsub.target.ledger import schema
 from pgsub.target.session import connect as target
+from pgsub.target.session import ledger_privileges
 
 
 class Roles:
@@ -33,7 +33,7 @@ class Roles:
         """A session as a worker begins it."""
         opened = target.connect(self.subdb.server.conninfo(self.subdb.name, role), "test")
         try:
-            ledger_owner.check(opened)
+            ledger_privileges.check(opened)
         except PermissionMissing:
             opened.close()
             raise
@@ -85,7 +85,7 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
     with roles.session(owner) as session:
         schema.install(session)
     assert roles.subdb.rows(_OWNERS) == [(f'"{owner}"',)]
-    roles.subdb.execute(ledger_owner.grants(f'"{other}"'))
+    roles.subdb.execute(ledger_privileges.grants(f'"{other}"'))
     for role in (other, super_):
         with pytest.raises(PermissionMissing, match=f'the ledger on the target belongs to role "{owner}"') as caught:
             roles.session(role)
@@ -95,7 +95,7 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):  # whoever made it may be anybody
         roles.session(owner).execute(_WRITE)
-    roles.subdb.execute(ledger_owner.grants(f'"{owner}"'))
+    roles.subdb.execute(ledger_privileges.grants(f'"{owner}"'))
     for role in (owner, other, super_):
         with roles.session(role) as session:
             schema.check(session)
@@ -135,7 +135,7 @@ def test_one_table_of_the_ledger_in_the_wrong_hands_is_enough(roles: Roles) -> N
         schema.install(session)
         roles.subdb.execute(f'ALTER TABLE pgsub.event OWNER TO "{mallory}"')
         with pytest.raises(PermissionMissing, match=f'belongs to role "{mallory}"') as caught:
-            ledger_owner.check(session)
+            ledger_privileges.check(session)
         assert _pasted(caught.value).splitlines()[0] == "ALTER TABLE pgsub.event OWNER TO postgres;"
 
 
@@ -180,10 +180,10 @@ def test_who_may_act_as_the_ledgers_owner_gives_itself_what_it_lacks(roles: Role
         f'ALTER SCHEMA pgsub OWNER TO "{owner}"; GRANT "{owner}" TO "{member}" WITH INHERIT FALSE, SET TRUE'
     )
     with roles.session(nobody) as session:
-        ledger_owner.give(session)
+        ledger_privileges.give(session)
         with pytest.raises(PermissionMissing, match="permission denied to keep the ledger"):
             schema.check(session)
     with roles.session(member) as session:
-        ledger_owner.give(session)
+        ledger_privileges.give(session)
         assert session.execute("SELECT current_user::text").fetchone() == (member,)
         assert session.execute("SELECT has_schema_privilege('pgsub', 'USAGE')").fetchone() == (True,)
