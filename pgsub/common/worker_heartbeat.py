@@ -2,8 +2,10 @@
 
 What a worker does between two commits (positions, bytes of a running copy) is for the eyes only. It must not be
 written to the target: two subscriptions that feed each other would keep each other awake. Whatever must not be lost
-goes through the ledger. A datagram is a code of authentication (BLAKE2b, RFC 7693, under a random key of the launcher)
-and JSON. Nothing is parsed before the code was checked: any user of the machine may send to the port.
+goes through the ledger. A datagram is a code of authentication (BLAKE2b, RFC 7693, under a random key of the launcher),
+a number that rises with every datagram of the sender (as in RFC 4303, section 3.4.3), and JSON. Nothing is parsed
+before the code was checked: any user of the machine may send to the port. What was heard before, or is older than what
+was heard, is dropped: so nobody who recorded heartbeats can let a worker that hangs seem alive.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pgsub.common.threads import SupervisedThread
 
 #: Bytes of a datagram at most, and of the code of authentication that it begins with. A heartbeat has some 700.
 MAX_BYTES, CODE_BYTES = 4096, 16
+NUMBER_BYTES = 8
 INTERVAL = 0.2  #: seconds between heartbeats of a worker
 #: After an error of the socket that is no end of it (memory of the system, say).
 _PAUSE = 0.2
@@ -80,19 +83,27 @@ def _code(key: str, body: bytes) -> bytes:
     return hashlib.blake2b(body, key=bytes.fromhex(key), digest_size=CODE_BYTES).digest()
 
 
-def _opened(key: str, datagram: bytes) -> Heartbeat | None:
-    """Read the heartbeat of a datagram; None unless one of the launcher's own workers sent it."""
-    code, body = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
-    if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, body)):
+def sealed(key: str, number: int, body: bytes) -> bytes:
+    """Return the datagram of a body."""
+    numbered = number.to_bytes(NUMBER_BYTES) + body
+    return _code(key, numbered) + numbered
+
+
+def _opened(key: str, datagram: bytes) -> tuple[int, Heartbeat] | None:
+    """Read number and heartbeat of a datagram; None unless one of the launcher's own workers sent it."""
+    code, numbered = datagram[:CODE_BYTES], datagram[CODE_BYTES:]
+    if len(datagram) > MAX_BYTES or not hmac.compare_digest(code, _code(key, numbered)):
         return None
     try:
-        values = json.loads(body)
+        values = json.loads(numbered[NUMBER_BYTES:])
     except (ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.keys() != _TYPES.keys():
         return None  # a worker of another version
     fit = all(type(values[name]) is kind for name, kind in _TYPES.items())
-    return Heartbeat(**values) if fit and all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int) else None
+    if not fit or not all(-1 <= v < 1 << 64 for v in values.values() if type(v) is int):
+        return None
+    return int.from_bytes(numbered[:NUMBER_BYTES]), Heartbeat(**values)
 
 
 class HeartbeatSender:
@@ -101,6 +112,7 @@ class HeartbeatSender:
     def __init__(self, address: HeartbeatAddress | None) -> None:
         self._address = address
         self._next = 0.0
+        self._number = 0
         self._socket: socket.socket | None = None
 
     def send(self, heartbeat: Heartbeat, *, now: bool = False) -> None:
@@ -109,9 +121,10 @@ class HeartbeatSender:
         if self._address is None or (not now and clock < self._next):
             return
         self._next = clock + INTERVAL
+        self._number = max(self._number + 1, time.monotonic_ns())  # rises over the tries of a chunk, too
         body = json.dumps(asdict(heartbeat)).encode()
         with contextlib.suppress(OSError):
-            self._connected(self._address).send(_code(self._address.key, body) + body)
+            self._connected(self._address).send(sealed(self._address.key, self._number, body))
 
     def _connected(self, address: HeartbeatAddress) -> socket.socket:
         """Return the socket, which is bound to the one address that leads there and closed to all others."""
@@ -152,6 +165,8 @@ class HeartbeatReceiver:
         self._key = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._newest: dict[tuple[int, int, int], tuple[float, Heartbeat]] = {}
+        self._heard: dict[tuple[int, int, int], tuple[int, int]] = {}  #: epoch and number of the newest
+        self._ended: dict[tuple[int, int], int] = {}  #: the epoch of a worker that ended: nothing of it is heard again
         self._news: dict[int, threading.Event] = {}
         self._thread: SupervisedThread | None = None
         self._closing = False
@@ -181,9 +196,20 @@ class HeartbeatReceiver:
                 continue
             assert self._thread is not None
             self._thread.checkpoint()
-            heartbeat = _opened(self._key, datagram)
-            if heartbeat is not None:
-                self._keep(heartbeat)
+            opened = _opened(self._key, datagram)
+            if opened is not None and self._unheard(*opened):
+                self._keep(opened[1])
+
+    def _unheard(self, number: int, heartbeat: Heartbeat) -> bool:
+        """Return whether a heartbeat is newer than all of its worker, and remember it."""
+        worker = heartbeat.subid, heartbeat.worker
+        key, place = (*worker, heartbeat.chunk), (heartbeat.epoch, number)
+        with self._lock:
+            # guard: a heartbeat counts once
+            if heartbeat.epoch <= self._ended.get(worker, -1) or place <= self._heard.get(key, (-1, 0)):
+                return False
+            self._heard[key] = place
+        return True
 
     def _keep(self, heartbeat: Heartbeat) -> None:
         key = heartbeat.subid, heartbeat.worker, heartbeat.chunk
@@ -228,6 +254,8 @@ class HeartbeatReceiver:
         with self._lock:
             for key in [k for k in self._newest if k[:2] == (subid, worker)]:
                 del self._newest[key]
+            heard = [self._heard.pop(key)[0] for key in [k for k in self._heard if k[:2] == (subid, worker)]]
+            self._ended[subid, worker] = max([*heard, self._ended.get((subid, worker), -1)])
 
     def close(self) -> None:
         """Stop listening."""

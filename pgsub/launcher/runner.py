@@ -254,8 +254,6 @@ class Runner(SupervisedThread):
         finally:
             self._wind_down(serving)
             watch.close()
-        if self.outcome == "reached" and serving.mirror.reported_lsn < self._goal_position:
-            self.outcome = None  # only a heartbeat said so
 
     def _recorded(self, work: Callable[[], None]) -> None:
         """Run a write of the mirror, after the one that names this process as the launcher."""
@@ -319,9 +317,10 @@ class Runner(SupervisedThread):
         if serving.mirror.held.releasing:
             return
         if not self._goal_position:
-            self._goal_position = committed_position(self.sub.connection, self.sub.name)
-        # heartbeats may be lost: the ledger is enough, only later; and what they say the ledger has to confirm
-        if serving.apply.alive and serving.mirror.position() >= self._goal_position:
+            position = committed_position(self.sub.connection, self.sub.name)
+            worker_takeover.ask_to_record(serving.session, self.sub.subid, position)
+            self._goal_position = position
+        if serving.apply.alive and serving.mirror.reported_lsn >= self._goal_position:
             self._end("failed" if error else "reached", error)
 
     def _wind_down(self, serving: _Serving) -> None:

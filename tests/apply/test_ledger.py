@@ -17,7 +17,7 @@ from pgsub.apply.worker.loop import WorkerResult
 from pgsub.common.errors import Fenced, StreamsMustRestart
 from pgsub.protocol.frames import Segment
 from pgsub.protocol.lsn import parse_lsn
-from pgsub.target.ledger import subscriptions
+from pgsub.target.ledger import subscriptions, worker_takeover
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)"
 T = [("public", "t")]
@@ -77,6 +77,27 @@ def test_keepalives_are_told_at_once_and_recorded_at_the_stop(pair: MakePair, mo
     assert p.progress()[0] == remote  # moves with transactions only
     assert p.progress()[1] >= position
     assert p.confirmed() >= position
+
+
+def test_a_position_that_somebody_waits_for_is_recorded_at_once_and_only_once(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_timing", lambda *_: Timing(idle_interval=3600))
+    p = pair(TABLES)
+    task = p.start()
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'x')")
+    p.until("SELECT reported_lsn >= remote_lsn AND remote_lsn > '0/0' FROM pgsub.progress WHERE worker = 0", task=task)
+    position = _other_wal(p)
+    _replayed(p, position)
+    assert p.progress()[1] < position
+    with closing(p.subdb.connect()) as session:
+        worker_takeover.ask_to_record(session, p.sub.subid, position)
+    recorded = "SELECT reported_lsn - '0/0'::pg_lsn >= {} FROM pgsub.progress WHERE worker = 0"
+    p.until(recorded.format(position), task=task)
+    version = _row_version(p)
+    _replayed(p, _other_wal(p))
+    assert _row_version(p) == version
+    p.stop(task)
 
 
 def test_an_idle_subscription_frees_wal_after_a_while(pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fix_failpoints import At
 
 from pgsub.common import worker_heartbeat
-from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatReceiver, HeartbeatSender
+from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatReceiver, HeartbeatSender
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_datagram_that_nobody_of_the_launchers_own_sent_is_not_even_parsed(
 ) -> None:
     parsed: list[bytes] = []
     whole = json.dumps({**asdict(Heartbeat(1, 7)), "key": "0" * 32}).encode()
-    forged = worker_heartbeat._code("0" * 32, whole) + whole
+    forged = worker_heartbeat.sealed("0" * 32, 1, whole)
     with monkeypatch.context() as patched, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         patched.setattr(json, "loads", lambda text: parsed.append(text))
         for data in (b"", b"[" * 60_000, b"\xff" * 1000, b"{}", whole, forged, b'{"key": 1}', bytes(65_000)):
@@ -73,7 +73,7 @@ def test_a_datagram_that_nobody_of_the_launchers_own_sent_is_not_even_parsed(
 def test_a_heartbeat_with_a_value_of_another_type_is_dropped(ear: HeartbeatReceiver, wrong: dict[str, object]) -> None:
     body = json.dumps({**asdict(Heartbeat(1, 7)), **wrong}).encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(worker_heartbeat._code(ear.address.key, body) + body, (ear.address.host, ear.address.port))
+        sender.sendto(worker_heartbeat.sealed(ear.address.key, 1, body), (ear.address.host, ear.address.port))
     assert heard(ear, 6) and ear.newest(1, 7) is None
 
 
@@ -85,6 +85,43 @@ def test_a_heartbeat_with_the_longest_values_has_room_in_a_datagram(ear: Heartbe
     HeartbeatSender(ear.address).send(longest, now=True)
     until(lambda: ear.newest(1, 8))
     assert ear.newest(1, 8) == longest
+
+
+@pytest.fixture
+def recorded(ear: HeartbeatReceiver) -> Iterator[Callable[[Heartbeat], bytes]]:
+    """What somebody between worker and launcher records, and delivers when he likes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as middle:
+        middle.bind(("127.0.0.1", 0))
+        sender = HeartbeatSender(HeartbeatAddress("127.0.0.1", middle.getsockname()[1], ear.address.key))
+
+        def record(heartbeat: Heartbeat) -> bytes:
+            sender.send(heartbeat, now=True)
+            return middle.recv(worker_heartbeat.MAX_BYTES)
+
+        yield record
+
+
+def test_a_heartbeat_that_somebody_recorded_and_repeats_is_no_sign_of_life(
+    ear: HeartbeatReceiver, recorded: Callable[[Heartbeat], bytes]
+) -> None:
+    first, second = (recorded(Heartbeat(1, 0, epoch=3, position=position)) for position in (10, 20))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as somebody:
+        somebody.connect((ear.address.host, ear.address.port))
+        somebody.send(second)
+        until(lambda: ear.newest(1, 0))
+        heard_at, news = ear._newest[1, 0, -1], ear.news(1)
+        news.clear()
+        for repeated in (second, first, second):
+            somebody.send(repeated)
+        assert heard(ear, 6) and ear._newest[1, 0, -1] == heard_at and not news.is_set()
+        ear.forget(1, 0)  # the worker has ended
+        somebody.send(first)
+        somebody.send(second)
+        assert heard(ear, 7) and ear.newest(1, 0) is None
+        somebody.send(recorded(Heartbeat(1, 0, epoch=4)))  # the next one
+        until(lambda: ear.newest(1, 0))
+        somebody.send(recorded(Heartbeat(1, 0, epoch=3)))  # and again the one that was taken over
+        assert heard(ear, 8) and ear.seconds_since(1, 0, 4) < 30
 
 
 def test_a_worker_sends_from_an_address_that_only_its_launcher_can_answer(ear: HeartbeatReceiver) -> None:

@@ -259,6 +259,7 @@ class ApplyLoop:
         control = None
         if (clock >= self._next_control and self._receiver.idle()) or clock >= self._next_control + 1:
             control = self._read_control()
+            self._feedback.requested |= self._progress.reported_lsn < control.wanted_lsn <= self.position
         if self._feedback.report_if_due(clock, self.position, self.remote_lsn):
             self._beat(now=True)
         if self._policy.boundary(control):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pgsub.catalog.locks import launcher_lock
 from pgsub.catalog.rows import ErrorRow, Time
 from pgsub.catalog.store import StateStore
 from pgsub.commands.status.status import error_class, serving
-from pgsub.common.errors import ApplyError, Directive, StateForbids, TimeoutExpired
+from pgsub.common.errors import ApplyError, Directive, PgsubError, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY, sync_name
@@ -126,15 +127,34 @@ def _released(store: StateStore, subscription: Subscription) -> str | None:
 
 
 def _reached(position: int) -> Condition:
+    """Wait for the ledger, which a worker that is idle there writes no sooner than it is asked to."""
+    asked = False
+
     def unmet(store: StateStore, subscription: Subscription) -> str | None:
+        nonlocal asked
         origin = store.origin(subscription.subid)
         done = max((origin.remote_lsn or 0, origin.reported_lsn or 0) if origin else (0,))
-        for worker in store.workers(subscription.subid):
-            if worker.worker_type == APPLY:
-                done = max(done, worker.latest_end_lsn or 0)
-        return None if done >= position else f"Applied up to {format_lsn(done)}, awaited is {format_lsn(position)}."
+        if done >= position:
+            return None
+        if not asked and store.workers(subscription.subid):
+            asked = True
+            _ask_to_record(subscription, position)
+        return f"Applied up to {format_lsn(done)}, awaited is {format_lsn(position)}."
 
     return unmet
+
+
+def _ask_to_record(subscription: Subscription, position: int) -> None:
+    """Ask apply not to put off recording a position; where the target cannot be asked it is recorded a little later."""
+    from psycopg import Error
+
+    from pgsub.target.ledger import worker_takeover
+    from pgsub.target.session.connect import SessionName, connect
+
+    with suppress(PgsubError, Error):
+        name = SessionName(subscription.subid, "wait", 0)
+        with closing(connect(subscription.target, name, replica=False)) as session:
+            worker_takeover.ask_to_record(session, subscription.subid, position)
 
 
 def _disabled(store: StateStore, subscription: Subscription) -> str | None:

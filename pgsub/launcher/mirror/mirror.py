@@ -246,9 +246,8 @@ class Mirror:
         return self._heartbeats.newest(self._sub.subid, worker_takeover.APPLY)
 
     def position(self) -> int:
-        """Return how far apply is, WAL without a transaction included, by the ledger or a newer heartbeat."""
-        heartbeat = self.apply_heartbeat()
-        return max(self.reported_lsn, 0 if heartbeat is None else heartbeat.position)
+        """Return how far apply is by the ledger, WAL without a transaction included."""
+        return max(self.remote_lsn, self.reported_lsn)
 
     def _workers(
         self, heard: Sequence[tuple[float, Heartbeat]], apply_alive: bool, syncing: set[int]

@@ -74,10 +74,14 @@ _Step = tuple[Statement, Sequence[object], FirstRow | None]
 
 @dataclass(slots=True)
 class Control:
-    """The flags of a worker, and apply's version of the table states."""
+    """The flags of a worker, and apply's version of the table states.
+
+    :ivar wanted_lsn: a position that somebody waits for in the ledger; 0 for none.
+    """
 
     stop: bool
     states_version: int
+    wanted_lsn: int = 0
 
 
 class Progress:
@@ -247,13 +251,13 @@ class Progress:
         :raises Fenced: the epoch was raised meanwhile.
         """
         query = """
-            SELECT c.stop, p.states_version FROM pgsub.control c
+            SELECT c.stop, p.states_version, c.wanted_lsn::text FROM pgsub.control c
               JOIN pgsub.progress p ON p.subid = c.subid AND p.worker = 0
              WHERE c.subid = %s AND c.worker = %s AND c.epoch = %s AND c.token = %s"""
         found = row(self._connection, query, self._fence)
         if found is None:
             raise Fenced("another worker took over")
-        return Control(*found)
+        return Control(found[0], found[1], lsn_or_none(found[2]) or 0)
 
     def unmirrored_events(self) -> tuple[int, int] | None:
         """Return first and last id of the events that the launcher has not recorded; None where there are none."""

@@ -59,6 +59,7 @@ CREATE TABLE pgsub.subscription (
 -- worker 0 is apply, any other the table that a sync worker serves. Short locks only: never held with data.
 -- skip_lsn is cleared in the commit of the transaction that it skips. skip_lsns: several of them, the next one first;
 -- NULL where there is only one, which any transaction clears. skip_rules: the limit of each rule that has one
+-- wanted_lsn: somebody waits until the ledger has this position
 CREATE TABLE pgsub.control (
     subid integer NOT NULL REFERENCES pgsub.subscription ON DELETE CASCADE,
     worker oid NOT NULL,
@@ -72,6 +73,7 @@ CREATE TABLE pgsub.control (
     skip_rows text CHECK (skip_rows IN ('whole', 'conflicting')),
     skip_lsns pg_lsn[],
     skip_rules jsonb,
+    wanted_lsn pg_lsn,
     PRIMARY KEY (subid, worker));
 
 CREATE TABLE pgsub.progress (

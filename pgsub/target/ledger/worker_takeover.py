@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common.errors import Fenced, TargetUnavailable
+from pgsub.protocol.lsn import format_lsn
 from pgsub.target.session.transactions import durable
 
 APPLY = 0  #: the worker number of apply in control and progress; any other is a table's oid
@@ -171,6 +172,18 @@ def ask_to_stop(connection: psycopg.Connection, subid: int) -> None:
         "UPDATE pgsub.control SET stop = true WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
         " WHERE subid = %s AND NOT stop FOR UPDATE SKIP LOCKED)",
         (subid,),
+    )
+
+
+def ask_to_record(connection: psycopg.Connection, subid: int, position: int) -> None:
+    """Ask apply to record a position in the ledger as soon as it is there, rather than within the status interval.
+
+    What is asked last counts, and a row that another session holds is passed over: the position is recorded later then.
+    """
+    connection.execute(
+        "UPDATE pgsub.control SET wanted_lsn = %s WHERE (subid, worker) IN (SELECT subid, worker FROM pgsub.control"
+        " WHERE subid = %s AND worker = 0 FOR UPDATE SKIP LOCKED)",
+        (format_lsn(position), subid),
     )
 
 
