@@ -22,7 +22,7 @@ from pgsub.apply.stream import assembler, spool_space
 from pgsub.apply.stream.spool import Spool, SpooledTransaction, SpoolFailed
 from pgsub.apply.stream.spool_space import limit
 from pgsub.apply.worker import loop
-from pgsub.common.errors import ApplyError, Directive, UsageError
+from pgsub.common.errors import ApplyError, Directive, SparkUnusable, UsageError
 from pgsub.launcher.retry import Retry
 from pgsub.protocol.frames import Frames
 
@@ -350,6 +350,35 @@ def test_a_spool_that_cannot_be_made_is_retried(tmp_path: Path) -> None:
     with pytest.raises(SpoolFailed, match="could not create a spool folder") as caught:
         Spool(str(tmp_path / "file"), "1-0")
     assert caught.value.directive is Directive.RETRY
+
+
+@pytest.mark.parametrize("fault", ["owner", "mode", "owner of parent", "mode of parent", "link"])
+def test_a_spool_folder_that_somebody_else_could_exchange_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    folder = tmp_path / "parent" / "spool"
+    folder.mkdir(parents=True)
+    place = folder.parent if "parent" in fault else folder
+    if "mode" in fault:
+        place.chmod(0o777)
+    elif fault == "link":
+        folder = tmp_path / "link"
+        folder.symlink_to(place)
+    elif os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(SparkUnusable, match=str(folder)):
+        Spool(str(folder), "1-0")
+    assert list(place.rglob("pgsub-spool-*")) == []
+
+
+def test_a_spool_folder_that_others_may_write_to_is_used_where_they_can_exchange_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    spool = Spool(str(tmp_path), "1-0")
+    [made] = tmp_path.iterdir()
+    assert made.stat().st_mode & 0o777 == 0o700
+    spool.close()
 
 
 def test_a_spool_ends_at_its_limit_before_anything_is_written_and_what_is_removed_counts_no_more(

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pgsub.apply.stream.spool_space import SpoolSpace
+from pgsub.apply.stream.spool_space import SpoolSpace, refuse_exchangeable
 from pgsub.common.errors import InternalError, SpoolFailed
 from pgsub.protocol import frames
 from pgsub.protocol.frames import Frames, Segment
@@ -47,12 +47,15 @@ class Spool:
     :param owner: names the worker; what an older attempt of the same owner left behind is removed.
     :param limit: see :class:`~pgsub.apply.stream.spool_space.SpoolSpace`.
     :raises SpoolFailed: the folder cannot be made.
+    :raises SparkUnusable: others could exchange it.
     """
 
     def __init__(self, folder: str | None, owner: str, limit: int = 0) -> None:
         base = Path(folder or _scratch())
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder:
+                refuse_exchangeable(base)
             for leftover in base.glob(f"pgsub-spool-{owner}-*") if folder else ():
                 shutil.rmtree(leftover, ignore_errors=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"pgsub-spool-{owner}-", dir=base))

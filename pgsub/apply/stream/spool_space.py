@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 from pathlib import Path
 
-from pgsub.common.errors import SpoolFailed, UsageError
+from pgsub.common.errors import SparkUnusable, SpoolFailed, UsageError
 
 #: What is left free where the spool lies: so many bytes, or that part of a small file system; and after how many bytes
 #: it is looked at again.
@@ -27,6 +28,32 @@ def limit() -> int:
             f'"{text}" is no size', detail="PGSUB_SPOOL_LIMIT is a number of bytes, or with a unit: kB, MB, GB, TB."
         )
     return int(found[1]) << _UNITS[found[2]]
+
+
+def refuse_exchangeable(folder: Path) -> None:
+    """Refuse a folder that another user can exchange, with what is read back from it, as for the state folder.
+
+    :raises SparkUnusable: it is a symbolic link, or it or its parent belongs to another user or may be written to.
+    """
+    path = shlex.quote(str(folder))
+    if folder.is_symlink():
+        raise SparkUnusable(
+            f'spool folder "{folder}" is a symbolic link', hint="Name the folder itself in spark.pgsub.spool.dir."
+        )
+    for place in (folder, folder.parent):
+        status = place.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise SparkUnusable(
+                f'spool folder "{folder}" has wrong ownership',
+                detail=f'"{place}" belongs to user id {status.st_uid}, this process runs as {os.geteuid()}.',
+                hint=f"Name a folder of your own in spark.pgsub.spool.dir.\nls -la {path}",
+            )
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            raise SparkUnusable(
+                f'spool folder "{folder}" can be exchanged by others',
+                detail=f'"{place}" is writable by others.',
+                hint=f"chmod go-w {shlex.quote(str(place))}",
+            )
 
 
 class SpoolSpace:
