@@ -221,6 +221,45 @@ def test_a_prepared_transaction_that_somebody_ended_the_same_way_is_found_done(
     assert said("found done") and _ledger(p) == (0, 0)
 
 
+def test_a_name_that_somebody_took_between_a_crash_and_the_recovery_stops_apply_and_stays_theirs(
+    prepared: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = prepared("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE theirs (id int)", names=[("public", "t")])
+    p.pubdb.execute("BEGIN; INSERT INTO t VALUES (1, 'x'); PREPARE TRANSACTION 'x'")
+    with monkeypatch.context() as patch:
+        patch.setenv("PGSUB_FAILPOINTS", "apply.after_prepare=error")
+        patch.setattr(failpoints, "_counts", {})
+        with pytest.raises(PgsubError, match=r"apply\.after_prepare"):
+            p.catch_up()
+    [(gid,)] = p.subdb.rows(_GIDS)
+    # the same role, with another purpose
+    p.subdb.execute(f"ROLLBACK PREPARED '{gid}'")
+    p.subdb.execute(f"BEGIN; INSERT INTO theirs VALUES (1); PREPARE TRANSACTION '{gid}'")
+    with pytest.raises(ApplyError, match="already in use") as caught:
+        p.catch_up()
+    assert f'in database "{p.subdb.name}"' in str(caught.value.detail) and gid in str(caught.value.hint)
+    assert p.subdb.rows(_GIDS) == [(gid,)]
+    p.subdb.execute(f"COMMIT PREPARED '{gid}'")
+    p.apply("COMMIT PREPARED 'x'")
+    p.same("t")
+    assert p.subdb.rows("SELECT id FROM theirs") == [(1,)] and _ledger(p) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_name_that_somebody_took_over_from_a_prepared_transaction_is_never_ended_by_apply(
+    prepared: Callable[..., Pair], end: str
+) -> None:
+    p = prepared("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE theirs (id int)", names=[("public", "t")])
+    p.apply("BEGIN; INSERT INTO t VALUES (1, 'x'); PREPARE TRANSACTION 'x'")
+    [(gid,)] = p.subdb.rows(_GIDS)
+    p.subdb.execute(f"{'ROLLBACK' if end == 'COMMIT' else 'COMMIT'} PREPARED '{gid}'")
+    p.subdb.execute(f"BEGIN; INSERT INTO theirs VALUES (1); PREPARE TRANSACTION '{gid}'")
+    p.pubdb.execute(f"{end} PREPARED 'x'")
+    with pytest.raises(ApplyError, match=r"(rolled back|committed) on the target"):
+        p.catch_up()
+    assert p.subdb.rows(_GIDS) == [(gid,)] and p.subdb.value("SELECT count(*) FROM theirs") == 0
+
+
 def test_a_fault_in_a_prepared_transaction_is_named_with_its_prepare_lsn(prepared: Callable[..., Pair]) -> None:
     p = prepared(sub="INSERT INTO t VALUES (1, 'here already')")
     p.apply("INSERT INTO t VALUES (2, 'x')")

@@ -26,6 +26,7 @@ from pgsub.target.ledger.prepared_xacts import Found, PreparedTransactions
 
 _log = logging.getLogger(__name__)
 
+_DUPLICATE = "42710"
 #: A session in whose open transaction the changes were applied, and the records of that.
 Applied = tuple[TargetSession, Sequence[Record]]
 #: Applies the changes in an open transaction of some session; None if that cannot be begun now.
@@ -88,8 +89,21 @@ class TwoPhase:
         except ApplyError as error:
             if "max_prepared_transactions" in (error.hint or ""):  # the server's words, with what can be pasted
                 error.hint = f"{error.hint}\n{prepared_xacts.ENABLE}"
+            if error.sqlstate == _DUPLICATE:
+                self._name_holder(error, gid)
             raise
         failpoints.point("apply.after_prepare")
+
+    def _name_holder(self, error: ApplyError, gid: str) -> None:
+        """Complete the refusal of a name that a transaction of somebody else bears: pgsub never ends that."""
+        holder = self._transactions.holder(gid)
+        if holder is not None:
+            error.detail = f'Role "{holder[0]}" has prepared a transaction of that name in database "{holder[1]}".'
+            where = f"WHERE gid = {quoting.literal(gid)};"
+            error.hint = (
+                "Let that role commit it or roll it back there; apply goes on by itself.\n"
+                f"SELECT * FROM pg_catalog.pg_prepared_xacts {where}"
+            )
 
     def finish(self, old: int, transaction: RemoteTransaction) -> int:
         """Run COMMIT PREPARED or ROLLBACK PREPARED, unless an earlier attempt did, then move the ledger.

@@ -33,13 +33,18 @@ ENABLE = "Run this on the target, and restart it; apply goes on by itself:\n" + 
     "ALTER SYSTEM SET max_prepared_transactions = 20;"
 )
 
-# Anyone may prepare a transaction of any name, but only who may write to the ledger can have done it for pgsub.
+# Anyone may prepare a transaction of any name, also this role for another purpose, and also a name that the ledger has
+# once its transaction was ended by hand. But pgsub's have written a marker: until they end they hold the lock of that
+# (AtPrepare_Locks), and only who may write to the ledger can take it.
 _GENUINE = """
-x.owner = current_user
-    OR EXISTS (SELECT FROM pgsub.prepared_pending l WHERE l.subid = %(subid)s AND l.gid = x.gid)
-    OR EXISTS (SELECT FROM pg_catalog.pg_roles o WHERE o.rolname = x.owner
-                  AND pg_catalog.has_table_privilege(o.oid, 'pgsub.control', 'UPDATE'))
+EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_locks own USING (virtualtransaction)
+         WHERE own.locktype = 'transactionid' AND own.transactionid = x.transaction AND own.granted
+           AND own.pid IS NULL AND l.pid IS NULL AND l.granted
+           AND l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'
+           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+           AND l.relation = pg_catalog.to_regclass('pgsub.prepared_xact'))
 """
+_HOLDER = "SELECT owner::text, database::text FROM pg_catalog.pg_prepared_xacts WHERE gid = %s"
 _FIND = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x
                 WHERE x.gid = %(gid)s AND x.database = pg_catalog.current_database() AND ({_GENUINE})),
@@ -111,6 +116,11 @@ class PreparedTransactions:
         row = self._connection.execute(_FIND.encode(), {"gid": gid, "subid": self._subid}).fetchone()
         assert row is not None
         return Found(*row)
+
+    def holder(self, gid: str) -> tuple[str, str] | None:
+        """Return owner and database of the transaction that bears a name; names are those of the whole cluster."""
+        row = self._connection.execute(_HOLDER, (gid,)).fetchone()
+        return None if row is None else (str(row[0]), str(row[1]))
 
     def mark(self, connection: psycopg.Connection, gid: str) -> None:
         """Write the marker row, inside the transaction that is about to be prepared.
