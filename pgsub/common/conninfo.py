@@ -173,15 +173,39 @@ def store_password(params: Mapping[str, str], passfile: Path) -> dict[str, str]:
     if password is None:
         return public
     passfile.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    escaped = password.replace("\\", "\\\\").replace(":", "\\:")
     draft = passfile.with_name(passfile.name + ".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(f"*:*:*:*:{escaped}\n")
+        file.writelines(f"{entry}:{_escaped(password)}\n" for entry in _servers(public))
         file.flush()
         os.fsync(descriptor)  # the state store, which will name it, outlives a loss of power
     draft.replace(passfile)
     return {**public, "passfile": str(passfile)}
+
+
+def _servers(params: Mapping[str, str]) -> list[str]:
+    """Return what each line of a passfile says before the password: whose it is (``passwordFromFile``, fe-connect.c).
+
+    Files may be put together, as one for executors; with wildcards the first password would go to every server.
+    """
+    hosts = (params.get("host") or params.get("hostaddr") or "").split(",")
+    ports = (params.get("port") or "").split(",")
+    user = _escaped(params["user"]) if params.get("user") else "*"
+    if "service" in params:  # which may name what is missing here
+        hosts, ports = ((hosts if hosts != [""] else ["*"]), (ports if ports != [""] else ["*"]))
+    elif len(hosts) > 1 and len(ports) == 1:
+        ports *= len(hosts)
+    found = []
+    for number, host in enumerate(hosts):
+        port = ports[number] if number < len(ports) else ""
+        # libpq compares a socket's folder that is the default of its build as localhost
+        names = ["localhost", host] if host.startswith("/") else [host or "localhost"]
+        found += [f"{name if name == '*' else _escaped(name)}:{port or '*'}:*:{user}" for name in names]
+    return found
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def endpoint(params: Mapping[str, str]) -> str:

@@ -83,7 +83,7 @@ def test_what_was_written_to_the_state_store_outlives_a_loss_of_power(disk: Disk
                 assert origin is not None and origin.remote_lsn == number
                 assert left.subscription("orders").slot_name == "orders"
                 left.put_origin(5, 100, 100)
-            assert (place / "state" / "passfiles" / "5").read_text() == "*:*:*:*:secret\n"
+            assert (place / "state" / "passfiles" / "5").read_text() == "p:*:*:*:secret\n"
 
 
 @only_thorough

@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from psycopg import pq
 
 from pgsub.common import conninfo
 from pgsub.common.errors import SparkUnusable, UsageError
@@ -97,6 +98,46 @@ def test_the_address_that_executors_are_given_is_the_one_on_the_way_to_the_maste
     assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.1"
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.9")
     assert settings.own_address("spark://127.0.0.1:7077") == "127.0.0.9"
+
+
+def _password_sent(file: Path, params: dict[str, str]) -> str:
+    """The password that libpq has for a server, before it says a word to it."""
+    made = conninfo.join(params, passfile=str(file), connect_timeout="1")
+    connection = pq.PGconn.connect_start(made.encode())
+    try:
+        return connection.password.decode()
+    finally:
+        connection.finish()
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        ({"host": "127.0.0.1", "port": "1", "user": "u"}, {"host": "127.0.0.1", "port": "2", "user": "u"}),
+        ({"host": "127.0.0.1", "port": "1", "user": "a"}, {"host": "127.0.0.1", "port": "1", "user": "b"}),
+        ({"hostaddr": "127.0.0.1", "port": "1"}, {"hostaddr": "127.0.0.2", "port": "1"}),
+        ({"host": "::1", "port": "1"}, {"host": "127.0.0.1", "port": "1"}),
+        ({"host": "/nowhere:a", "port": "1"}, {"host": "127.0.0.1", "port": "1"}),
+        ({"host": "127.0.0.1,127.0.0.2", "port": "1,2"}, {"host": "127.0.0.2,127.0.0.1", "port": "3"}),
+    ],
+)
+def test_passfiles_that_are_put_together_give_each_server_its_own_password_only(
+    tmp_path: Path, sides: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    both = tmp_path / "both"
+    for number, params in enumerate(sides):
+        conninfo.store_password({**params, "password": f"of:{number}\\"}, tmp_path / str(number))
+    for order in ((0, 1), (1, 0)):
+        both.write_text("".join((tmp_path / str(number)).read_text() for number in order))
+        both.chmod(0o600)
+        assert [_password_sent(both, params) for params in sides] == ["of:0\\", "of:1\\"]
+
+
+def test_a_password_of_a_connection_that_leaves_its_server_to_a_service_is_found(tmp_path: Path) -> None:
+    conninfo.store_password({"service": "s", "password": "secret"}, tmp_path / "file")
+    assert _password_sent(tmp_path / "file", {"host": "127.0.0.1", "port": "1", "user": "u"}) == "secret"
+    conninfo.store_password({"password": "secret"}, tmp_path / "file")  # all of it libpq's defaults
+    assert (tmp_path / "file").read_text() == "localhost:*:*:*:secret\n"
 
 
 def test_an_executor_uses_its_own_passfile_where_the_launchers_is_not_there(monkeypatch, tmp_path: Path):
