@@ -6,10 +6,11 @@ The command line shows it on stderr or writes it to a log file; tests collect it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pgsub.common.errors import Log, LogText
+from pgsub.common.text import line, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class CallbackReporter:
     :param message: gets ``warning`` or ``notice``, and the text with detail and hint on lines of their own.
     :param progress: gets the present state of all tables that synchronize.
     :param log: gets level and text of records of the log.
+
+    Control characters are written out in what they get: it may hold names and values that others chose.
     """
 
     def __init__(
@@ -57,17 +60,17 @@ class CallbackReporter:
 
     def _pass(self, kind: str, *parts: str | None) -> None:
         if self._message is not None:
-            self._message(kind, "\n".join(filter(None, parts)))
+            self._message(kind, printable("\n".join(filter(None, parts))))
 
     def log(self, level: str, text: LogText) -> None:
         """Pass a record of the log on."""
         if self._log is not None:
-            self._log(level, text)
+            self._log(line(level), LogText(printable(text)))
 
     def progress(self, rows: Sequence[TableProgress]) -> None:
         """Pass the progress on."""
         if self._progress is not None:
-            self._progress(rows)
+            self._progress([replace(row, schema=line(row.schema), name=line(row.name)) for row in rows])
 
     def done(self) -> None:
         """Do nothing."""

@@ -94,6 +94,12 @@ def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape
     assert lost["pgsub_slot_lost",] == 1 and lost["pgsub_subscription_state", "disabled"] == 1
 
 
+def test_no_name_of_a_table_steers_a_terminal_that_shows_metrics(pgsub, store):
+    store.put_held(5, [HeldRow(100, "public", "t\x1b[2J\u202e\x9b", utc_now(), False, 1, 2)])
+    shown = pgsub("metrics").stdout
+    assert "\\x1b[2J" in shown and not set(shown) & set("\x1b\u202e\x9b")
+
+
 def test_a_state_folder_that_does_not_exist_has_no_subscription_and_is_not_created(scrape, folder):
     assert ("pgsub_build_info", "0.1.0") in scrape()
     assert not folder.exists()

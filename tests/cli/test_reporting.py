@@ -18,7 +18,7 @@ from pgsub.catalog.locks import troubles
 from pgsub.cli.output import console, documents, progress, reporting
 from pgsub.cli.output.reporting import ConsoleReporter, LogReporter, record
 from pgsub.cli.settings import current
-from pgsub.commands.reporter import Reporter, TableProgress
+from pgsub.commands.reporter import CallbackReporter, Reporter, TableProgress
 from pgsub.common.errors import PgsubError, log_text, one_line
 
 GB = 1 << 30
@@ -267,6 +267,53 @@ def test_a_name_or_a_value_with_line_breaks_forges_no_field_of_a_record(tmp_path
 @pytest.mark.parametrize("mark", ["\x1b", "\x9b", "\r", "\u202e", "\u2066", "\u200f", "\u061c", "\u2028"])
 def test_what_steers_a_terminal_or_turns_text_around_is_written_out(mark):
     assert console.printable(f"a{mark}b").isprintable()
+
+
+def test_a_level_and_what_a_program_is_handed_cannot_steer_a_terminal(tmp_path):
+    LogReporter(tmp_path / "log").log("LOG\x1b[2J\n\u202eERROR", log_text("x"))
+    assert not set((tmp_path / "log").read_text()) & set("\x1b\u202e")
+    assert (tmp_path / "log").read_text().count("\n") == 1
+    heard: list[str] = []
+    reporter = CallbackReporter(
+        lambda *said: heard.extend(said),
+        lambda rows: heard.extend(f"{row.schema}{row.name}" for row in rows),
+        lambda *said: heard.extend(said),
+    )
+    forged = "t\x1b[2J\u202e\x9b"
+    reporter.warning(forged, forged, forged)
+    reporter.notice(forged, forged)
+    reporter.log(forged, log_text(forged))
+    reporter.progress([TableProgress(forged, forged, "d", 0, None, 0, None, 0, 1)])
+    assert len(heard) == 7 and not set("".join(heard)) & set("\x1b\u202e\x9b")
+
+
+@pytest.mark.parametrize(
+    "part", ["spark.", "://a:", "password", "spark.a=", "password='", "=", "a", " ", "'", "\\", "://"]
+)
+def test_no_text_is_so_long_that_looking_for_its_secrets_never_ends(part):
+    text = part * (2_000_000 // len(part))  # a test that never ends where the work grows with the square
+    assert len(console.redacted(text)) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("host=p password=secret", "host=p password=****"),
+        ("password = 'se cret' user=u", "password = **** user=u"),
+        ("postgresql://u:secret@h/d", "postgresql://u:****@h/d"),
+        ("postgresql://u:se:cr/et@h/d?sslpassword=more", "postgresql://u:****@h/d?sslpassword=****"),
+        ("http://a:password=secret", "http://a:password=****"),
+        ("--conf spark.ssl.keyPassword=secret x", "--conf spark.ssl.keyPassword=**** x"),
+        ("-Dspark.authenticate.secret=secret", "-Dspark.authenticate.secret=****"),
+        ("spark.hadoop.fs.s3a.access.key=secret", "spark.hadoop.fs.s3a.access.key=****"),
+        ("spark.a=spark.b.token=secret", "spark.a=spark.b.token=****"),
+        ("spark.a='x password=secret'", "spark.a='x password=****"),
+        ("spark.app.name=token", "spark.app.name=token"),
+        ("secret=shown spark.x=1", "secret=shown spark.x=1"),
+    ],
+)
+def test_secrets_are_concealed_wherever_they_stand(text, shown):
+    assert console.redacted(text) == shown
 
 
 def test_words_of_any_language_are_shown_as_they_are():

@@ -277,6 +277,18 @@ def test_messages_are_logged_in_their_order_with_transaction_and_position_and_th
     assert it.events() == []
 
 
+def test_a_record_whose_level_no_worker_writes_is_logged_as_any_other(pair, state_dir: Path):
+    it = pair("CREATE TABLE t (id int PRIMARY KEY)")
+    for level in ('"\\u001b[2JERROR"', "{}", "7", '"WARNING"'):
+        body = f'{{"kind": "log", "level": {level}, "text": "x"}}'
+        it.subdb.execute("INSERT INTO pgsub.event (subid, body) VALUES (%s, %s)", it.subid, body)
+    logged: list[str] = []
+    with StateStore.open(state_dir) as store:
+        store.add_subscription(it.sub)
+        Events(it.session, store, it.sub, lambda level, text: logged.append(level)).move()
+    assert logged == ["LOG", "LOG", "LOG", "WARNING"]
+
+
 def test_conflicts_come_into_the_record_once_those_of_an_older_worker_too(mirrored):
     place = {"conflict_type": "delete_missing", "schemaname": "public", "relname": "a.b", "key": "(id)=(1)"}
     place |= {

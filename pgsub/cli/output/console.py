@@ -13,28 +13,22 @@ from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import current
 from pgsub.common.errors import PgsubError, field, one_line
 from pgsub.common.subscription import SECRETS
+from pgsub.common.text import line as line
+from pgsub.common.text import printable as printable
 
 _SGR = {"locus": "01", "error": "01;31", "warning": "01;35", "note": "01;36"}
-#: Control characters but tab and line break; marks that turn the direction of text around; separators of lines.
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COMMAND = re.compile(r"(?:^ *|(?<=: )|(?<=&& ))pgsub ([a-z-]+)\b")
 _COMPLETE = re.compile(r"--(?:help|state-dir)\b")
 #: keywords of secrets, also as a URI may encode them; and what Spark itself conceals (spark.redaction.regex)
 _NAME = "|".join("".join(f"(?:{letter}|%{ord(letter):02x})" for letter in name) for name in SECRETS)
-_SPARK = r"spark\.[\w.-]*(?:secret|password|token|access[.]?key)[\w.-]*"
-_SECRET = re.compile(
-    rf"(?is)((?:{_NAME}|{_SPARK})['\"]?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)|(://[^\s:/@]*:)[^\s@]*(?=@)"
-)
-
-
-def printable(text: str) -> str:
-    """Write out control characters: values of rows must not control a terminal, nor turn text around."""
-    return CONTROLS.sub(lambda match: f"\\{'x' if match[0] < chr(256) else 'u'}{ord(match[0]):02x}", text)
-
-
-def line(text: str) -> str:
-    """Write out line breaks and control characters, so that the text is one line of output."""
-    return printable(one_line(text))
+_SPARK = re.compile(r"(?i)secret|password|token|access[.]?key")
+_VALUE = r"(?:'(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)+)"
+_SECRET = re.compile(rf"(?is)((?:{_NAME})['\"]?\s*[=:]\s*){_VALUE}")
+_SECRET_OF_OPTION = re.compile(f"(?s){_VALUE}")
+#: A name and what is between it and its value. It is tried once for each name, and not from each of its letters.
+_OPTION = re.compile(r"(?<![\w.-])([\w.-]+)['\"]?\s*[=:]\s*")
+#: It takes up to the next space or @ in any case, so that no part of a text is read for two matches.
+_URI = re.compile(r"(://[^\s:/@]*:)[^\s@]*(@?)")
 
 
 def pasted(text: str) -> str:
@@ -66,7 +60,20 @@ def _completed(line: str, more: str) -> str:
 
 def redacted(text: str) -> str:
     """Remove secrets of conninfos, URIs and options of Spark from a text that quotes the command line."""
-    return _SECRET.sub(lambda match: (match[1] or match[3]) + "****", text)
+    concealed = _URI.sub(lambda match: f"{match[1]}****@" if match[2] else match[0], text)
+    return _SECRET.sub(lambda match: match[1] + "****", _without_secrets_of_spark(concealed))
+
+
+def _without_secrets_of_spark(text: str) -> str:
+    done, parts = 0, []
+    for option in _OPTION.finditer(text):
+        _, _, name = option[1].lower().partition("spark.")
+        if option.start() >= done and _SPARK.search(name):
+            value = _SECRET_OF_OPTION.match(text, option.end())
+            if value is not None:
+                parts += [text[done : option.end()], "****"]
+                done = value.end()
+    return "".join([*parts, text[done:]])
 
 
 def say(text: str) -> None:

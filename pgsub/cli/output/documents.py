@@ -10,8 +10,9 @@ import os
 import sys
 from typing import Any
 
-from pgsub.cli.output.console import CONTROLS, pasted
+from pgsub.cli.output.console import pasted
 from pgsub.common.errors import PgsubError
+from pgsub.common.text import CONTROLS
 
 SCHEMA_VERSION = 1
 _TO_PASTE = frozenset({"hint", "next", "commands"})  #: what holds commands, in every document

@@ -42,7 +42,7 @@ def record(level: str, text: LogText, now: datetime | None = None) -> str:
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     prefix = f"{moment} UTC [{os.getpid()}] "
     first, *rest = console.pasted(console.printable(text)).split("\n")
-    lines = [f"{prefix}{level}:  {first}"]
+    lines = [f"{prefix}{console.line(level)}:  {first}"]
     # append_with_tabs in elog.c: a tab marks a line that belongs to the one before
     lines += [prefix + line if _FIELD.match(line) else "\t" + line for line in rest]
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ from pgsub.catalog.locks import troubles
 from pgsub.catalog.rows import SlotRow
 from pgsub.commands.status.blocked_state import slot_lost_in
 from pgsub.commands.status.status import Row, SubscriptionStatus, status
+from pgsub.common.text import line
 from pgsub.protocol.lsn import parse_lsn
 
 STATES = ("running", "waiting", "stopped", "disabled", "error", "blocked")
@@ -64,7 +65,7 @@ def families(found: Iterable[SubscriptionStatus], unwritten: Iterable[str] = ())
         for one in shown:
             for values, number in samples(one):
                 if number is not None:
-                    family.add_metric([one.definition.name, *values], float(number))
+                    family.add_metric([line(label) for label in (one.definition.name, *values)], float(number))
         yield family
 
 

@@ -25,6 +25,8 @@ _EVENTS = """
 SELECT e.id, e.body, s.two_phase::text FROM pgsub.event e JOIN pgsub.subscription s USING (subid)
  WHERE subid = %s ORDER BY e.id LIMIT 1000
 """
+#: Those that a worker gives its records; any other is not a worker's.
+_LEVELS = frozenset({"LOG", "INFO", "NOTICE", "WARNING", "ERROR", "DEBUG1", "DEBUG2"})
 
 
 class Events:
@@ -93,7 +95,8 @@ class Events:
         elif body["kind"] == "two_phase":
             self._log("LOG", log_text(f'two_phase is enabled for subscription "{self._sub.name}"'))
         elif body["kind"] == "log":
-            self._log(body["level"], LogText(body["text"]))
+            level, text = str(body["level"]), str(body["text"])  # a row of the ledger is the target's to write
+            self._log(level if level in _LEVELS else "LOG", LogText(text))
         elif body["kind"] == "conflict" and not body.get("quiet"):
             self._log("LOG", log_text(body["message"], detail=body["detail"], context=body["context"]))
 
