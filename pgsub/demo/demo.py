@@ -24,6 +24,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.status.status import status
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.subscription.create import CreateOptions, create
+from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.demo import schema
 from pgsub.demo.binaries import find_binaries
@@ -68,7 +69,7 @@ def run_demo(*, keep: bool, rows: int, reporter: Reporter, say: Say, show_table:
             show.step(_END)
             raise
         except psycopg.Error as error:
-            raise PgsubError("a server of the demo failed", detail=str(error).strip()) from error
+            raise PgsubError("a server of the demo failed", detail=server_words.said(error).message) from error
         if keep:
             show.keep()
         else:

@@ -10,7 +10,7 @@ from pgsub.catalog.conflicts import STOPPED
 from pgsub.catalog.rows import ConflictRow
 from pgsub.catalog.store import StateStore
 from pgsub.catalog.times import wire_time
-from pgsub.common.errors import ApplyError, InternalError, PgsubError
+from pgsub.common.errors import ApplyError, InternalError, PgsubError, shortened
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 
@@ -24,7 +24,7 @@ def internal_error(error: Exception) -> PgsubError:
         return error
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].name} (line {frames[-1].lineno})" if frames else "unknown"
-    return InternalError(f"unexpected {type(error).__name__}: {error}", context=where)
+    return InternalError(f"unexpected {type(error).__name__}: {shortened(str(error))}", context=where)
 
 
 def finish_lsn(error: PgsubError) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq
 
-from pgsub.common import quoting
+from pgsub.common import quoting, server_words
 from pgsub.common.errors import (
     ApplyError,
     PermissionMissing,
@@ -69,12 +69,11 @@ class ServerError:
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
         """Take the fields of a psycopg error; one of libpq itself has a text only."""
-        diag = error.diag
-        if diag.message_primary is not None:
-            detail, hint = shortened(diag.message_detail), shortened(diag.message_hint)
-            return cls(error.sqlstate, shortened(diag.message_primary), detail, hint)
-        first, *rest = _lines(str(error)) or [type(error).__name__]
-        return cls(error.sqlstate, shortened(first), shortened(" ".join(rest)) or None)
+        words = server_words.fields(error.diag)
+        if words.message:
+            return cls(error.sqlstate, words.message, words.detail, words.hint)
+        first, *rest = server_words.lines(error) or [type(error).__name__]
+        return cls(error.sqlstate, first, " ".join(rest) or None)
 
     @classmethod
     def from_result(cls, result: pq.abc.PGresult, encoding: str) -> ServerError:
@@ -99,7 +98,7 @@ def refused(error: BaseException, endpoint: str, user: str | None = None) -> Pgs
     :param user: role name of the conninfo, if it has one.
     :return: never contains the conninfo or a password.
     """
-    lines = _lines(shortened(str(error))) or [type(error).__name__]
+    lines = server_words.lines(error) or [type(error).__name__]
     first = re.sub(r"^(connection failed: )?(connection to server .* failed: )?", "", lines[0]) or lines[0]
     reason = re.sub(r"^(FATAL|ERROR):\s+", "", first)
     message = f"could not connect to the publisher: {reason}"
@@ -229,7 +228,3 @@ def replication_hint(user: str | None) -> str:
 
 def _role(user: str | None) -> str:
     return quoting.name(user) if user else "<user of --connection>"
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]

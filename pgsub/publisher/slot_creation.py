@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from pgsub.common import quoting
+from pgsub.common import quoting, server_words
 from pgsub.common.errors import Fenced, PgsubError, TimeoutExpired, one_line
 from pgsub.common.threads import SupervisedThread
 from pgsub.publisher.connect import Connection, connect
@@ -260,7 +260,7 @@ class SlotWatch:
             )
 
     def _blind(self, error: PgsubError | psycopg.Error) -> None:
-        reason = error.message if isinstance(error, PgsubError) else (error.diag.message_primary or "no connection")
+        reason = error.message if isinstance(error, PgsubError) else server_words.said(error).message
         self._report(
             f'creation of replication slot "{self._slot_name}" on the publisher waits for older transactions',
             f"Which ones could not be seen: {reason}.",

@@ -14,6 +14,7 @@ from types import TracebackType
 import psycopg
 from psycopg.rows import TupleRow
 
+from pgsub.common import server_words
 from pgsub.common.errors import PublisherUnavailable
 from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
@@ -112,7 +113,7 @@ def use_snapshot(connection: Connection, snapshot_name: str) -> None:
             connection.execute(statement)
         except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
             raise PublisherUnavailable(
-                f"could not import the slot's snapshot: {error.diag.message_primary}",
+                f"could not import the slot's snapshot: {server_words.said(error).message}",
                 detail="The session that held the snapshot has ended.",
                 sqlstate=error.sqlstate,
             ) from None

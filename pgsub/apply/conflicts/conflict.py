@@ -15,7 +15,7 @@ from pgsub.apply.conflicts.error_context import Place, context, locate
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common.conflict_rules import Rule
-from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError, shortened
+from pgsub.common.errors import ApplyError, PermissionMissing, PgsubError
 from pgsub.common.quoting import word
 from pgsub.protocol.messages import Message, Relation, Tuple
 from pgsub.target.catalog.mapping import RelationMap
@@ -205,7 +205,6 @@ def fault(subid: int, error: psycopg.Error, place: Place | None, statement: Stat
     else:
         where = f'relation "{place.name}"' if place.relation else "the target"
         raised = translate(error, f"apply remote transaction to {where}")
-        raised.detail = shortened(error.diag.message_detail) or raised.detail
         if place.relation is not None and isinstance(raised, ApplyError):
             raised = schema_fault.with_column(raised, error, place.relation, place.new, statement)
         elif place.relation is not None and isinstance(raised, PermissionMissing):

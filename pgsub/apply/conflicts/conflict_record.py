@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from pgsub.apply.stream.transactions import RemoteTransaction
+from pgsub.common import server_words
 from pgsub.protocol.lsn import format_lsn
 from pgsub.protocol.messages import Relation
 
@@ -74,12 +75,13 @@ def message(schema: str, name: str, kind: str) -> str:
 
 def first_detail(diag: psycopg.errors.Diagnostic) -> str:
     """Format the detail that a unique violation names by itself, in the server's words for conflicts."""
-    return f'Key already exists in unique index "{diag.constraint_name}".\n{diag.message_detail or ""}'.rstrip()
+    key = server_words.fields(diag).detail or ""
+    return f'Key already exists in unique index "{diag.constraint_name}".\n{key}'.rstrip()
 
 
 def violated_key(diag: psycopg.errors.Diagnostic) -> str | None:
     """Return the key that a unique violation names."""
-    found = _KEY.match(diag.message_detail or "")
+    found = _KEY.match(server_words.fields(diag).detail or "")
     return found[1] if found else None
 
 

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.adapt import Transformer
 from psycopg.pq import Format
 
+from pgsub.common import server_words
 from pgsub.common.errors import ApplyError, SchemaFault
 from pgsub.protocol.messages import Tuple
 from pgsub.protocol.reader import BINARY
@@ -87,9 +88,10 @@ def _parameter(error: psycopg.Error, statement: Statement | None) -> int | None:
     """Find the remote position of the value that an input or receive function refused (bind_param_error_callback)."""
     if statement is None:
         return None
-    found = _PARAMETER.match(error.diag.context or "")
+    words = server_words.fields(error.diag)
+    found = _PARAMETER.match(words.context or "")
     if found is None and error.sqlstate == _BINARY_FORMAT:
-        found = _BIND_PARAMETER.search(error.diag.message_primary or "")
+        found = _BIND_PARAMETER.search(words.message)
     number = int(found[1]) if found is not None else 0
     return statement.takes[number - 1][1] if 0 < number <= len(statement.takes) else None
 

@@ -19,6 +19,7 @@ from pgsub.apply.preview.simulated_rows import Done, Table, Version
 from pgsub.apply.resolve.rules_preview import RulesPreview
 from pgsub.apply.resolve.winner import Action
 from pgsub.apply.rows.relation_map import NEVER, RelationCache, local_name
+from pgsub.common import server_words
 from pgsub.common.errors import PgsubError, SchemaFault
 from pgsub.protocol.messages import Delete, Insert, Message, Relation, Tuple, Update
 from pgsub.protocol.reader import UNCHANGED
@@ -84,7 +85,7 @@ class Simulation:
         except (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege):
             raise  # of the preview, not of the row
         except psycopg.Error as error:
-            return replace(finding, reason=error.diag.message_primary or str(error))
+            return replace(finding, reason=server_words.said(error).message)
         except PgsubError as error:
             return replace(finding, reason=error.message)
 

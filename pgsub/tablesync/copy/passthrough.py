@@ -10,6 +10,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
+from pgsub.common import server_words
 from pgsub.publisher.channel import poll
 from pgsub.tablesync.copy.copy_out import CopyOut, Stage
 
@@ -28,7 +29,7 @@ class SourceError(Exception):
     """The publisher failed, or was lost; ``error`` is what psycopg would have raised."""
 
     def __init__(self, error: psycopg.Error) -> None:
-        super().__init__(str(error))
+        super().__init__(server_words.said(error).message)
         self.error = error
 
 

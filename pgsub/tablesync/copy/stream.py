@@ -21,7 +21,7 @@ import socket
 import psycopg
 from psycopg import pq
 
-from pgsub.common import failpoints
+from pgsub.common import failpoints, server_words
 from pgsub.publisher.connect import Connection
 from pgsub.tablesync.copy.passthrough import Moved, Passthrough, SourceError, TargetSpoke, wait
 
@@ -149,7 +149,7 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
     if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
         return psycopg.OperationalError("the connection was lost")
     error = psycopg.errors.error_from_result(result)
-    return error if error.sqlstate else psycopg.OperationalError(str(error))
+    return error if error.sqlstate else psycopg.OperationalError(server_words.said(error).message)
 
 
 def _dup(connection: psycopg.Connection) -> socket.socket:

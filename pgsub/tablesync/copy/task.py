@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsub.common import failpoints
-from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable, shortened
+from pgsub.common import failpoints, server_words
+from pgsub.common.errors import ApplyError, Fenced, PgsubError, TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.common.worker_heartbeat import Heartbeat, HeartbeatAddress, HeartbeatSender
 from pgsub.publisher import connect as publisher
@@ -140,7 +140,7 @@ class _CopySessions:
             raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
         except psycopg.Error as error:
             raised = target.translate(error, "copy the table to the target")
-            raised.context = shortened(error.diag.context)
+            raised.context = server_words.fields(error.diag).context
             if isinstance(raised, ApplyError):
                 _name_column(raised, error, piece.table)
                 spec, claim = self._spec, piece.key.claim
@@ -197,7 +197,7 @@ class _CopySessions:
 def _name_column(raised: ApplyError, error: psycopg.Error, table: CopiedTable) -> None:
     """Name the column that the server's CONTEXT names, and the DDL that makes it fit."""
     types = dict(table.types)
-    raised.column = error.diag.column_name or copy_from.column_of(error.diag.context or "", types)
+    raised.column = error.diag.column_name or copy_from.column_of(server_words.fields(error.diag).context or "", types)
     if raised.column in types and (error.sqlstate or "")[:2] == "22":
         raised.hint = ddl_hints.hint(ddl_hints.retype(*table.name, raised.column, types[raised.column]))
 

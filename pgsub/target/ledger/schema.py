@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from pgsub.common import server_words
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.target.query import scalar
 from pgsub.target.session import ledger_privileges
@@ -241,7 +242,7 @@ def _install(connection: psycopg.Connection, version: int) -> None:
         if version:
             raise _not_upgraded(version, error) from None
         raise PermissionMissing(
-            f"could not create the ledger schema on the target: {error.diag.message_primary}",
+            f"could not create the ledger schema on the target: {server_words.said(error).message}",
             detail="pgsub keeps its progress in schema pgsub of the target database, committed with the data.",
             hint=_hint(connection),
             sqlstate=error.sqlstate,
@@ -265,7 +266,7 @@ def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:
         for number in range(version + 1, VERSION + 1)
     ]
     return PermissionMissing(
-        f"could not upgrade the ledger on the target: {error.diag.message_primary}",
+        f"could not upgrade the ledger on the target: {server_words.said(error).message}",
         detail=f"It has version {version}, this pgsub needs {VERSION}.",
         hint="\n".join(
             [

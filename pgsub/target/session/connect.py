@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsub.common import conninfo as ci
-from pgsub.common import quoting
+from pgsub.common import quoting, server_words
 from pgsub.common.errors import (
     ApplyError,
     InternalError,
@@ -18,8 +18,6 @@ from pgsub.common.errors import (
     SchemaFault,
     TargetUnavailable,
     is_transient,
-    server_hint,
-    shortened,
 )
 from pgsub.common.subscription import Subscription
 from pgsub.target.query import scalar
@@ -120,7 +118,7 @@ def must_use_password(session: psycopg.Connection, sub: Subscription) -> bool:
 
 def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     state = error.sqlstate or getattr(getattr(error, "pgconn", None), "sqlstate", None)
-    reason, *more = shortened(str(error)).strip().splitlines() or [type(error).__name__]
+    reason, *more = server_words.lines(error) or [type(error).__name__]
     reason = re.sub(r"^(connection failed: )?(connection to server .* failed: )?((FATAL|ERROR):\s+)?", "", reason)
     hint = "Check host, port and that the server accepts connections."
     if state in _PASSWORD_STATES or "password" in reason or "no pg_hba.conf entry" in reason:
@@ -142,10 +140,8 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     :param doing: completes "could not …".
     :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.
     """
-    diag = error.diag
-    message = diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text = f"could not {doing}: {shortened(message)}"
-    detail, hint, state = shortened(diag.message_detail), server_hint(diag.message_hint), error.sqlstate
+    message, detail, hint, context = server_words.said(error)
+    text, state = f"could not {doing}: {message}", error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg refused our own statement: no server said anything
     if is_transient(state):
@@ -154,7 +150,7 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
         return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message), sqlstate=state)
     if state in ("42P01", "42703", "3F000", "42809"):
         return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
-    return ApplyError(text, detail=detail, hint=hint, context=shortened(diag.context), sqlstate=state)
+    return ApplyError(text, detail=detail, hint=hint, context=context, sqlstate=state)
 
 
 def _grant_hint(message: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import psycopg
 
+from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -134,9 +135,7 @@ def _attached(connection: psycopg.Connection, subid: int, *, spare: bool) -> str
         except psycopg.errors.InsufficientPrivilege:
             return None
         except (psycopg.errors.ConfigurationLimitExceeded, psycopg.errors.ObjectNotInPrerequisiteState) as error:
-            raise TargetUnavailable(
-                error.diag.message_primary or str(error), hint=SHORT_HINT, sqlstate=EXHAUSTED
-            ) from None
+            raise TargetUnavailable(server_words.said(error).message, hint=SHORT_HINT, sqlstate=EXHAUSTED) from None
         return name
     raise TargetUnavailable(
         "no replication origin is free on the target for a further session", hint=SHORT_HINT, sqlstate=EXHAUSTED

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import psycopg
 from psycopg import pq, sql
 
+from pgsub.common import server_words
 from pgsub.common.errors import TargetUnavailable
 from pgsub.target.sql.statement_builder import Statement
 
@@ -46,7 +47,7 @@ class StatementFailed(Exception):
     """
 
     def __init__(self, tag: object, error: psycopg.Error, statement: Statement | None) -> None:
-        super().__init__(str(error))
+        super().__init__(server_words.said(error).message)
         self.tag = tag
         self.error = error
         self.statement = statement
@@ -171,13 +172,13 @@ class Pipeline:
         try:
             return self._pgconn.flush()
         except psycopg.Error as error:
-            raise TargetUnavailable(f"could not send to the target: {_first_line(error)}") from None
+            raise TargetUnavailable(f"could not send to the target: {server_words.said(error).message}") from None
 
     def _consume(self) -> None:
         try:
             self._pgconn.consume_input()
         except psycopg.Error as error:
-            raise TargetUnavailable(f"could not receive from the target: {_first_line(error)}") from None
+            raise TargetUnavailable(f"could not receive from the target: {server_words.said(error).message}") from None
 
     def _drain(self, until_sync: bool) -> bool:
         """Read the results at hand; True when what was waited for is complete."""
@@ -213,7 +214,3 @@ class Pipeline:
         elif on_row is not None and result.ntuples:
             values = [result.get_value(0, n) for n in range(result.nfields)]
             on_row([None if value is None else value.decode("utf-8", "replace") for value in values])
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
