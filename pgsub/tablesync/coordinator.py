@@ -123,7 +123,8 @@ class TableSync:
                 self._let_go(session, slot)
 
     def _clean_up(self, session: psycopg.Connection, found: dict[int, TargetRelation]) -> None:
-        for relid, relation in list(found.items()):
+        for relid in sorted(cleanup.begun_before(session, self._sub.subid, found)):
+            relation = found[relid]
             try:
                 cleanup.remove_rows(session, self._claims[relid], relation)
                 continue

@@ -48,7 +48,8 @@ def _apart(waiting: Sequence[RelationState], alone: Collection[int]) -> tuple[li
     copied = [rel for rel in waiting if rel.srsubstate not in "id"]
     to_copy = sorted((rel for rel in waiting if rel.srsubstate in "id"), key=_size, reverse=True)
     small = [rel for rel in to_copy if _size(rel) <= _small() and rel.srrelid not in alone]
-    return copied + [rel for rel in to_copy if rel not in small], small
+    together = {rel.srrelid for rel in small}
+    return copied + [rel for rel in to_copy if rel.srrelid not in together], small
 
 
 def _size(rel: RelationState) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from pgsub.apply.worker import worker
@@ -68,6 +69,27 @@ def _paused_copy(p: Pair, at: At, gate: Path) -> Task:
     task = p.submit("sync", lambda _: _together(p), [None])
     p.until("SELECT count(xid) = 1 FROM pgsub.copy_chunk")
     return task
+
+
+def test_beside_the_copies_a_group_costs_the_same_however_many_tables_it_has(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = ("a", "b"), ("c", "d", "e", "f", "g", "h", "i", "j")
+    p = pair("; ".join(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in (*few, *many)), state="i")
+    here, execute, statements = threading.get_ident(), psycopg.Connection.execute, 0
+
+    def counted(self: psycopg.Connection, *args: Any, **more: Any) -> Any:
+        nonlocal statements
+        statements += threading.get_ident() == here
+        return execute(self, *args, **more)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    costs = []
+    for relids in [[p.relid(name) for name in names] for names in (few, many)]:
+        statements = 0
+        assert p.try_sync(*relids) == {}
+        costs.append(statements)
+    assert 0 < costs[1] <= costs[0] + 3
 
 
 def test_tables_copied_together_take_one_slot_and_one_task(pair: MakePair) -> None:

@@ -217,17 +217,21 @@ def _fitting(
 
 
 _LEAVES = """
-SELECT w.oid::bigint, EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 'u' AND c.relkind = 'r'
-               AND (c.oid = w.oid OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(w.oid) t))),
-       k.relkind = 'p' AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(w.oid) t
-               JOIN pg_catalog.pg_class c ON c.oid = t.relid WHERE c.relkind <> 'p')
-  FROM unnest(%s::oid[]) AS w (oid) JOIN pg_catalog.pg_class k ON k.oid = w.oid
+SELECT k.oid::bigint,
+       CASE WHEN k.relkind = 'p' THEN coalesce(l.unlogged, false) ELSE k.relkind = 'r' AND k.relpersistence = 'u' END,
+       k.relkind = 'p' AND l.oid IS NULL
+  FROM pg_catalog.pg_class k LEFT JOIN (
+       SELECT p.oid, pg_catalog.bool_or(c.relpersistence = 'u' AND c.relkind = 'r') AS unlogged
+         FROM pg_catalog.pg_class p CROSS JOIN pg_catalog.pg_partition_tree(p.oid) t
+         JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p'
+        WHERE p.relkind = 'p' AND p.oid = ANY (%(oids)s) GROUP BY p.oid) AS l ON l.oid = k.oid
+ WHERE k.oid = ANY (%(oids)s)
 """
 
 
 def _leaves(session: psycopg.Connection, tables: Sequence[Table]) -> Iterator[Caution]:
     """Warn of where rows really go: unlogged tables, and partitioned ones without a partition."""
-    rows = session.execute(_LEAVES, ([table.target.oid for table in tables],)).fetchall() if tables else []
+    rows = session.execute(_LEAVES, {"oids": [table.target.oid for table in tables]}).fetchall() if tables else []
     found = {oid: answers for oid, *answers in rows}
     unlogged = [table for table in tables if found.get(table.target.oid, (False,))[0]]
     logged = [f"ALTER TABLE {quoting.statement(table_name(t.target))} SET LOGGED;" for t in unlogged[:1]]

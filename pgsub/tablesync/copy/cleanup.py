@@ -6,6 +6,8 @@ meanwhile carries another xid, is kept and reported, and the table stays in erro
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import psycopg
 from psycopg import sql
 
@@ -18,6 +20,15 @@ from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import scalar
 from pgsub.target.session import roles, transactions
 from pgsub.target.sql.statement_builder import table_name
+
+
+def begun_before(connection: psycopg.Connection, subid: int, relids: Collection[int]) -> set[int]:
+    """Return the tables of which an earlier attempt has planned chunks: only these may have rows of it."""
+    rows = connection.execute(
+        "SELECT DISTINCT srrelid::bigint FROM pgsub.copy_chunk WHERE subid = %s AND srrelid = ANY (%s)",
+        (subid, list(relids)),
+    )
+    return {relid for (relid,) in rows}
 
 
 def remove_rows(connection: psycopg.Connection, claim: Claim, target: TargetRelation) -> None:

@@ -96,6 +96,9 @@ def prepare(
                 _prepare(session, sub, table, version, prepared, together=len(targets) > 1)
             except SchemaFault as fault:
                 prepared.errors[relid] = fault
+        if prepared.pieces:
+            rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in prepared.pieces]
+            chunks.plan(session, rows, "chunked" if prepared.chunked else "atomic")
     return prepared
 
 
@@ -148,9 +151,6 @@ def _prepare(
         acts_as=relation.acts_as,
         types=types,
     )
-    pieces = [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
-    rows = [(piece.key, piece.chunk.bytes, piece.chunk.rows) for piece in pieces]
-    chunks.plan(session, rows, "atomic" if atomic else "chunked")
-    prepared.pieces += pieces
-    if not atomic:
+    prepared.pieces += [Piece(ChunkKey(table.claim, table.attempt, one.number), one, copied) for one in made]
+    if not atomic:  # then it is the only one
         prepared.chunked.append(relation.oid)

@@ -149,7 +149,8 @@ class _CopySessions:
 
     def _copy(self, piece: Piece) -> tuple[int, int]:
         key, chunk, table = piece.key, piece.chunk, piece.table
-        if not chunks.begin(self._session, key, durable=table.atomic):
+        patience = PATIENCE if self._spec.grouped else ""
+        if not chunks.begin(self._session, key, patience, durable=table.atomic):
             return 0, 0
         heartbeat = Heartbeat(key.claim.subid, key.claim.worker, key.number, epoch=key.claim.epoch, state="d")
 
@@ -159,10 +160,7 @@ class _CopySessions:
 
         moved(0)
         # a transaction for each piece: locks on several tables at once could make others' transactions deadlock victims
-        use_snapshot(self._source, self._spec.snapshot)
-        if self._spec.grouped:
-            self._source.execute(PATIENCE)
-            self._session.execute(PATIENCE)
+        use_snapshot(self._source, self._spec.snapshot, patience)
         if table.resolves:
             writer = self._resolving(key)
             rows, size = row_by_row.move(self._source, writer, chunk.copy_out, table, moved)

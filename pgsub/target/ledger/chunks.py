@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -47,25 +48,33 @@ def plan(connection: psycopg.Connection, rows: Sequence[tuple[ChunkKey, int | No
         "UPDATE pgsub.subscription_rel SET copy_mode = %s WHERE subid = %s AND srrelid = ANY (%s)",
         (mode, subid, list(relids)),
     )
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
-            " VALUES (%s, %s, %s, %s, %s, %s)",
-            [(*key.params, size, count) for key, size, count in rows],
-        )
+    keys = [key for key, _, _ in rows]
+    connection.execute(
+        "INSERT INTO pgsub.copy_chunk (subid, srrelid, attempt, chunk, bytes_total, rows_total)"
+        " SELECT %s, n.* FROM unnest(%s::oid[], %s::int4[], %s::int4[], %s::int8[], %s::int8[]) AS n",
+        (
+            subid,
+            worker_takeover.numbers([key.claim for key in keys]),
+            [key.attempt for key in keys],
+            [key.number for key in keys],
+            [size for _, size, _ in rows],
+            [count for _, _, count in rows],
+        ),
+    )
 
 
-def begin(session: psycopg.Connection, key: ChunkKey, *, durable: bool) -> bool:
+def begin(session: psycopg.Connection, key: ChunkKey, more: LiteralString = "", *, durable: bool) -> bool:
     """Begin the chunk's transaction and lock its row.
 
     While it lasts the session goes by the table's name, so that a take-over of that table ends it.
 
+    :param more: a statement that sets something for the transaction.
     :param durable: whether the commit is synchronous, whatever the session's default is.
     :return: False, and no transaction, where there is nothing to do: done, being done, or of an attempt that is over.
     """
     name = SessionName(key.claim.subid, f"copy:{key.claim.worker}", key.claim.epoch)
     opening = sql.SQL("BEGIN; SET LOCAL application_name = {}").format(sql.Literal(str(name)))
-    session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on" if durable else ""))
+    session.execute(opening + sql.SQL("; SET LOCAL synchronous_commit = on; " if durable else "; ") + sql.SQL(more))
     # guard: a chunk is copied once, without " AND xid IS NULL"
     lock = f"SELECT true FROM pgsub.copy_chunk WHERE {_KEY} AND xid IS NULL FOR UPDATE SKIP LOCKED"
     locked = scalar(session, lock, key.params) is True
