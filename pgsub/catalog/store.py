@@ -64,7 +64,7 @@ class StateStore(JournalCatalog, AbstractContextManager["StateStore"]):
 
     @property
     def copied(self) -> PgsubError | None:
-        """The error for which this is a copy in memory of a file that cannot be written; None where it is the file."""
+        """The reason why this is a copy in memory: the file cannot be written. None if this is the file itself."""
         return self._database.copied
 
     def __exit__(self, *exception: object) -> None:

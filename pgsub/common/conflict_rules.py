@@ -1,6 +1,7 @@
-"""What is done with a conflict, by its type and table: ``[SCHEMA.TABLE:]TYPE=RESOLUTION``, and what of that has sense.
+"""Conflict rules, ``[SCHEMA.TABLE:]TYPE=RESOLUTION``: their names, their meaning, and which combinations are allowed.
 
-A table's rule goes before the subscription's. Where there is none, everything is as in the server's own subscriber.
+A rule for a table has priority over a rule for all tables. Without a rule a conflict ends as in the server's own
+subscriber.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SupervisedThread(threading.Thread):
 
     @property
     def fatal_error(self) -> PgsubError | None:
-        """What ended it; None while it runs and where it ended by itself."""
+        """The error that ended the thread; None while it runs, and if it returned."""
         if self._death is None or isinstance(self._death, PgsubError):
             return self._death
         return ThreadDied(f'thread "{self.name}" was ended by {type(self._death).__name__}: {self._death}')

@@ -108,7 +108,7 @@ class Launcher:
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutExpired(
-                        "the subscription did not get there in time",
+                        "the subscription did not reach its goal in time",
                         detail=f"Not finished: {', '.join(s.runner.sub.name for s in self._served.values())}.",
                     )
                 stop.wait(TICK)

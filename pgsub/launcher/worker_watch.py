@@ -165,7 +165,7 @@ class WorkerWatch:
 
     @property
     def row(self) -> TaskRow:
-        """What ``state.db`` shows."""
+        """The row that ``state.db`` shows."""
         sign = self._sign
         host, pid = (None, None) if sign is None else (sign.host, sign.pid)
         return TaskRow(

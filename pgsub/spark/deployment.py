@@ -1,7 +1,7 @@
-"""What keeps executors from running any task of pgsub: told by the line that matters, with the command that helps.
+"""Diagnoses of executors that cannot run any task of pgsub: the decisive line, with the command that helps.
 
-Spark gives the whole Java exception, in which the Python traceback of the executor is a part, and its last line the
-reason.
+Spark reports a whole Java exception that contains the Python traceback of the executor. The last line of that traceback
+is the reason.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def test_a_run_that_does_not_catch_up_in_time_ends_with_8_and_names_what_is_miss
             consumer.info.server_version, ["p"], binary=False, streaming="off", origin="any"
         )
         walsender.WalSender(consumer).start("s", 0, options)
-        said = one_error(cli("run", "--until-caught-up", "--timeout", "1s"), 8, "did not get there in time", hint=False)
+        said = one_error(
+            cli("run", "--until-caught-up", "--timeout", "1s"), 8, "did not reach its goal in time", hint=False
+        )
         assert "Not finished: s." in said
     pubdb.wait("SELECT active FROM pg_replication_slots WHERE slot_name = 's'", value=False)
     assert cli("run", "--until-caught-up", "--timeout", "2m").returncode == 0

@@ -1,5 +1,6 @@
-"""Which changes of a target transaction are applied, and to which table. Mirrors should_apply_changes_for_rel and
-logicalrep_rel_open (worker.c, relation.c).
+"""The filter by table state: which changes of a transaction are applied, and to which table.
+
+Mirrors should_apply_changes_for_rel and logicalrep_rel_open (worker.c, relation.c).
 """
 
 from __future__ import annotations

@@ -114,6 +114,6 @@ def _field(row: dict[str, Any], name: str) -> tuple[str, bytes | None]:
         raise StateForbids(
             f'the value of column "{name}" was too large to be kept',
             detail=f"It had {digits} bytes, and pgsub.skipped_change keeps no row of so many.",
-            hint="Bring the row by hand, from the publisher.",
+            hint="Copy the row from the publisher by hand.",
         )
     return ("b" if form == "binary" else "t"), bytes.fromhex(digits)

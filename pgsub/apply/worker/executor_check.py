@@ -88,6 +88,6 @@ def _passfile(conninfo: str, side: str) -> None:
     if file and not os.access(file, os.R_OK):
         raise SparkUnusable(
             f'the passfile of the {side} cannot be read on the executors: "{file}"',
-            hint="Put a passfile where executors can read it, and name it to them."
+            hint="Put a passfile where executors can read it, and set its path for them."
             "\n--conf spark.executorEnv.PGPASSFILE=/etc/pgsub/pgpass",
         )

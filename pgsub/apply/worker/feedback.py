@@ -1,4 +1,4 @@
-"""What feedback names, and when: a position is recorded in the ledger before it is reported.
+"""The feedback to the publisher: a position is recorded in the ledger before it is reported.
 
 NOTES: A session that waits for ``replay_lsn`` may rely on log and ``state.db``. So feedback passes no event of the
 ledger that the launcher has not mirrored, and the launcher removes an event once it is. Waiting until no event is left

@@ -36,10 +36,10 @@ transaction with changes clears the LSN, with a warning if it did not match. Of 
 transaction; the transactions between them are applied. A new setting replaces the previous one; none clears it.
 
 --conflict, --table and --limit together skip the next N rows of a table that run into this conflict, whatever their
-transaction. The rest of each transaction is applied, and then everything is as before. This works for conflicts that
-stop apply and for those that do not: of a missing row the change is then kept, and the log has one message a commit.
-All of these conflicts are recorded and counted; pgsub conflicts replay applies the changes later. For permanent rules
-see pgsub alter --on-conflict.
+transaction. The rest of each transaction is applied. After N rows, conflicts are handled as before. This works for
+conflicts that stop apply and for those that do not: the change of a missing row is then kept, and the log has one
+message for each commit. All of these conflicts are recorded and counted; pgsub conflicts replay applies the changes
+later. For permanent rules see pgsub alter --on-conflict.
 
 --preview changes nothing and works in every state of the subscription. It reads the transaction from a temporary copy
 of the replication slot, compares it with the target row by row, and prints the outcome that apply would have.
@@ -57,7 +57,7 @@ Asks on a terminal; elsewhere --yes is needed.
         ("See what skipping the transaction that apply stopped at would lose.", "pgsub skip-lsn sales --preview"),
         ("Apply all of it but the rows that conflict.", "pgsub skip-lsn sales --rows conflicting --yes"),
         (
-            "Put aside the next thousand rows that are not there to be deleted.",
+            "Skip the next thousand deletes of missing rows.",
             "pgsub skip-lsn sales --conflict delete_missing --table public.t --limit 1000 --yes",
         ),
     ),
@@ -79,7 +79,7 @@ def skip_lsn(
     ] = "whole",
     conflict: Annotated[
         str | None,
-        typer.Option("--conflict", metavar="TYPE", help="Skip rows that meet this conflict, whatever the transaction."),
+        typer.Option("--conflict", metavar="TYPE", help="Skip rows with this conflict, whatever the transaction."),
     ] = None,
     table: Annotated[
         str | None, typer.Option("--table", metavar="SCHEMA.TABLE", help="With --conflict: rows of this table.")
@@ -149,12 +149,12 @@ def _skip(options: Any, yes: bool, as_json: bool) -> None:
 def _ask(name: str, skip: Skip) -> None:
     from pgsub.protocol.lsn import format_lsn
 
-    what = "Nothing" if skip.rows == "whole" else "Only what can be applied"
+    what = "nothing" if skip.rows == "whole" else "only what it can"
     which = "transactions" if skip.waits else "transaction"
     finished = " and at ".join(map(format_lsn, skip.lsns))
     confirm(
         "Skip it?",
-        f"{what} of the {which} finished at {finished} will be applied by subscription {name}; the rest goes to"
+        f"Subscription {name} will apply {what} of the {which} finished at {finished}; the rest goes to"
         " pgsub.skipped_change on the target.",
         "To see first what would be lost: "
         + shlex.join(["pgsub", "skip-lsn", name, format_lsn(skip.lsn), "--rows", skip.rows, "--preview"]),

@@ -1,4 +1,4 @@
-"""What the state store knows: ``status``, ``wait``, ``conflicts list``, and the next step of the runbook.
+"""Reports from the state store: ``status``, ``wait``, ``conflicts list``, and the next step of the runbook.
 
 Mirrors pg_stat_subscription and pg_stat_subscription_stats. No server is asked. Entry points:
 :mod:`~pgsub.commands.status.status`,

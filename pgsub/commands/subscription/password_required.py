@@ -35,7 +35,7 @@ def check(session: psycopg.Connection, sub: Subscription, *, given: bool | None,
             "password_required=false is superuser-only",
             detail="Subscriptions with the password_required option set to false may only be created or modified by the"
             f" superuser; the target's user is {session.info.user}.",
-            hint="Leave out --no-password-required: without it no password is asked for either.",
+            hint="Leave out --no-password-required: a password is not required by default.",
             sqlstate="42501",
         )
     if not holds_password:

@@ -52,8 +52,8 @@ class UniqueIndex:
 
     :ivar immediate: checked at once, not at the end of the transaction.
     :ivar keys: columns and expressions.
-    :ivar operators: of each the equality, with its schema; ``collations`` what it compares by.
-    :ivar columns: all that keys and predicate depend on.
+    :ivar operators: the equality operator of each key, with its schema; ``collations`` are their collations.
+    :ivar columns: every column that keys and predicate depend on.
     """
 
     name: str

@@ -97,7 +97,7 @@ def inspect(
         raise StateForbids(
             "a table to copy again does not exist on the target any more",
             detail=f"OIDs: {', '.join(map(str, sorted(gone)))}.",
-            hint="A refresh without --resync takes notice of tables that were dropped and created again.",
+            hint="If the table was dropped and created again, refresh without --resync.",
         )
     _check_privileges(connection, [(one[1], one[2]) for one in rows if not one[4]])
     members = [oid for table in found for oid in table.members]
