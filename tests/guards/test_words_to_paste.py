@@ -23,7 +23,7 @@ from pgsub.publisher.faults import ServerError, classify
 from pgsub.publisher.slot_creation import OpenTransaction
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.session.connect import translate
-from pgsub.target.sql import truncate
+from pgsub.target.sql import resync_truncate
 
 assert app.app  # whose commands are known then
 
@@ -69,10 +69,10 @@ def test_no_name_of_a_constraint_or_trigger_is_sql_of_a_line_to_paste(subdb: Dat
         trigger = f"CREATE TRIGGER {{}} BEFORE TRUNCATE ON t EXECUTE FUNCTION {function}"
         session.execute(sql.SQL(trigger).format(sql.Identifier(name)))
         with pytest.raises(StateForbids) as fires:
-            truncate.inspect(session, 1, [oid], replica=False, tagged=True)
+            resync_truncate.inspect(session, 1, [oid], replica=False, tagged=True)
         session.execute(sql.SQL("CREATE TEMP TABLE f (id int CONSTRAINT {} REFERENCES t)").format(sql.Identifier(name)))
         with pytest.raises(StateForbids) as references:
-            truncate.inspect(session, 1, [oid], replica=False, tagged=True)
+            resync_truncate.inspect(session, 1, [oid], replica=False, tagged=True)
     quoted = '"c""; DROP TABLE t; --\\n"'
     assert str(fires.value.hint).endswith(f" DISABLE TRIGGER {quoted};")
     assert str(references.value.hint).endswith(f" DROP CONSTRAINT {quoted};")

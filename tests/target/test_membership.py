@@ -10,7 +10,7 @@ from pgsub.target.ledger import states, subscription_tables, subscriptions, work
 from pgsub.target.ledger.subscription_tables import Change, Renamed
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import advisory_locks
-from pgsub.target.sql import truncate
+from pgsub.target.sql import resync_truncate
 
 SUBID = 7
 _TABLES = "SELECT relname, srsubstate::text FROM pgsub.subscription_rel ORDER BY relname"
@@ -38,7 +38,7 @@ def copy_again(session, emptied):
     """What a refresh does to a table that is copied again."""
     with states.changing(session, SUBID):
         subscription_tables.change(session, SUBID, Change(again=[emptied.oid]))
-        truncate.truncate(session, [emptied])
+        resync_truncate.truncate(session, [emptied])
 
 
 def set_table(session, name, **columns):
@@ -114,13 +114,13 @@ def test_two_tables_may_change_their_names_for_each_others(session):
 def test_rows_and_state_go_together_or_stay_together(session, connect):
     session.execute("INSERT INTO public.a VALUES (1, 'x')")
     set_table(session, "a", srsubstate="r")
-    (emptied,) = truncate.inspect(session, SUBID, [oid(session, "a")], replica=True, tagged=True)
+    (emptied,) = resync_truncate.inspect(session, SUBID, [oid(session, "a")], replica=True, tagged=True)
     reader = connect("reader")
     reader.execute("BEGIN")
     reader.execute("SELECT FROM public.a")
     with pytest.raises(psycopg.errors.LockNotAvailable):
         copy_again(session, emptied)
-    assert tables(session)["a"] == "r" and truncate.lock_holders(session, [emptied])
+    assert tables(session)["a"] == "r" and resync_truncate.lock_holders(session, [emptied])
     reader.execute("ROLLBACK")
     copy_again(session, emptied)
     assert tables(session)["a"] == "i"

@@ -13,6 +13,7 @@ import typer
 
 from pgsub.cli.command_tree.command import Command, command, parameters
 from pgsub.cli.command_tree.values import parse_duration, parse_seconds
+from pgsub.cli.operate import status_tables
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
 from pgsub.cli.pages import PAGES, Page
@@ -215,12 +216,12 @@ def _print(look: Shown, found: list[Any]) -> list[str]:
             f'no subscription exists in state folder "{console.printable(str(current.state_dir))}"',
             hint="Is it the right one?\npgsub --state-dir FOLDER status",
         )
-    emit(render.summary(found, expanded=look.expanded, choice=look.choice if look.chosen else None))
-    all_well = render.well(found) if sys.stdout is not None and sys.stdout.isatty() else None
+    emit(status_tables.summary(found, expanded=look.expanded, choice=look.choice if look.chosen else None))
+    all_well = status_tables.well(found) if sys.stdout is not None and sys.stdout.isatty() else None
     if all_well:
         emit(console.printable(all_well))
     if look.name is not None and not look.expanded:
-        for part in render.details(found[0]):
+        for part in status_tables.details(found[0]):
             emit("\n" + part)
     return unwritten
 

@@ -15,7 +15,7 @@ from pgsub.cli.subscription import options, plan
 from pgsub.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from pgsub.target.sql.truncate import TruncatedTable
+    from pgsub.target.sql.resync_truncate import TruncatedTable
 
 PAGE = Page(
     summary="Refresh the tables of a subscription from its publications",

@@ -23,8 +23,8 @@ from pgsub.target.ledger.subscription_tables import Renamed
 from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.session import connect as target
 from pgsub.target.session import origins
-from pgsub.target.sql import truncate
-from pgsub.target.sql.truncate import TruncatedTable
+from pgsub.target.sql import resync_truncate
+from pgsub.target.sql.resync_truncate import TruncatedTable
 
 _OIDS = """
 SELECT n.nspname::text, c.relname::text, c.oid::bigint
@@ -146,7 +146,7 @@ def _emptied(session: psycopg.Connection, sub: Subscription, again: Sequence[Rel
         return []
     tagged = origins.attach(session, sub) is not None
     relids = [rel.srrelid for rel in again]
-    return truncate.inspect(session, sub.subid, relids, replica=target.is_replica(session), tagged=tagged)
+    return resync_truncate.inspect(session, sub.subid, relids, replica=target.is_replica(session), tagged=tagged)
 
 
 def _again(

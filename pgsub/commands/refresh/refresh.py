@@ -22,7 +22,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import sync_name
 from pgsub.publisher import connect as publisher
 from pgsub.target.ledger import subscriptions, two_phase
-from pgsub.target.sql.truncate import TruncatedTable
+from pgsub.target.sql.resync_truncate import TruncatedTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from pgsub.tablesync import sync_slots
 from pgsub.target.ledger import states, subscription_tables, subscriptions, worker_takeover
 from pgsub.target.ledger.subscription_tables import Change
 from pgsub.target.ledger.worker_takeover import Claim
-from pgsub.target.sql import truncate
+from pgsub.target.sql import resync_truncate
 
 #: How long apply may hold its row in a transaction, or others a table that is to be emptied.
 PATIENCE_SECONDS = 60.0
@@ -123,7 +123,7 @@ class _Attempt:
 
     def _truncate(self) -> None:
         try:
-            truncate.truncate(self._session, self._wanted.emptied)
+            resync_truncate.truncate(self._session, self._wanted.emptied)
         except psycopg.errors.LockNotAvailable:
             self.refused += 1
             raise
@@ -131,7 +131,7 @@ class _Attempt:
     def given_up(self) -> TimeoutExpired:
         """Return the error for the last try."""
         if self.refused:
-            held = truncate.lock_holders(self._session, self._wanted.emptied)
+            held = resync_truncate.lock_holders(self._session, self._wanted.emptied)
             tables = ", ".join(f'"{t.schema}.{t.name}"' for t in self._wanted.emptied)
             return TimeoutExpired(
                 f"timeout while waiting to truncate {tables}",
