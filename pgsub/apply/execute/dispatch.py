@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pgsub.apply.conflicts.error_context import Place
 from pgsub.apply.conflicts.logical_messages import LoggedMessage
 from pgsub.apply.execute.held_changes import HeldChangeWriter
-from pgsub.apply.rows.table_state_filter import ChangeFilter
+from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.decoder import decode_change
@@ -26,7 +26,7 @@ class Dispatch:
     """
 
     def __init__(
-        self, rows: RowWriter, changes: ChangeFilter, held: HeldChangeWriter, dealt: Callable[[], None]
+        self, rows: RowWriter, changes: TableStateFilter, held: HeldChangeWriter, dealt: Callable[[], None]
     ) -> None:
         self._rows = rows
         self._filter = changes

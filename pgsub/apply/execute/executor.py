@@ -24,7 +24,7 @@ from pgsub.apply.execute.held_changes import HeldChangeWriter
 from pgsub.apply.resolve.resolver import Change, Resolver
 from pgsub.apply.rows.change_block import ChangeBlock
 from pgsub.apply.rows.relation_map import RelationCache
-from pgsub.apply.rows.table_state_filter import ChangeFilter, Filter
+from pgsub.apply.rows.table_state_filter import Filter, TableStateFilter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.sets import writer
 from pgsub.apply.sets.writer import SetWriter
@@ -78,7 +78,7 @@ class Executor:
         self._sets = SetWriter(self._rows, replica=relations.replica)
         self._set_based = set_based
         self._spill = spill
-        self._filter = ChangeFilter(self._rows)
+        self._filter = TableStateFilter(self._rows)
         self._held = HeldChangeWriter(self._rows, self._filter, holds)
         self._block = ChangeBlock(in_stream=False)
         self._large = False  #: the target transaction has had a full block

@@ -11,7 +11,7 @@ from itertools import groupby
 import psycopg
 
 from pgsub.apply.rows.change_block import ChangeBlock
-from pgsub.apply.rows.table_state_filter import ChangeFilter
+from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import RowWriter
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol import encoder
@@ -36,7 +36,7 @@ class HeldChangeWriter:
     :param holds: whether any table is held.
     """
 
-    def __init__(self, rows: RowWriter, changes: ChangeFilter, holds: Callable[[], bool]) -> None:
+    def __init__(self, rows: RowWriter, changes: TableStateFilter, holds: Callable[[], bool]) -> None:
         self._rows = rows
         self._relations = rows.relations
         self._filter = changes

@@ -16,7 +16,7 @@ from pgsub.apply.conflicts.error_context import Place, context
 from pgsub.apply.resolve.conflicting_rows import ConflictingRows, RowChanged
 from pgsub.apply.resolve.rules import Records, SingleChange, decide
 from pgsub.apply.resolve.winner import Action
-from pgsub.apply.rows.table_state_filter import ChangeFilter
+from pgsub.apply.rows.table_state_filter import TableStateFilter
 from pgsub.apply.rows.writer import RowWriter, SetFallback
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.common import conflict_rules as rules
@@ -64,7 +64,7 @@ class Resolver:
     """
 
     def __init__(
-        self, rows: RowWriter, changes: ChangeFilter, apply: Callable[[RemoteTransaction, bytes], None]
+        self, rows: RowWriter, changes: TableStateFilter, apply: Callable[[RemoteTransaction, bytes], None]
     ) -> None:
         self._connection = rows.connection
         self._rows = rows

@@ -37,7 +37,7 @@ class Decision:
 Filter = Callable[[Relation, int | None, int], Decision | None]
 
 
-class ChangeFilter:
+class TableStateFilter:
     """The filter of one executor's changes. What it decided holds until the target transaction ends.
 
     :param rows: the session's writer, between whose statements the catalogs are asked.
