@@ -169,6 +169,7 @@ def _prepared(scene: Scene) -> Task:
     scene.p.session.execute("UPDATE pgsub.subscription SET two_phase = 'p' WHERE subid = %s", (scene.p.subid,))
     scene.p.set(two_phase="p")
     task = scene.follows()
+    scene.p.until("DELETE FROM pgsub.event RETURNING true", task=task)  # as the launcher does
     scene.p.pubdb.execute("BEGIN; INSERT INTO t VALUES (2, 'x'); PREPARE TRANSACTION 'g'")
     scene.p.subdb.wait("SELECT count(*) = 1 FROM pg_prepared_xacts WHERE database = current_database()")
     return task
