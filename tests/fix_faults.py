@@ -285,7 +285,6 @@ class Site:
         until(
             lambda: self.fired(*names),
             lambda: f"not reached: {[n for n in names if not self.fired(n)]}\n{self.said()}",
-            90,
         )
 
     # what is there
@@ -344,7 +343,6 @@ class Site:
         until(
             lambda: self.all_ready() and self.subdb.value(query) == 0,
             lambda: f"tables: {self.states()}\n{self.said()}",
-            90,
         )
 
     def wait_equal(self) -> None:
@@ -352,7 +350,7 @@ class Site:
         assert self.writer is not None
         self.writer.rest()
         wanted = self.digest(self.pubdb)
-        until(lambda: self.digest(self.subdb) == wanted, lambda: f"{self._difference()}\n{self.said()}", 60)
+        until(lambda: self.digest(self.subdb) == wanted, lambda: f"{self._difference()}\n{self.said()}")
 
     def _difference(self) -> str:
         return f"publisher {self.digest(self.pubdb)}\n   target {self.digest(self.subdb)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import patience
 import pytest
 from fix_pair import MakePair, Pair
 from fix_transaction_kinds import KINDS
@@ -304,7 +305,7 @@ def test_a_worker_killed_at_any_step_of_a_skip_has_skipped_once_or_not_at_all(ma
         skips(p, error.finish_lsn, rows)
         before = len(letters(p))
         task = child("pgsub.apply.worker.worker:run", p.spec(p.take_over(), until_lsn=p.published()), {point: "kill"})
-        assert task.process.wait(60) == -9
+        assert task.process.wait(patience.SECONDS) == -9
         p.subdb.wait(sessions, f"pgsub {p.subid} apply %", value=0)
         done = point == "apply.commit_reply_lost"
         assert (skip.pending(p.session, p.subid) is None) is done

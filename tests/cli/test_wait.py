@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import patience
 import pytest
 
 from pgsub.catalog.rows import ErrorRow, RelationRow, WorkerRow
@@ -220,7 +221,7 @@ def test_caught_up_asks_the_publisher_once_and_waits_for_that_position(environme
     waiting = subprocess.Popen([*command, "--timeout", "1m"], env=environment)
     now = parse_lsn(pubdb.value("SELECT pg_current_wal_flush_lsn()"))
     store.put_origin(5, now + (1 << 30), None)
-    assert waiting.wait(60) == 0
+    assert waiting.wait(patience.SECONDS) == 0
 
 
 def test_caught_up_with_a_publisher_that_is_away_is_code_4(pgsub, store):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import patience
 import pytest
 from fix_program import nothing_created, one_error, until
 from psycopg import sql
@@ -84,9 +85,9 @@ def test_a_publication_may_be_newer_than_changes_that_are_still_to_be_applied(se
         for number in range(2, 20):
             pubdb.execute("INSERT INTO b VALUES (%s, 1)", number)
         publication(tables)
-        altering = cli.start("alter", name, "--add-publication", "q", "--timeout", "60s")
+        altering = cli.start("alter", name, "--add-publication", "q")
         time.sleep(4)  # time enough to ask the workers to stop before they are where q exists
-    assert altering.wait(90) == 0, altering.log.read_text()
+    assert altering.wait(patience.SECONDS) == 0, altering.log.read_text()
     assert "warning" not in altering.log.read_text()
     pubdb.execute("INSERT INTO c VALUES (1000, 'streamed')")
     subdb.wait("SELECT count(*) FROM c", value=51)
@@ -398,7 +399,7 @@ def test_the_old_target_is_let_go_of_when_the_command_returns(served, tables, pr
         assert altering.poll() is None
     finally:
         os.kill(launcher, signal.SIGCONT)
-    assert altering.wait(60) == 0
+    assert altering.wait(patience.SECONDS) == 0
     old.stall()
     pubdb.execute("INSERT INTO b VALUES (2, 1)")
     subdb.wait("SELECT count(*) FROM b", value=3)

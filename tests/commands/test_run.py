@@ -115,6 +115,7 @@ def test_a_disabled_subscription_is_not_waited_for(cli, tables):
     assert said.splitlines()[-1].endswith("pgsub enable s")
 
 
+@pytest.mark.own_spark  # whose worker ends with a launcher that ends at once, before it could ask it to
 @pytest.mark.parametrize(
     "numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), *thorough([(signal.SIGTERM, signal.SIGTERM)])]
 )

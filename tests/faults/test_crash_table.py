@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import patience
 import pytest
 from fix_faults import Child, until
 from fix_pair import Pair
@@ -135,7 +136,7 @@ _OPEN = (
 
 def _until_done(p: Pair, relids: tuple[int, ...]) -> None:
     """Try again as the launcher does: for as long as errors say that it helps, each table alone after the first try."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience.SECONDS
     tries = [relids, *([(relid,) for relid in relids] * 50)]
     for some in tries:
         if not p.subdb.value(_OPEN, list(relids)):
@@ -225,7 +226,7 @@ def _crash(p: Pair, child: Callable[..., Child], row: Row, victim: str, relids: 
         until(lambda: (folder / point).exists() or running.process.poll() is not None, f"{point} is not reached")
         assert (folder / point).exists(), running.outcome()
     if victim == "process":
-        assert running.process.wait(30) == -9
+        assert running.process.wait(patience.SECONDS) == -9
         return
     server = p.pubdb.server if victim == "publisher" else p.subdb.server
     server.stop("immediate")

@@ -113,7 +113,7 @@ def test_a_refresh_killed_while_a_launcher_copies_the_table_leaves_no_slot_behin
             assert (name in tables(case)) == (step != "refresh.after_commit")
             case.end(case.start("refresh", case.name, "--no-wait"))
         assert set(tables(case)) == {"audit1", "keyed1"}
-        until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], lambda: f"slots: {case.pubdb.rows(_SLOTS)}", 30)
+        until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], lambda: f"slots: {case.pubdb.rows(_SLOTS)}")
     case.wait_equal()
     case.terminate(process)
     case.check()
@@ -153,7 +153,7 @@ def test_a_slot_that_comes_to_be_while_its_table_is_removed_is_dropped_by_its_ma
         go.touch()
         case.pubdb.wait("SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ '_sync_'", value=1)
     # now the launcher learns that it was fenced, and takes the slot away again
-    until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], lambda: f"slots: {case.pubdb.rows(_SLOTS)}", 30)
+    until(lambda: case.pubdb.rows(_SLOTS) == [(case.name,)], lambda: f"slots: {case.pubdb.rows(_SLOTS)}")
     case.wait_equal()
     case.terminate(process)
     case.check()

@@ -141,7 +141,7 @@ def test_a_zombie_with_an_open_transaction_cannot_commit_after_a_take_over(
         assert newer.epoch > claim.epoch
         assert subdb.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub % apply %'") == 0
         os.kill(zombie.pid, signal.SIGCONT)
-        assert zombie.wait(30) != 0
+        assert zombie.wait(patience.SECONDS) != 0
         assert rows(subdb) == []
     finally:
         zombie.kill()

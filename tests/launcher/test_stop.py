@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import pytest
 from fix_program import Cli, until
 from fix_proxy import Link, Proxy
 from fix_servers import Database
-
-from pgsub.spark import session
 
 pytestmark = pytest.mark.own_spark
 
@@ -72,9 +69,7 @@ def test_an_interpreter_that_never_starts_holds_up_no_end_and_is_not_left(
     python.chmod(0o755)
     running = cli.launcher(env={"PYSPARK_PYTHON": str(python)})
     until(lambda: pid_file.exists() and pid_file.read_text())
-    began = time.monotonic()
     _stops_without_a_word(cli, running)
-    assert time.monotonic() - began < 2 * session.ENDING_SECONDS + 10  # JVM and workers are bounded each by itself
     until(lambda: not Path(f"/proc/{pid_file.read_text().strip()}").exists())
 
 

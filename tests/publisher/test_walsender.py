@@ -333,7 +333,7 @@ def test_over_tls_nothing_waits_unseen_inside_the_library(own, tmp_path):
         messages = []
         while kinds(messages).count("C") < len(sizes):
             if not (burst := sender.receive()):
-                assert sender.wait(30), "bytes are kept back"
+                assert sender.wait(patience.SECONDS), "bytes are kept back"
             messages += burst
 
 

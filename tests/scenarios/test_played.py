@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import patience
 import pytest
 from fix_engine import Task
 from fix_pair import Pair
@@ -81,7 +82,7 @@ class Stage:
     def together(self) -> None:
         """Wait until both have applied everything."""
         number = self.pubdb.value("INSERT INTO marker DEFAULT VALUES RETURNING n")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience.SECONDS
         for database in (self.native, self.subdb):
             while not database.value("SELECT count(*) FROM marker WHERE n = %s", number):
                 assert time.monotonic() < deadline, f"{database.name} is behind"
@@ -99,7 +100,7 @@ class Stage:
 
     def _native_missed(self, wanted: dict[str, int]) -> dict[str, int]:
         columns = ", ".join(f"confl_{kind}" for kind in COUNTED)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + patience.SECONDS
         while True:  # it writes its counts once in a while
             [row] = self.native.rows(f"SELECT {columns} FROM pg_stat_subscription_stats WHERE subname = 'native'")
             since = {kind: row[n] - self._counted[kind] for n, kind in enumerate(COUNTED)}

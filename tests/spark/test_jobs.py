@@ -87,7 +87,7 @@ def test_a_long_task_does_not_keep_other_jobs_waiting(submitter, tmp_path):
     assert submitter.submit("double", tasks.double, [1, 2]).result(60) == [2, 4]
     assert not long.done()
     long.cancel()
-    assert long.wait(60)
+    assert long.wait(patience.SECONDS)
 
 
 def test_waiting_has_a_bound_and_the_job_goes_on(submitter, tmp_path):
