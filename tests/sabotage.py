@@ -54,6 +54,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_apply_waits_at_a_claimed_table_and_takes_the_claim_back_when_nobody_comes",
     ),
     "a table changes hands only where apply has not passed it": ("test_a_table_does_not_change_hands_behind_apply",),
+    "nothing beyond a barrier is committed": ("test_what_a_barrier_does_not_cover_waits_until_it_is_released",),
+    "apply does not wait at a barrier for ever": ("test_apply_goes_on_by_itself_when_nobody_releases_it",),
+    "the publisher's snapshot lies at the barrier": ("test_a_snapshot_behind_the_barrier_is_not_taken",),
+    "apply stands still until the target's snapshot is taken": (
+        "test_a_point_that_takes_longer_than_apply_stands_is_none",
+    ),
     "a table is copied by the definition that it was added by": (
         "test_no_copy_starts_by_a_definition_that_has_changed_since",
     ),

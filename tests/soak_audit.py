@@ -14,7 +14,16 @@ _SUM = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM {} t"
 #: Transactions by their table: each of them wrote one row into it, and none has a key that would refuse a second one.
 _AUDITED = ("audit", "audit_prepared", "looped")
 _LEDGER = (
-    *("copy_chunk", "event", "prepared_xact", "prepared_pending", "skipped_change", "held_table", "held_change"),
+    *(
+        "copy_chunk",
+        "event",
+        "prepared_xact",
+        "prepared_pending",
+        "skipped_change",
+        "held_table",
+        "held_change",
+        "barrier",
+    ),
 )
 _OF_A_SUBSCRIPTION = ("subscription", "control", "progress", "subscription_rel")
 

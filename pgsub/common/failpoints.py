@@ -24,7 +24,7 @@ _POINTS = {
     "apply": (
         "after_two_phase before_target_commit after_target_commit after_reported_lsn after_feedback batch_open "
         "commit_reply_lost stream_open before_prepare after_prepare before_finish_prepared after_finish_prepared "
-        "skipped released"
+        "skipped released before_barrier_reached"
     ),
     "mirror": "before_state_db before_events",
     "copy": "middle before_commit after_commit",
@@ -41,7 +41,7 @@ _POINTS = {
     "replay": "journalled taken before_commit committed",
     "state": "write",
     "thread": (
-        "apply_receiver parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "
+        "apply_receiver barrier parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "
         "runner slot_creation slot_watch spark_start standby_names sync wait"
     ),
 }

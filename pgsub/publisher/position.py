@@ -39,14 +39,19 @@ def committed_position(conninfo: str, application_name: str) -> int:
         return _committed(connection)
 
 
+def flushed_position(connection: Connection) -> int:
+    """Return where the WAL is flushed to, on a standby where it is replayed to; errors are psycopg's own."""
+    return parse_lsn(str(scalar(connection, _FLUSHED)))
+
+
 def _committed(connection: Connection) -> int:
     inserted = scalar(connection, _INSERTED)
-    flushed = parse_lsn(str(scalar(connection, _FLUSHED)))
+    flushed = flushed_position(connection)
     if inserted is None:
         return flushed
     wanted = parse_lsn(str(inserted))
     deadline = time.monotonic() + float(str(scalar(connection, _DELAY) or 0)) / 1000
     while flushed < wanted and time.monotonic() < deadline:
         time.sleep(_POLL)
-        flushed = parse_lsn(str(scalar(connection, _FLUSHED)))
+        flushed = flushed_position(connection)
     return min(flushed, wanted)

@@ -158,19 +158,27 @@ def _state(row: dict[str, Any]) -> SlotState:
 
 
 def create_slot(
-    connection: Connection, name: str, *, two_phase: bool = False, failover: bool = False, snapshot: str = "nothing"
+    connection: Connection,
+    name: str,
+    *,
+    two_phase: bool = False,
+    failover: bool = False,
+    snapshot: str = "nothing",
+    temporary: bool = False,
 ) -> int:
-    """Create a permanent logical slot of pgoutput; waits for write transactions that are older.
+    """Create a logical slot of pgoutput; waits for write transactions that are older.
 
     :param connection: a replication connection; for ``use`` inside a fresh REPEATABLE READ transaction.
     :param failover: let standbys synchronize it; ignored before 17.
     :param snapshot: nothing, use or export.
+    :param temporary: it ends with the connection.
     :return: the consistent point: everything committed later is streamed.
     :raises PgsubError: translated; StateForbids where the slot exists.
     """
     valid_slot_name(name)
     options = _create_options(connection.info.server_version, two_phase, failover, snapshot)
-    command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput {options}"
+    kind = " TEMPORARY" if temporary else ""
+    command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)}{kind} LOGICAL pgoutput {options}"
     with translating(connection, f'create replication slot "{name}"'):
         row = connection.execute(command.encode()).fetchone()
     assert row is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import LiteralString
 
@@ -21,6 +22,7 @@ from pgsub.publisher.connect import Connection, connect
 from pgsub.publisher.faults import translating
 from pgsub.publisher.slot_creation import Report, SlotWatch
 from pgsub.publisher.slots import create_slot
+from pgsub.publisher.walsender import quote_identifier
 
 # The catalog is read as of the snapshot, the functions answer as of now.
 _REWRITTEN = """
@@ -56,6 +58,9 @@ class SlotSnapshot:
         must_use_password: bool = False,
         report: Report = lambda message, detail, hint: None,
         stop: threading.Event | None = None,
+        temporary: bool = False,
+        deadline: float | None = None,
+        on_open: Callable[[int], object] = lambda pid: None,
     ) -> SlotSnapshot:
         """Create a permanent slot and keep the snapshot of its consistent point.
 
@@ -63,6 +68,9 @@ class SlotSnapshot:
 
         :param report: see :class:`~pgsub.publisher.slot_creation.SlotWatch`.
         :param stop: ends the wait.
+        :param temporary: the slot ends with the snapshot, or with :meth:`drop`.
+        :param deadline: ends the wait, on the clock of ``time.monotonic()``.
+        :param on_open: told the process id on the publisher; then the slot is created.
         :raises Fenced: asked to stop.
         :raises PgsubError: translated.
         """
@@ -70,14 +78,24 @@ class SlotSnapshot:
             conninfo, application_name=application_name, replication=True, must_use_password=must_use_password
         )
         try:
+            on_open(connection.pgconn.backend_pid)
             _execute(connection, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "start a transaction")
-            with SlotWatch(connection, conninfo, slot_name, report, stop=stop):
-                consistent_point = create_slot(connection, slot_name, failover=failover, snapshot="use")
+            with SlotWatch(connection, conninfo, slot_name, report, stop=stop, deadline=deadline):
+                consistent_point = create_slot(
+                    connection, slot_name, failover=failover, snapshot="use", temporary=temporary
+                )
             name = _execute(connection, "SELECT pg_catalog.pg_export_snapshot()", "export the snapshot").fetchone()
         except BaseException:
             connection.close()
             raise
         return cls(connection, slot_name, consistent_point, str(name[0] if name else ""))
+
+    def drop(self) -> None:
+        """Drop the slot, which keeps WAL; the snapshot stays.
+
+        :raises PgsubError: translated.
+        """
+        _execute(self.connection, f"DROP_REPLICATION_SLOT {quote_identifier(self.slot_name)}", "drop a slot")
 
     def alive(self) -> bool:
         """Return whether the snapshot can still be imported: its holder's transaction is open, its server answers."""

@@ -29,7 +29,7 @@ from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
-from pgsub.apply.worker.policy import Positions
+from pgsub.apply.worker.policy import Positions, WorkerPolicy
 from pgsub.apply.worker.start import WorkerSpec, streams
 from pgsub.common import failpoints
 from pgsub.protocol.lsn import covered
@@ -53,7 +53,7 @@ def run(spec: WorkerSpec) -> WorkerResult:
         return ApplyLoop(opened, SyncPolicy(opened, spec), spec, state=states.CATCHUP).run()
 
 
-class SyncPolicy:
+class SyncPolicy(WorkerPolicy):
     """The policy of one table's worker: only this table, and with a claim only what the claim covers."""
 
     def __init__(self, opened: WorkerStreams, spec: WorkerSpec) -> None:

@@ -120,6 +120,8 @@ class Committer:
             if first.kind is Kind.PREPARE:
                 return self._prepare(first, parallel)
             if first.kind is not Kind.COMMIT:
+                if not self._policy.admit_end(first):
+                    return 0
                 return self._moved(self._two_phase.finish(self.remote_lsn, first))
             if parallel is not None and self._commit_applied(first, parallel):
                 return 1

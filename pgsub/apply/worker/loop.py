@@ -45,6 +45,8 @@ BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
 CONTROL_SECONDS = 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
 PING_SECONDS = 1.0
+#: And both this often while somebody waits for apply.
+HURRY_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class ApplyLoop:
         try:
             self._policy.attach(self)  # may ask the target, and that may be gone
             while (outcome := self._between()) is None:
-                frames = self._receiver.take(CLOSE_SECONDS if self._batch else 0.1)
+                frames = self._receiver.take(CLOSE_SECONDS if self._batch or self._policy.hurries() else 0.1)
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
@@ -267,14 +269,15 @@ class ApplyLoop:
         if (self._done or (self._until and self.position >= self._until)) and not self._policy.unfinished():
             return "reached"
         if clock >= self._next_ping and self._receiver.idle():
-            self._next_ping = clock + PING_SECONDS
+            self._next_ping = clock + (HURRY_SECONDS if self._policy.hurries() else PING_SECONDS)
             self._receiver.ping()
         self._beat()
         return "stopped" if self._ending or (control is not None and control.stop) else None
 
     def _read_control(self) -> Control:
-        self._next_control = time.monotonic() + CONTROL_SECONDS
-        return self._progress.control()
+        control = self._progress.control()
+        self._next_control = time.monotonic() + (HURRY_SECONDS if self._policy.hurries() else CONTROL_SECONDS)
+        return control
 
     def _beat(self, *, now: bool = False) -> None:
         heartbeat, receiver = self._heartbeat, self._receiver

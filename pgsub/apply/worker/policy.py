@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
+from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.protocol.messages import Relation
 from pgsub.target.ledger.progress import Control
 from pgsub.target.ledger.skip import Skip
@@ -28,6 +29,10 @@ class ChangePolicy(Protocol):
 
     def admit(self, batch: Batch) -> int:
         """Return how many of these may be applied now, under the lock; 0 makes the loop wait and ask again."""
+
+    def admit_end(self, transaction: RemoteTransaction) -> bool:
+        """Return whether what ends a prepared transaction may be applied now; asked without the lock."""
+        return True
 
     def should_apply(self, relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
         """Decide about a change, under the progress row's lock.
@@ -60,6 +65,10 @@ class WorkerPolicy(ChangePolicy, Protocol):
 
     def boundary(self, control: Control | None) -> bool:
         """Act between batches and when idle; ``control`` is fresh when given. True ends the worker well."""
+
+    def hurries(self) -> bool:
+        """Return whether somebody waits for apply to get to a position or to go on."""
+        return False
 
     def unfinished(self) -> bool:
         """Return whether :meth:`boundary` has something to do although the stream was applied as far as it is to be."""

@@ -13,6 +13,7 @@ from pgsub.apply.rows.table_state_filter import Decision, Filter
 from pgsub.apply.stream.batch import Batch
 from pgsub.apply.stream.transactions import RemoteTransaction
 from pgsub.apply.worker import rolled_back
+from pgsub.apply.worker.barrier import ApplyBarrier
 from pgsub.apply.worker.held_release import HeldRelease
 from pgsub.apply.worker.loop import ApplyLoop, WorkerResult
 from pgsub.apply.worker.policy import Positions
@@ -67,6 +68,7 @@ class ApplyPolicy:
         self._held: dict[int, bool] = {}  #: and whether they are being released
         self._keeps: set[int] = set()  #: tables whose changes are kept, as long as the lock is held
         self._release = HeldRelease(opened, spec)
+        self._barrier = ApplyBarrier(opened.session, spec.claim)
 
     def close(self) -> None:
         """End what it has opened."""
@@ -85,6 +87,7 @@ class ApplyPolicy:
         if self._held:
             self._refresh_kept()
         described: dict[int, set[tuple[str, str]]] = {}
+        self._waiting_for = []
         for number, transaction in enumerate(batch.transactions() if self._claims else ()):
             for relation in transaction.described():
                 described.setdefault(relation.relid, set()).add(local_name(relation))
@@ -96,7 +99,21 @@ class ApplyPolicy:
             if self._waiting_for:
                 return number
         self._refused_since = None
-        return len(batch)
+        # guard: nothing beyond a barrier is committed, without "self._barrier.admit(batch) if self._barrier else "
+        return self._barrier.admit(batch) if self._barrier else len(batch)
+
+    def admit_end(self, transaction: RemoteTransaction) -> bool:
+        """Read the version anew: the end of a prepared transaction is not decided under the lock."""
+        progress = self._session.progress
+        progress.read()
+        if progress.states_version != self._version:
+            self._take(progress.states_version)
+        self._waiting_for = []
+        return self._barrier.covers(transaction.finish_lsn)
+
+    def hurries(self) -> bool:
+        """See :class:`~pgsub.apply.worker.policy.WorkerPolicy`."""
+        return bool(self._barrier)
 
     def _refresh_kept(self) -> None:
         """Find out which tables' changes are kept: newer ones go behind those still held of a table being released."""
@@ -150,9 +167,12 @@ class ApplyPolicy:
         return Decision(state.srrelid, held=state.srrelid in self._keeps)
 
     def filter_for_streaming(self) -> tuple[int, Filter] | None:
-        """Give a filter once every table is ready (pa_can_start) and none is held: then it takes no LSN to decide."""
+        """Give a filter once every table is ready (pa_can_start) and none is held: then it takes no LSN to decide.
+
+        None at a barrier, which does.
+        """
         states, names = self._states, self._names
-        if self._held or any(state.srsubstate != "r" for state in states.values()):
+        if self._held or self._barrier or any(state.srsubstate != "r" for state in states.values()):
             return None
 
         def should_apply(relation: Relation, oid: int | None, finish_lsn: int) -> Decision | None:
@@ -162,12 +182,14 @@ class ApplyPolicy:
         return self._version, should_apply
 
     def refused(self) -> bool:
-        """Wait a moment for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
+        """Wait a moment at a barrier, or for the sync workers; after :data:`CLAIM_PATIENCE` take their claims back.
 
         Patience is renewed only by a batch that meets no claim: table after table must not hold apply up.
         """
         clock = time.monotonic()
         self._refused_since = self._refused_since or clock
+        if not self._waiting_for:
+            self._barrier.stand()
         if clock - self._refused_since > CLAIM_PATIENCE and self._waiting_for:
             with contextlib.suppress(*_LOCKED):  # a hand-over is being decided, or a slot is being dropped
                 states.withdraw_claims(self._session.connection, self._subid, self._waiting_for)
@@ -180,7 +202,8 @@ class ApplyPolicy:
             self._take(control.states_version)
         if self._flips:
             return True  # the next start asks for two_phase
-        if self._release.step(self._loop.remote_lsn):
+        self._barrier.stand_at(self._loop.position)
+        if not self._barrier and self._release.step(self._loop.remote_lsn):
             self._read_again()
         position, clock = self._loop.position, time.monotonic()
         if self._first_done is not None and self._first_done <= position and clock >= self._next_ready:
@@ -201,6 +224,7 @@ class ApplyPolicy:
         self._states = table_states(self._session.connection, self._subid)
         self._held = held_tables.held(self._session.connection, self._subid)
         self._keeps = set(self._held)
+        self._barrier.read()
         self._release.tables(self._released, version)
         self._version = version
         self._session.relations.forget_names()

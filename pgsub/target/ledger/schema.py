@@ -175,6 +175,17 @@ CREATE TABLE pgsub.held_change (
     changes integer NOT NULL,
     bytes integer NOT NULL,
     PRIMARY KEY (subid, srrelid, id) INCLUDE (changes, bytes));
+
+-- apply stops where it has applied all that lsn covers, and nothing else, and says so in reached_lsn. token names the
+-- request; apply takes it away once it has stood for so many seconds (target/ledger/barrier.py). stood: seconds that it
+-- has stood at where the barrier was before
+CREATE TABLE pgsub.barrier (
+    subid integer PRIMARY KEY REFERENCES pgsub.subscription ON DELETE CASCADE,
+    token uuid NOT NULL,
+    lsn pg_lsn NOT NULL,
+    seconds double precision NOT NULL,
+    reached_lsn pg_lsn,
+    stood double precision NOT NULL DEFAULT 0);
 """
 
 #: version: SQL that leads to it from the one before. A released one is never edited; a change is a new version.

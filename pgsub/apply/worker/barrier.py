@@ -1,0 +1,70 @@
+"""The apply worker at a barrier: which transactions it may still commit, and how long it stands there.
+
+The server has nothing like it. The ledger's side is :mod:`pgsub.target.ledger.barrier`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pgsub.apply.rows.session import TargetSession
+from pgsub.apply.stream.batch import Batch
+from pgsub.common import failpoints
+from pgsub.protocol.lsn import covered
+from pgsub.target.ledger import barrier
+from pgsub.target.ledger.barrier import Barrier
+from pgsub.target.ledger.worker_takeover import Claim
+
+
+class ApplyBarrier:
+    """The barrier of one apply worker, as it was when the table states were read last."""
+
+    def __init__(self, session: TargetSession, claim: Claim) -> None:
+        self._connection, self._claim = session.connection, claim
+        self._barrier: Barrier | None = None
+        self._since: float | None = None  #: stands there
+        self._stood = 0.0  #: at where the same barrier was before, in seconds
+
+    def __bool__(self) -> bool:
+        return self._barrier is not None
+
+    def read(self) -> None:
+        """Read it; one that was moved may be stood at for its whole time."""
+        before, self._barrier = self._barrier, barrier.read(self._connection, self._claim.subid)
+        if before is None or self._barrier is None or before.token != self._barrier.token:
+            self._since, self._stood = None, 0.0
+        elif before.lsn != self._barrier.lsn and self._since is not None:
+            self._stood += time.monotonic() - self._since
+            self._since = None
+
+    def admit(self, batch: Batch) -> int:
+        """Return how many of these transactions it covers."""
+        if self._barrier is None or self.covers(batch.last.finish_lsn):
+            return len(batch)
+        return next((n for n, one in enumerate(batch.transactions()) if not self.covers(one.finish_lsn)), len(batch))
+
+    def covers(self, finish_lsn: int) -> bool:
+        """Return whether a transaction may be committed."""
+        return self._barrier is None or covered(finish_lsn, self._barrier.lsn)
+
+    def stand(self) -> None:
+        """Stand there: all that it covers is applied. Says so once, and takes it away after its time."""
+        if self._barrier is None:
+            return
+        clock = time.monotonic()
+        if self._since is None:
+            self._since = clock
+            failpoints.point("apply.before_barrier_reached")
+            barrier.stands(self._connection, self._claim, self._barrier, self._stood)
+        # guard: apply does not wait at a barrier for ever
+        if clock - self._since > self._barrier.seconds:
+            barrier.give_up(self._connection, self._claim, self._barrier)
+            self._barrier = None
+
+    def stand_at(self, position: int) -> None:
+        """Stand there if it is reached without a transaction beyond it.
+
+        :param position: everything before it is applied.
+        """
+        if self._barrier is not None and position >= self._barrier.lsn:
+            self.stand()
