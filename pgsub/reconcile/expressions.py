@@ -1,0 +1,107 @@
+"""Values and rows as SQL of either server, so that what is equal has the same text, and the same hash, on both.
+
+NOTES
+A value is compared in the text that the target's type gives it. On the publisher a column of another type, or with
+another modifier, is brought to the target's type by way of its text, as apply brings it there. What has several texts
+for one value gets one: numeric without trailing zeros, zero without a sign. Types with further ones (interval, citext,
+jsonb with numbers) are left to the target's equality, row by row (:mod:`pgsub.reconcile.rows`).
+
+Hashes are those of hash partitioning (hashtextextended and its like). They are the same on all versions from 11 on,
+for pg_upgrade relies on it. A row's is mixed once more in the end, because hash_array_extended is linear: sums over
+rows would not notice that two rows have exchanged a value. Servers of different encodings hash the bytes of UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from pgsub.publisher.tables import RemoteColumn, RemoteTable
+from pgsub.target.catalog.relation import TargetColumn, TargetRelation
+
+_NUMERIC, _FLOATS = 1700, (700, 701)
+_FIRST_NORMAL = 16384
+_TEXT = sql.SQL("({})::pg_catalog.text")
+_OUTPUT = sql.SQL("CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END")
+_HASH = sql.SQL('pg_catalog.hashtextextended(({}) COLLATE pg_catalog."C", 0)')
+_IN_UTF8 = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')")
+_MIXED = sql.SQL(
+    "pg_catalog.hashint8extended(pg_catalog.hash_array_extended(ARRAY[{}]::pg_catalog.int8[], 0), {}::pg_catalog.int8)"
+)
+_ROW, _KEY = sql.Literal(1), sql.Literal(2)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A published table and the target's, with the columns that both have.
+
+    :ivar columns: of the target, in the order of the publisher's.
+    :ivar key: positions of those that identify a row; all of them where nothing does.
+    :ivar keyed: whether something does.
+    """
+
+    remote: RemoteTable
+    target: TargetRelation
+    columns: tuple[TargetColumn, ...]
+    key: tuple[int, ...]
+    keyed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name on the target, for messages."""
+        return f"{self.target.schema}.{self.target.name}"
+
+
+def compared(remote: RemoteTable, target: TargetRelation) -> ComparedTable:
+    """Pair the columns of two tables by name; generated ones of the target hold what the target makes of the others."""
+    names = {column.name: column for column in target.columns if not column.generated}
+    columns = tuple(names[column.name] for column in remote.columns if column.name in names)
+    positions = {column.name: number for number, column in enumerate(columns)}
+    keyed = bool(target.identity) and all(name in positions for name in target.identity)
+    key = tuple(positions[name] for name in target.identity) if keyed else tuple(range(len(columns)))
+    return ComparedTable(remote, target, columns, key, keyed)
+
+
+def publisher_values(table: ComparedTable) -> list[sql.Composed]:
+    """Compose the text of each compared column on the publisher."""
+    sent = {column.name: column for column in table.remote.columns}
+    return [_of_publisher(sent[column.name], column) for column in table.columns]
+
+
+def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
+    name = sql.Identifier(remote.name)
+    if remote.type_oid == column.type_oid and column.typmod in (-1, remote.typmod):
+        return _canonical(name, column.type_oid)
+    if column.type_oid >= _FIRST_NORMAL or (remote.type_oid >= _FIRST_NORMAL and remote.type_name == column.type_name):
+        return _TEXT.format(name)
+    read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.full_type))
+    return _canonical(read, column.type_oid)
+
+
+def target_values(table: ComparedTable) -> list[sql.Composed]:
+    """Compose the text of each compared column on the target."""
+    return [_canonical(sql.Identifier(column.name), column.type_oid) for column in table.columns]
+
+
+def _canonical(value: sql.Composable, type_oid: int) -> sql.Composed:
+    if type_oid == _NUMERIC:
+        return _TEXT.format(sql.SQL("pg_catalog.trim_scale({})").format(value))
+    if type_oid in _FLOATS:
+        return sql.SQL("CASE WHEN {0} = 0 THEN '0' ELSE {1} END").format(value, _TEXT.format(value))
+    return _TEXT.format(value)
+
+
+def hashes(values: Sequence[sql.Composable], key: Sequence[int], *, in_utf8: bool) -> tuple[sql.Composed, sql.Composed]:
+    """Compose the hash of a row's key and that of the row.
+
+    :param values: texts of its columns.
+    :param in_utf8: whether the other server has another encoding.
+    """
+    each = [_HASH.format(_IN_UTF8.format(value) if in_utf8 else value) for value in values]
+    return _MIXED.format(_listed([each[n] for n in key]), _KEY), _MIXED.format(_listed(each), _ROW)
+
+
+def _listed(parts: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)

@@ -1,0 +1,183 @@
+"""Rows of the buckets that differ, from both servers in the order of their hashes, and what is made of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+import psycopg
+from psycopg import sql
+
+from pgsub.reconcile.expressions import ComparedTable
+from pgsub.target.catalog.relation import TargetColumn
+
+#: Text of each compared column.
+Values = tuple[str | None, ...]
+#: Hashes of key and row, and the row.
+Row = tuple[int, int, Values]
+
+#: Differing rows of a table that are kept to be shown.
+LISTED = 1000
+#: Pairs, and bytes of them, that the target is asked about at once.
+_PAIRS, _PAIR_BYTES = 500, 4 << 20
+#: Types whose values are equal only where their canonical texts are: bool, bytea, name, int8, int2, int4, text, oid,
+#: float4, float8, bpchar, varchar, date, timestamp, timestamptz, bit, varbit, numeric, uuid, xid, cid, json, xml.
+_BY_TEXT = frozenset(
+    {16, 17, 19, 20, 21, 23, 25, 26, 28, 29, 114, 142, 700, 701, 1042, 1043, 1082, 1114, 1184, 1560, 1562, 1700, 2950}
+)
+MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row that is not the same on both sides.
+
+    :ivar kind: missing on the target, extra there, or different.
+    :ivar publisher: its values there, None where it is not; ``target`` likewise.
+    :ivar explained: the reason, where one is known.
+    """
+
+    kind: str
+    publisher: Values | None
+    target: Values | None
+    explained: str | None = None
+
+
+@dataclass(slots=True)
+class Differences:
+    """The differing rows of a table: all counted, some of them listed.
+
+    :ivar counts: by kind.
+    :ivar explained: by kind, how many of them the record explains.
+    """
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0))
+    explained: dict[str, int] = field(default_factory=lambda: dict.fromkeys((MISSING, EXTRA, DIFFERENT), 0))
+    listed: list[Difference] = field(default_factory=list)
+
+    @property
+    def unexplained(self) -> int:
+        """Differing rows that nothing in the record is the reason of."""
+        return sum(self.counts.values()) - sum(self.explained.values())
+
+    def add(self, one: Difference) -> None:
+        """Count it; those without an explanation go before the others in the list."""
+        self.counts[one.kind] += 1
+        self.explained[one.kind] += one.explained is not None
+        if len(self.listed) < LISTED:
+            self.listed.append(one)
+        elif one.explained is None:
+            known = next((n for n, other in enumerate(self.listed) if other.explained is not None), None)
+            if known is not None:
+                self.listed[known] = one
+
+
+class RowComparison:
+    """The comparison of the rows of one table.
+
+    :param equal: tells of pairs of values of a column whether the target takes them for equal.
+    :param explain: gives the known reason for a difference, by the hash of its key and its kind.
+    """
+
+    def __init__(
+        self,
+        table: ComparedTable,
+        equal: Callable[[TargetColumn, Sequence[tuple[str, str]]], list[bool]],
+        explain: Callable[[int, str], str | None] = lambda key_hash, kind: None,
+    ) -> None:
+        self._table = table
+        self._equal = equal
+        self._explain = explain
+        self._pairs: list[tuple[int, Values, Values]] = []
+        self._bytes = 0
+        self.found = Differences()
+
+    def run(self, publisher: Iterator[Row], target: Iterator[Row]) -> Differences:
+        """Compare rows that come in the order of their hashes."""
+        tagged = heapq.merge(
+            ((k, r, 0, v) for k, r, v in publisher), ((k, r, 1, v) for k, r, v in target), key=itemgetter(0, 1)
+        )
+        for key, rows in itertools.groupby(tagged, key=itemgetter(0)):
+            self._of_key(key, *_surplus((r, side, v) for _, r, side, v in rows))
+        self._ask()
+        return self.found
+
+    def _of_key(self, key: int, here: list[tuple[Values, int]], there: list[tuple[Values, int]]) -> None:
+        """Take rows with one key that only one side has."""
+        if self._table.keyed:
+            others = {self._key(values): values for values, _ in there}
+            for values, _ in list(here):
+                other = others.get(self._key(values))
+                if other is not None:
+                    self._pair(key, values, other)
+                    here = [one for one in here if one[0] is not values]
+                    there = [one for one in there if one[0] is not other]
+        for values, count in here:
+            self._add(key, MISSING, values, None, count)
+        for values, count in there:
+            self._add(key, EXTRA, None, values, count)
+
+    def _key(self, values: Values) -> Values:
+        return tuple(values[n] for n in self._table.key)
+
+    def _pair(self, key: int, one: Values, other: Values) -> None:
+        columns = zip(self._table.columns, one, other, strict=True)
+        if any(_surely_differ(column, a, b) for column, a, b in columns if a != b):
+            self._add(key, DIFFERENT, one, other)
+            return
+        self._pairs.append((key, one, other))
+        self._bytes += sum(len(value or "") for value in (*one, *other))
+        if len(self._pairs) >= _PAIRS or self._bytes >= _PAIR_BYTES:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask the target about rows whose texts differ in types that have several texts for one value."""
+        differ: set[int] = set()
+        for position, column in enumerate(self._table.columns):
+            asked: list[tuple[int, tuple[str, str]]] = []
+            for number, (_, one, other) in enumerate(self._pairs):
+                a, b = one[position], other[position]
+                if a is not None and b is not None and a != b and number not in differ:
+                    asked.append((number, (a, b)))
+            if asked:
+                answers = self._equal(column, [values for _, values in asked])
+                differ |= {number for (number, _), same in zip(asked, answers, strict=True) if not same}
+        for number in sorted(differ):
+            self._add(self._pairs[number][0], DIFFERENT, *self._pairs[number][1:])
+        self._pairs, self._bytes = [], 0
+
+    def _add(self, key: int, kind: str, one: Values | None, other: Values | None, count: int = 1) -> None:
+        difference = Difference(kind, one, other, self._explain(key, kind))
+        for _ in range(count):
+            self.found.add(difference)
+
+
+def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values, int]], list[tuple[Values, int]]]:
+    """Take away rows that both sides have; return those that only one has, and how often."""
+    counts: dict[int, list[int]] = {}
+    samples: dict[int, Values] = {}
+    for hashed, side, values in rows:
+        counts.setdefault(hashed, [0, 0])[side] += 1
+        samples.setdefault(hashed, values)
+    more = [(samples[hashed], here - there) for hashed, (here, there) in counts.items()]
+    return [one for one in more if one[1] > 0], [(values, -count) for values, count in more if count < 0]
+
+
+def _surely_differ(column: TargetColumn, one: str | None, other: str | None) -> bool:
+    by_text = column.type_oid in _BY_TEXT and column.deterministic
+    return by_text or column.equality is None or one is None or other is None
+
+
+def equal_on(connection: psycopg.Connection, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
+    """Ask the target which values of a column it takes for equal (tuples_equal, execReplication.c)."""
+    cast = sql.SQL("u.{{}}::{}".format(column.full_type))  # noqa: UP032 - the type is SQL of the server itself
+    one, other = (column.collated(cast.format(sql.Identifier(name))) for name in ("a", "b"))
+    query = sql.SQL(
+        "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
+        " WITH ORDINALITY AS u (a, b, n) ORDER BY n"
+    ).format(one, sql.SQL(column.equality or "pg_catalog.="), other)
+    ones, others = map(list, zip(*pairs, strict=True))
+    return [bool(answer) for (answer,) in connection.execute(query, (ones, others))]

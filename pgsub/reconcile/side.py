@@ -1,0 +1,209 @@
+"""One server's side of a comparison: sessions that see its snapshot, and the statements that read a table there.
+
+NOTES
+Each statement has a transaction of its own that imports the snapshot: so no lock is held for longer than one piece of a
+table takes, and TRUNCATE or ALTER TABLE waits no longer. What they did is noticed at the end: a table that has other
+files than in the snapshot was emptied or rewritten, which a snapshot does not show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common.errors import PgsubError, StateForbids
+
+#: Blocks of a table that are read by one statement.
+PIECE_BLOCKS = 16384
+
+#: So that a value has the same text on both servers.
+_SETTINGS = {
+    "timezone": "UTC",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "xmloption": "content",
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+    "lock_timeout": "10s",
+}
+_STATEMENT_TIMEOUT = "10min"
+
+# The catalog is read as of the snapshot, the function answers as of now.
+_REWRITTEN = """
+WITH RECURSIVE member AS (
+     SELECT {oid}::pg_catalog.oid AS oid
+      UNION
+     SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
+       JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
+SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (oid)
+ WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+"""
+_BLOCKS = """
+SELECT (pg_catalog.pg_relation_size({oid}::pg_catalog.oid::pg_catalog.regclass)
+        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a table that one statement reads: blocks of it, or all of it.
+
+    :ivar until: the block after the last one, None for the end.
+    """
+
+    first: int = 0
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table on one server.
+
+    :ivar oid: there.
+    :ivar relation: as SQL, with ONLY where it is no partitioned table.
+    :ivar conditions: which of its rows are compared.
+    :ivar values: texts of the compared columns.
+    :ivar key_hash: of a row; ``row_hash`` likewise.
+    :ivar in_pieces: whether it can be read by ranges of blocks.
+    """
+
+    oid: int
+    relation: sql.Composable
+    conditions: tuple[sql.Composable, ...]
+    values: tuple[sql.Composable, ...]
+    key_hash: sql.Composable
+    row_hash: sql.Composable
+    in_pieces: bool
+
+    def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
+        """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
+
+        :param sample: percent of the keys.
+        """
+        texts = [sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate(self.values, 1)]
+        columns = [sql.SQL("{} AS k").format(self.key_hash), sql.SQL("{} AS r").format(self.row_hash)]
+        conditions = [*self.conditions, *_blocks(piece)]
+        if sample is not None:  # bits that do not choose the bucket
+            limit = sql.Literal(int(sample * 10_000))
+            conditions.append(sql.SQL("(({}) & 2147483647) % 1000000 < {}").format(self.key_hash, limit))
+        return sql.SQL("SELECT {} FROM {}{}").format(
+            sql.SQL(", ").join([*columns, *(texts if values else [])]),
+            self.relation,
+            sql.SQL(" WHERE {}" if conditions else "").format(sql.SQL(" AND ").join(conditions)),
+        )
+
+
+def _blocks(piece: Piece) -> Iterator[sql.Composed]:
+    if piece.first:
+        yield sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({piece.first},0)")
+    if piece.until is not None:
+        yield sql.SQL("ctid < {}::pg_catalog.tid").format(f"({piece.until},0)")
+
+
+class Side:
+    """One server with its snapshot.
+
+    :param connect: opens a session with the fixed settings.
+    :param snapshot: name of an exported snapshot.
+    :param translate: makes pgsub's error of psycopg's.
+    :param order: of day and month, as the target has it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], psycopg.Connection],
+        snapshot: str,
+        translate: Callable[[psycopg.Error, str], PgsubError],
+        order: str = "MDY",
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._snapshot = snapshot
+        self._translate = translate
+        self._settings = {**_SETTINGS, "datestyle": f"ISO, {order}"}
+
+    def connect(self) -> psycopg.Connection:
+        """Open a session that shares nothing with others, to be used by one thread."""
+        connection = self._connect()
+        with self.translating("prepare a session"):
+            for name, value in self._settings.items():
+                connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+        return connection
+
+    @contextlib.contextmanager
+    def translating(self, doing: str) -> Iterator[None]:
+        """Let errors of psycopg be pgsub's."""
+        try:
+            yield
+        except psycopg.Error as error:
+            translated = self._translate(error, doing)
+            translated.detail = f"{translated.detail or ''} This happened on the {self.name}.".strip()
+            raise translated from None
+
+    @contextlib.contextmanager
+    def seeing(self, connection: psycopg.Connection, doing: str, *, bounded: bool = True) -> Iterator[None]:
+        """Open a transaction that sees the snapshot.
+
+        :param bounded: whether its statements may take :data:`_STATEMENT_TIMEOUT` only.
+        """
+        with self.translating(doing):
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(self._snapshot))
+                if bounded:
+                    connection.execute(f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'".encode())
+                yield
+            finally:
+                with contextlib.suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+
+    def fetch(self, connection: psycopg.Connection, query: sql.Composable, doing: str) -> list[Any]:
+        """Return the rows of a query under the snapshot."""
+        with self.seeing(connection, doing):
+            return connection.execute(sql.Composed([query])).fetchall()
+
+    def pieces(self, connection: psycopg.Connection, source: Source) -> list[Piece]:
+        """Divide a table; the last piece is open, for it may have grown."""
+        if not source.in_pieces:
+            return [Piece()]
+        [(blocks,)] = self.fetch(connection, sql.SQL(_BLOCKS).format(oid=source.oid), "read the size of a table")
+        starts = list(range(0, max(blocks, 1), PIECE_BLOCKS))
+        return [Piece(at, end) for at, end in zip(starts, [*starts[1:], None], strict=True)]
+
+    def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
+        """Check, after a table was read, that it is still the snapshot's.
+
+        :raises StateForbids: it is not.
+        """
+        query = sql.SQL(_REWRITTEN).format(oid=source.oid)
+        [(changed,)] = self.fetch(connection, query, "look whether a table was rewritten")
+        # guard: a table that was rewritten while it was compared is not judged
+        if changed:
+            raise StateForbids(
+                f'table "{name}" was truncated or rewritten on the {self.name} while it was compared',
+                hint="Compare it again.",
+            )
+
+
+def chosen(bits: int, prefixes: Collection[int]) -> sql.Composed:
+    """Compose the condition that a row's key hash begins with one of some prefixes.
+
+    :param bits: of each.
+    """
+    return sql.SQL("{} = ANY ({}::pg_catalog.int8[])").format(prefix(bits), _array(sorted(prefixes)))
+
+
+def prefix(bits: int) -> sql.Composed:
+    """Compose the first bits of a key's hash."""
+    return sql.SQL("((k >> {}) & {}::pg_catalog.int8)").format(sql.Literal(64 - bits), sql.Literal((1 << bits) - 1))
+
+
+def _array(numbers: Sequence[int]) -> sql.Literal:
+    return sql.Literal("{" + ",".join(map(str, numbers)) + "}")

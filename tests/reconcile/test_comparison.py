@@ -1,0 +1,354 @@
+"""The comparison of single tables, between two databases and without replication: what is found, and how it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fix_servers import Database, Servers, other_servers
+
+from pgsub.common.errors import PgsubError, StateForbids
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import faults
+from pgsub.publisher.tables import describe_tables
+from pgsub.reconcile import buckets, rows, side
+from pgsub.reconcile.comparison import Comparison, TableResult, sources
+from pgsub.reconcile.expressions import compared
+from pgsub.reconcile.side import Side
+from pgsub.target.catalog.relation import describe
+from pgsub.target.session import connect as target
+
+Compare = Callable[..., TableResult]
+
+
+def _snapshot(database: Database, stack: contextlib.ExitStack) -> str:
+    holder = stack.enter_context(contextlib.closing(database.connect()))
+    holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    [(name,)] = holder.execute("SELECT pg_export_snapshot()").fetchall()
+    return str(name)
+
+
+def compare(pubdb: Database, subdb: Database, table: str = "t", **options: Any) -> TableResult:
+    """Compare a table of schema public as it is now."""
+    meanwhile = options.pop("meanwhile", lambda: None)
+    in_utf8 = pubdb.value("SHOW server_encoding") != subdb.value("SHOW server_encoding")
+    with contextlib.ExitStack() as stack:
+        sides = (
+            Side(
+                "publisher",
+                lambda: publisher.connect(pubdb.conninfo, application_name="verify"),
+                _snapshot(pubdb, stack),
+                faults.translate,
+            ),
+            Side("target", lambda: target.connect(subdb.conninfo, "verify"), _snapshot(subdb, stack), target.translate),
+        )
+        meanwhile()
+        with contextlib.closing(sides[0].connect()) as session:
+            remote = describe_tables(session, [("public", table)], ["p"]).tables["public", table]
+        with contextlib.closing(sides[1].connect()) as session:
+            local = describe(session, "public", table)
+        assert local is not None
+        both = compared(remote, local)
+        with Comparison(sides, jobs=2, sample=options.pop("sample", None)) as comparison:
+            result = comparison.compare(both, sources(both, in_utf8=in_utf8), **options)
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+@pytest.fixture
+def both(pubdb: Database, subdb: Database) -> Compare:
+    """``both(ddl, pub=…, sub=…)`` makes tables and compares ``t``; with no arguments only the latter."""
+
+    def run(ddl: str = "", *, pub: str = "", sub: str = "", table: str = "t", **options: Any) -> TableResult:
+        for database, own in ((pubdb, pub), (subdb, sub)):
+            for statements in (ddl, own):
+                if statements:
+                    database.execute(statements)
+        if not pubdb.value("SELECT count(*) FROM pg_publication"):
+            pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        return compare(pubdb, subdb, table, **options)
+
+    return run
+
+
+def counts(result: TableResult) -> tuple[int, int, int]:
+    """Rows that are missing, extra, different."""
+    found = result.differences.counts
+    return found["missing"], found["extra"], found["different"]
+
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(12,4), at timestamptz)"
+FILL = "INSERT INTO t SELECT g, md5(g::text), g / 7.0, timestamptz '2026-01-01 00:00+00' + g * interval '1 h'"
+ROWS = f"{FILL} FROM generate_series(1, 3000) g"
+
+
+def test_equal_tables_are_equal_whatever_their_order_on_disk(both: Compare) -> None:
+    result = both(TABLE, pub=ROWS, sub=f"{FILL} FROM generate_series(3000, 1, -1) g")
+    assert counts(result) == (0, 0, 0)
+    assert (result.publisher_rows, result.target_rows) == (3000, 3000)
+
+
+def test_each_row_that_differs_is_found_with_both_versions(both: Compare) -> None:
+    result = both(
+        TABLE,
+        pub=ROWS,
+        sub=f"{ROWS}; DELETE FROM t WHERE id = 5; INSERT INTO t VALUES (-1, 'extra');"
+        "UPDATE t SET v = NULL WHERE id = 7",
+    )
+    assert counts(result) == (1, 1, 1)
+    found = {one.kind: one for one in result.differences.listed}
+    assert found["missing"].publisher is not None and found["missing"].publisher[0] == "5"
+    assert found["missing"].target is None
+    assert found["extra"].target == ("-1", "extra", None, None) and found["extra"].publisher is None
+    assert found["different"].publisher is not None and found["different"].target is not None
+    assert (
+        found["different"].publisher[1] == "8f14e45fceea167a5a36dedd4bea2543" and found["different"].target[1] is None
+    )
+
+
+def test_an_exchange_of_a_value_between_two_rows_is_found(both: Compare) -> None:
+    # sums of hashes that are linear in the values would be the same
+    exchanged = "UPDATE t SET v = (SELECT o.v FROM t o WHERE o.id = 3 - t.id) WHERE id IN (1, 2)"
+    assert counts(both("CREATE TABLE t (id int PRIMARY KEY, v text)",
+                       pub="INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+                       sub=f"INSERT INTO t VALUES (1, 'a'), (2, 'b'); {exchanged}")) == (0, 0, 2)  # fmt: skip
+
+
+def test_null_is_not_the_empty_string(both: Compare) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, v text, w text)"
+    result = both(made, pub="INSERT INTO t VALUES (1, '', NULL)", sub="INSERT INTO t VALUES (1, NULL, '')")
+    assert counts(result) == (0, 0, 1)
+
+
+def test_a_table_without_a_key_is_compared_as_rows_and_how_often_they_occur(both: Compare) -> None:
+    made = "CREATE TABLE t (v text, n int)"
+    result = both(
+        made,
+        pub="INSERT INTO t VALUES ('a', 1), ('a', 1), ('b', 2), (NULL, NULL), ('c', 3)",
+        sub="INSERT INTO t VALUES ('a', 1), ('b', 2), ('b', 2), ('b', 2), (NULL, NULL), ('d', 3)",
+    )
+    assert counts(result) == (2, 3, 0)
+    assert sorted(str(one.publisher) for one in result.differences.listed if one.publisher) == [
+        "('a', '1')",
+        "('c', '3')",
+    ]
+
+
+def test_a_key_that_is_not_published_as_a_whole_is_none(both: Compare) -> None:
+    result = both(
+        pub="CREATE TABLE t (a int, v text); CREATE PUBLICATION p FOR TABLE t; INSERT INTO t VALUES (1, 'x'), (1, 'x')",
+        sub="CREATE TABLE t (a int, v text, mine serial PRIMARY KEY); INSERT INTO t VALUES (1, 'x'), (1, 'x')",
+    )
+    assert not result.table.keyed and counts(result) == (0, 0, 0)
+
+
+_VALUES = (
+    ("numeric", "1.0", "1.00", True),
+    ("numeric", "1.0", "1.01", False),
+    ("float8", "0", "-0", True),
+    ("float8", "'NaN'", "'NaN'", True),
+    ("float4", "1.1", "1.1000001", False),
+    ("interval", "'1 day'", "'24 hours'", True),
+    ("interval", "'1 day'", "'25 hours'", False),
+    ("jsonb", """'{"a": 1.0}'""", """'{"a": 1.00}'""", True),
+    ("jsonb", """'{"a": 1}'""", """'{"a": 2}'""", False),
+    ("json", """'{"a":1}'""", """'{"a": 1}'""", False),
+    ("numeric[]", "'{1.0,NULL}'", "'{1.00,NULL}'", True),
+    ("numeric[]", "'{1.0,NULL}'", "'{1.00,2}'", False),
+    ("char(5)", "'ab'", "'ab  '", True),
+    ("bytea", r"'\x00ff'", r"'\x00fe'", False),
+    ("timestamptz", "'2026-01-01 00:00+00'", "'2026-01-01 01:00+01'", True),
+    ("point", "'(1,2)'", "'(1,3)'", False),
+    ("int4range", "'[1,3)'", "'[1,2]'", True),
+    ("money", "1.50", "1.5", True),
+    ("bool", "true", "false", False),
+    ('"char"', "'a'", "'b'", False),
+    ("bit(3)", "B'101'", "B'100'", False),
+    ("inet", "'10.0.0.1'", "'10.0.0.1/32'", True),
+)
+
+
+def test_values_are_equal_where_the_type_takes_them_for_equal(both: Compare) -> None:
+    columns = ", ".join(f"c{n} {kind}" for n, (kind, *_) in enumerate(_VALUES))
+    ours, theirs = [], []
+    for number, (_, one, other, _) in enumerate(_VALUES):
+        ours.append(f"INSERT INTO t (id, c{number}) VALUES ({number}, {one})")
+        theirs.append(f"INSERT INTO t (id, c{number}) VALUES ({number}, {other})")
+    result = both(f"CREATE TABLE t (id int PRIMARY KEY, {columns})", pub=";".join(ours), sub=";".join(theirs))
+    differ = {int(str(one.publisher[0])) for one in result.differences.listed if one.publisher}
+    assert differ == {number for number, (*_, same) in enumerate(_VALUES) if not same}
+    assert counts(result) == (0, 0, len(differ))
+
+
+def test_other_types_on_the_target_hold_what_apply_makes_of_the_values(both: Compare) -> None:
+    result = both(
+        pub="CREATE TABLE t (id int PRIMARY KEY, b bool, n numeric, c char(4), i int, x int, r numeric(6,3));"
+        "INSERT INTO t VALUES (1, true, 1.50, 'ab', 7, 9, 1.257)",
+        sub="CREATE TABLE t (x text, id bigint PRIMARY KEY, b text, n float8, c text, i numeric(5,2), r numeric(6,1));"
+        "INSERT INTO t VALUES ('9', 1, 't', 1.5, 'ab  ', 7, 1.3)",
+    )
+    assert counts(result) == (0, 0, 0)
+    assert counts(both(sub="UPDATE t SET b = 'true'")) == (0, 0, 1)
+
+
+def test_row_filters_and_column_lists_decide_what_is_compared(both: Compare) -> None:
+    result = both(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, secret text)",
+        pub="CREATE PUBLICATION p FOR TABLE t (id, v) WHERE (id > 10);"
+        "INSERT INTO t VALUES (1, 'filtered', 'x'), (11, 'sent', 'x'), (12, 'sent', 'x')",
+        sub="INSERT INTO t VALUES (11, 'sent', 'y'), (12, 'other', 'x'), (2, 'mine', NULL)",
+    )
+    assert counts(result) == (0, 1, 1)
+
+
+def test_a_partitioned_table_is_compared_as_a_whole_however_it_is_divided(both: Compare) -> None:
+    result = both(
+        pub="CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY HASH (id);"
+        "CREATE TABLE t0 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES WITH (MODULUS 2, REMAINDER 1);"
+        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 500) g;"
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+        sub="CREATE TABLE t (v text, id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF t FOR VALUES FROM (MINVALUE) TO (100);"
+        "CREATE TABLE high PARTITION OF t FOR VALUES FROM (100) TO (MAXVALUE);"
+        "INSERT INTO t SELECT 'x', g FROM generate_series(1, 500) g; DELETE FROM t WHERE id = 400",
+    )
+    assert counts(result) == (1, 0, 0)
+
+
+def test_children_by_inheritance_are_tables_of_their_own(both: Compare) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE child () INHERITS (t)"
+    filled = "INSERT INTO t VALUES (1, 'x')"
+    assert counts(both(made, pub=filled, sub=f"{filled}; INSERT INTO child VALUES (2, 'child')")) == (0, 0, 0)
+
+
+def test_a_large_table_is_read_in_pieces_and_divided_until_few_rows_are_left(
+    both: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side, "PIECE_BLOCKS", 3)
+    monkeypatch.setattr(buckets, "MANY_ROWS", 2)
+    monkeypatch.setattr(buckets, "BITS", 4)
+    monkeypatch.setattr(buckets, "_MOST_BITS", 16)
+    seen: list[tuple[int, int]] = []
+    result = both(
+        TABLE,
+        pub=ROWS,
+        sub=f"{ROWS}; UPDATE t SET v = 'x' WHERE id IN (17, 2222)",
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert counts(result) == (0, 0, 2)
+    assert seen[-1][0] == seen[-1][1] > 10
+
+
+def test_all_rows_that_differ_are_counted_and_a_bounded_number_is_listed(both: Compare) -> None:
+    result = both(TABLE, pub=ROWS, sub=f"{FILL} FROM generate_series(1, 3500) g; UPDATE t SET v = 'x' WHERE id < 2900")
+    assert counts(result) == (0, 500, 2899)
+    assert len(result.differences.listed) == rows.LISTED
+
+
+def test_a_sample_takes_the_same_keys_on_both_sides(both: Compare) -> None:
+    result = both(TABLE, pub=ROWS, sub=f"{ROWS}; UPDATE t SET v = 'x'", sample=10.0)
+    assert 200 < result.publisher_rows < 400
+    assert result.publisher_rows == result.target_rows == counts(result)[2]
+
+
+def test_what_the_record_explains_is_counted_apart_and_listed_last(
+    both: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LISTED", 3)
+    first: list[int] = []
+
+    def explain(key: int, kind: str) -> str | None:
+        first.append(key)
+        return "skipped_change" if len(first) <= 5 else None
+
+    result = both(TABLE, pub=ROWS, sub=f"{ROWS}; DELETE FROM t WHERE id <= 8", explain=explain)
+    assert counts(result) == (8, 0, 0)
+    assert result.differences.explained["missing"] == 5 and result.differences.unexplained == 3
+    assert [one.explained for one in result.differences.listed] == [None] * 3
+
+
+@pytest.mark.parametrize("where", ["publisher", "target"])
+@pytest.mark.parametrize("what", ["TRUNCATE t", "ALTER TABLE t ALTER id TYPE bigint"])
+def test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged(
+    both: Compare, pubdb: Database, subdb: Database, where: str, what: str
+) -> None:
+    changed = pubdb if where == "publisher" else subdb
+    with pytest.raises(StateForbids, match=f"was truncated or rewritten on the {where}"):
+        both(TABLE, pub=ROWS, sub=ROWS, meanwhile=lambda: changed.execute(what))
+
+
+def test_rows_that_change_after_the_point_are_not_seen(both: Compare, pubdb: Database) -> None:
+    def change() -> None:
+        pubdb.execute("UPDATE t SET v = 'later'; DELETE FROM t WHERE id = 3")
+
+    assert counts(both(TABLE, pub=ROWS, sub=ROWS, meanwhile=change)) == (0, 0, 0)
+
+
+def test_an_error_of_one_side_is_told_with_its_name(both: Compare, subdb: Database) -> None:
+    with pytest.raises(PgsubError) as raised:
+        both(
+            pub="CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'no number')",
+            sub="CREATE TABLE t (id int PRIMARY KEY, v int)",
+        )
+    assert "This happened on the publisher." in str(raised.value.detail)
+
+
+def test_odd_names_are_quoted(both: Compare) -> None:
+    name = 'od"d %s {}'
+    quoted = '"' + name.replace('"', '""') + '"'
+    made = f"CREATE TABLE {quoted} ({quoted} int PRIMARY KEY, v text)"
+    filled = f"INSERT INTO {quoted} VALUES (1, 'x')"
+    assert counts(both(made, pub=filled, sub=f"{filled}; INSERT INTO {quoted} VALUES (2)", table=name)) == (0, 1, 0)
+
+
+@pytest.fixture
+def versions(shared_servers: Servers) -> Iterator[Callable[[str | None, str, str | None, str], Compare]]:
+    """Compares between databases of given versions and encodings."""
+    made: list[Database] = []
+
+    def make(one: str | None, encoding: str, other: str | None, its: str) -> Compare:
+        number = random.randrange(10**9)
+        made.append(Database(shared_servers("publisher", one), f"cmp_pub_{number}", encoding))
+        made.append(Database(shared_servers("target", other), f"cmp_sub_{number}", its))
+        return lambda: compare(made[-2], made[-1])
+
+    make.made = made  # type: ignore[attr-defined]
+    yield make
+    for database in made:
+        database.drop()
+
+
+_WAYS = [(None, "UTF8", None, "LATIN1"), (None, "LATIN1", None, "UTF8")]
+_WAYS += [(version, "UTF8", None, "UTF8") for version in other_servers()]
+
+
+@pytest.mark.parametrize(("one", "encoding", "other", "its"), _WAYS)
+def test_hashes_are_the_same_on_all_versions_and_in_all_encodings(
+    versions: Any, one: str | None, encoding: str, other: str | None, its: str
+) -> None:
+    run = versions(one, encoding, other, its)
+    pubdb, subdb = versions.made
+    for database in (pubdb, subdb):
+        database.execute(f"{TABLE}; {ROWS}; INSERT INTO t VALUES (0, 'Grüße, Ægir')")
+    pubdb.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    assert counts(run()) == (0, 0, 0)
+    subdb.execute("UPDATE t SET v = 'Grüsse, Ægir' WHERE id = 0; DELETE FROM t WHERE id = 9")
+    assert counts(run()) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("version", {"17"} & set(other_servers()))  # the embedded server is built without ICU
+def test_a_collation_that_ignores_case_takes_such_values_for_equal(versions: Any, version: str) -> None:
+    run = versions(version, "UTF8", version, "UTF8")
+    pubdb, subdb = versions.made
+    made = """CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+        CREATE TABLE t (id int PRIMARY KEY, v text COLLATE ci)"""
+    pubdb.execute(f"{made}; INSERT INTO t VALUES (1, 'Bob'), (2, 'Bob'); CREATE PUBLICATION p FOR ALL TABLES")
+    subdb.execute(f"{made}; INSERT INTO t VALUES (1, 'bob'), (2, 'ben')")
+    result = run()
+    assert counts(result) == (0, 0, 1)
+    assert result.differences.listed[0].publisher == ("2", "Bob")
