@@ -50,7 +50,8 @@ def ledger_session(sub: Subscription) -> Iterator[psycopg.Connection]:
             subscriptions.identity(session, sub.subid)
             yield session
         except psycopg.Error as error:
-            raise target.translate(error, "change the subscription on the target") from None
+            doing = "change the subscription on the target"
+            raise target.translate(error, doing, user=session.info.user) from None
 
 
 @contextlib.contextmanager

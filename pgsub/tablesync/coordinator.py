@@ -64,7 +64,7 @@ class TableSync:
                 self._claims = worker_takeover.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:
-                raise target.translate(error, "synchronize a table") from None
+                raise target.translate(error, "synchronize a table", user=session.info.user) from None
         return self._errors
 
     def _in_state(self, session: psycopg.Connection, wanted: str) -> list[RelationState]:
@@ -130,7 +130,7 @@ class TableSync:
                 continue
             except psycopg.Error as error:
                 doing = f'remove the rows of an interrupted copy from "{relation.schema}.{relation.name}"'
-                self._errors[relid] = target.translate(error, doing)
+                self._errors[relid] = target.translate(error, doing, user=session.info.user)
             except PgsubError as error:
                 self._errors[relid] = error
             del found[relid]

@@ -331,3 +331,23 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
         p.same("t")
     finally:
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_right_that_a_copy_lacks_is_named_with_the_whole_grant(pair: MakePair) -> None:
+    p = pair(TABLE, pub=ROWS, state="i")
+    role = f'"writer {p.subid}"'
+    p.subdb.execute(
+        f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
+        f"GRANT SELECT ON t TO {role}"
+    )
+    try:
+        p.set(target=p.subdb.server.conninfo(p.subdb.name, f"writer {p.subid}"))
+        with pytest.raises(PermissionMissing) as caught:
+            p.sync("t")
+        p.subdb.execute(str(caught.value.hint).splitlines()[-1])
+        p.sync("t")
+    finally:
+        p.set(target=p.subdb.conninfo)
+        p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    p.same("t")

@@ -139,7 +139,7 @@ class _CopySessions:
             doing = "copy the table from the publisher"
             raise publisher_fault(failure.error, doing, table=piece.table.name, user=self._user) from None
         except psycopg.Error as error:
-            raised = target.translate(error, "copy the table to the target")
+            raised = target.translate(error, "copy the table to the target", user=self._session.info.user)
             raised.context = server_words.fields(error.diag).context
             if isinstance(raised, ApplyError):
                 _name_column(raised, error, piece.table)

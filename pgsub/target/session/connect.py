@@ -133,11 +133,12 @@ def _refused(error: psycopg.Error, params: dict[str, str]) -> PgsubError:
     )
 
 
-def translate(error: psycopg.Error, doing: str) -> PgsubError:
+def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> PgsubError:
     """Make pgsub's error of an error on an established target session.
 
     :param error: as psycopg raised it.
     :param doing: completes "could not …".
+    :param user: of the session, where it is known: a hint names the whole GRANT then.
     :return: TargetUnavailable for what a retry mends, else a fault with the server's own words.
     """
     message, detail, hint, context = server_words.said(error)
@@ -147,16 +148,18 @@ def translate(error: psycopg.Error, doing: str) -> PgsubError:
     if is_transient(state):
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":
-        return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message), sqlstate=state)
+        return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message, user), sqlstate=state)
     if state in ("42P01", "42703", "3F000", "42809"):
         return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
     return ApplyError(text, detail=detail, hint=hint, context=context, sqlstate=state)
 
 
-def _grant_hint(message: str) -> str:
+def _grant_hint(message: str, user: str | None) -> str:
     denied = _DENIED.search(message)
     if denied is None:
         return "Grant the role of --target the missing right."
     privileges = "USAGE" if denied[1] == "schema" else "SELECT, INSERT, UPDATE, DELETE, TRUNCATE"
-    named = f"{denied[1].upper()} {quoting.name(denied[2])}"
-    return f"Run this on the target:\nGRANT {privileges} ON {named} TO <user of --target>;"
+    right = f"{privileges} ON {denied[1].upper()} {quoting.name(denied[2])}"
+    if user is None:
+        return f"Grant the role of --target {right}."
+    return f"Run this on the target:\nGRANT {right} TO {quoting.name(user)};"
