@@ -13,16 +13,14 @@ FOLDER = Path("/var/lib/pgsub")
 @task(retries=2, retry_delay=timedelta(minutes=5))
 def catch_up(name: str) -> None:
     """Apply what waits in the slot; what another try does not mend is not tried again."""
+    import scheduled
     from airflow.exceptions import AirflowFailException
 
-    from pgsub.commands.reporter import CallbackReporter
-    from pgsub.commands.serve.run import RunOptions, run
-    from pgsub.common.errors import PgsubError, PublisherUnavailable, TargetUnavailable, TimeoutExpired
+    from pgsub.common.errors import PgsubError
 
-    reporter = CallbackReporter(message=print, log=print)
     try:
-        run(RunOptions((name,), FOLDER, until_caught_up=True, timeout=1800), reporter=reporter)
-    except (PublisherUnavailable, TargetUnavailable, TimeoutExpired):
+        scheduled.catch_up(name, FOLDER)
+    except scheduled.RETRIED:
         raise
     except PgsubError as error:
         raise AirflowFailException("\n".join([error.message, *error.lines()])) from None
@@ -31,10 +29,9 @@ def catch_up(name: str) -> None:
 @task
 def report(name: str) -> dict[str, object]:
     """Return what monitoring wants to know."""
-    from pgsub.commands.status.status import status
+    import scheduled
 
-    [found] = status(FOLDER, name)
-    return {"state": found.state, "applied_lsn": found.applied_lsn, "errors": [row.message for row in found.errors]}
+    return scheduled.report(name, FOLDER)
 
 
 @dag(schedule="@hourly", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=1)

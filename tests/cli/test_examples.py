@@ -1,0 +1,121 @@
+"""Examples and Dockerfile: well formed, of this version, and with command lines that the program understands."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from command_lines import understood
+from fix_program import ROOT
+
+import pgsub
+
+yaml = pytest.importorskip("yaml", reason="NOT TESTED: the YAML of examples: pyyaml is not installed")
+EXAMPLES = ROOT / "examples"
+COMPOSE = yaml.safe_load((EXAMPLES / "compose.yml").read_text())
+CLAIM, DEPLOYMENT = yaml.safe_load_all((EXAMPLES / "kubernetes.yml").read_text())
+POD = DEPLOYMENT["spec"]["template"]
+UNIT = (EXAMPLES / "pgsub.service").read_text()
+
+
+def _dockerfile():
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _last(instruction):
+    return [rest for word, rest in _dockerfile() if word == instruction][-1]
+
+
+def test_the_images_of_the_examples_are_of_this_version():
+    names = [service["image"] for service in COMPOSE["services"].values() if "postgres" not in service["image"]]
+    names += [container["image"] for container in POD["spec"]["containers"]]
+    assert set(names) == {f"pgsub:{pgsub.__version__}"}
+    assert f"docker build -t pgsub:{pgsub.__version__} ." in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_compose_file_names_only_what_it_declares_and_runs_what_the_program_understands():
+    services = COMPOSE["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert {one["source"] for one in service.get("configs", [])} <= set(COMPOSE["configs"])
+        assert {one.partition(":")[0] for one in service.get("volumes", [])} <= set(COMPOSE["volumes"])
+        for needed, condition in service.get("depends_on", {}).items():
+            assert condition["condition"] != "service_healthy" or "healthcheck" in services[needed]
+    for name in "create", "pgsub":
+        understood(*services[name]["command"])
+
+
+def test_the_deployment_has_probes_that_the_program_understands_and_mounts_what_it_declares():
+    [container] = POD["spec"]["containers"]
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"].items() <= POD["metadata"]["labels"].items()
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in POD["spec"]["volumes"]}
+    claims = [one["persistentVolumeClaim"]["claimName"] for one in POD["spec"]["volumes"] if "secret" not in one]
+    assert claims == [CLAIM["metadata"]["name"]]
+    understood(*container["args"])
+    for probe in "readinessProbe", "livenessProbe":
+        program, *words = container[probe]["exec"]["command"]
+        assert program == "pgsub"
+        understood(*words)
+
+
+def test_the_unit_starts_what_the_program_understands():
+    understood(*shlex.split(re.findall(r"^ExecStart=\S+ (.*)$", UNIT, re.MULTILINE)[0]))
+
+
+def test_the_dockerfile_runs_the_program_as_a_user_of_its_own_with_its_state_on_a_volume():
+    known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL"}
+    assert {word for word, _ in _dockerfile()} <= known | {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert json.loads(_last("ENTRYPOINT")) == ["pgsub"]
+    understood(*json.loads(_last("CMD")))
+    understood(*json.loads(_last("HEALTHCHECK").partition("CMD")[2])[1:])
+    assert _last("USER") == "pgsub" and _last("ENV") == f"PGSUB_STATE_DIR={_last('VOLUME')}"
+    for word, rest in _dockerfile():
+        if word == "RUN":
+            script = re.sub(r"^--mount=\S+ ", "", rest.strip())
+            assert subprocess.run(["sh", "-n", "-c", script], capture_output=True).stderr == b""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\.whl\)\[(\w+)\]", (ROOT / "Dockerfile").read_text())) <= set(extras)
+
+
+def test_what_spark_submit_starts_is_the_program():
+    assert subprocess.run(["sh", "-n", EXAMPLES / "spark-submit.sh"], capture_output=True).stderr == b""
+    words = [sys.executable, str(EXAMPLES / "submit.py"), "--version"]
+    assert subprocess.run(words, capture_output=True, text=True).stdout == f"pgsub {pgsub.__version__}\n"
+
+
+def test_the_dag_is_loaded_by_airflow():
+    models = pytest.importorskip("airflow.models", reason="NOT TESTED: the DAG in Airflow: it is not installed")
+    loaded = models.DagBag(str(EXAMPLES), include_examples=False)
+    assert loaded.import_errors == {} and set(loaded.dags) == {"pgsub_sales"}
+
+
+def test_the_functions_of_the_dag_catch_up_and_report(cli, tables):
+    assert cli.create("sales", "--no-copy-data", "--no-wait").returncode == 0
+    publisher, target = tables
+    publisher.execute("INSERT INTO b VALUES (1, 1.5), (2, 2.5)")
+    caught_up = _scheduled(cli, "scheduled.catch_up('sales', folder); print(scheduled.report('sales', folder))")
+    assert "'errors': []" in caught_up.stdout, caught_up.stderr
+    assert target.rows("SELECT id FROM b ORDER BY 1") == [(1,), (2,)]
+    target.execute("INSERT INTO b VALUES (3, 3.5)")
+    publisher.execute("INSERT INTO b VALUES (3, 3)")
+    stopped = _scheduled(
+        cli,
+        "import pgsub.common.errors as errors\n"
+        "try: scheduled.catch_up('sales', folder)\n"
+        "except scheduled.RETRIED: print('again')\n"
+        "except errors.PgsubError as error: print(error.exit_code, *scheduled.report('sales', folder)['errors'])",
+    )
+    assert stopped.stdout.splitlines()[-1].startswith("6 conflict detected on relation"), stopped.stdout
+    assert cli("drop", "sales", "--yes").returncode == 0
+
+
+def _scheduled(cli, code):
+    """Run a program beside examples/scheduled.py, as a scheduler's worker does."""
+    begin = f"import pathlib, scheduled\nfolder = pathlib.Path({str(cli.state)!r})\n"
+    path = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}"}
+    command = [sys.executable, "-c", begin + code]
+    return subprocess.run(command, env={**cli.environment, **path}, capture_output=True, text=True, timeout=300)
