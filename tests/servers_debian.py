@@ -80,10 +80,11 @@ def fetch(version: str, folder: Path) -> Path:
     return _programs(installed, version)
 
 
-def fetch_program(package: str, folder: Path) -> Path:
+def fetch_program(package: str, folder: Path, wanted: str = ".") -> Path:
     """The folder that a package of this machine's release was unpacked in, with all that it needs and is not installed.
 
     :param folder: where servers are kept, and this beside them.
+    :param wanted: regular expression of the packages that are unpacked, for a program that runs without the others.
     :raises NotAvailable: no Debian, no network.
     """
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "") if Path("/etc/os-release").exists() else ""
@@ -94,7 +95,7 @@ def fetch_program(package: str, folder: Path) -> Path:
             draft = Path(name)
             options = _private_apt(draft / "apt", (release,), "")
             shutil.copy("/var/lib/dpkg/status", draft / "apt" / "status")
-            _download(options, _packages(options, package, re.compile(".")), draft)
+            _download(options, _packages(options, package, re.compile(wanted)), draft)
             _unpack(draft).rename(installed)
     return installed
 

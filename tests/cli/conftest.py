@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pgsub.catalog.locks import subscription_lock
+from pgsub.catalog.locks import Lock, subscription_lock
 from pgsub.catalog.rows import RelationRow
 from pgsub.catalog.store import StateStore
 from pgsub.cli.main import run
@@ -44,12 +44,12 @@ def store(folder: Path) -> Iterator[StateStore]:
 
 
 @pytest.fixture
-def served(store: StateStore, folder: Path) -> Iterator[None]:
-    """This process serves the subscription 5, as far as others can see."""
+def served(store: StateStore, folder: Path) -> Iterator[Lock]:
+    """This process serves the subscription 5, as far as others can see, until this lock is released."""
     lock = subscription_lock(folder, 5)
     assert lock.acquire()
     store.put_server(5, os.getpid(), "here")
-    yield
+    yield lock
     lock.release()
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
 
-from pgsub.catalog.rows import CopyRow, ErrorRow, HeldRow, SkippedRow, SlotRow, WorkerRow
+from pgsub.catalog.locks import UNRECORDED, Lock
+from pgsub.catalog.rows import CopyRow, ErrorRow, HeldRow, PreparedRow, RelationRow, SkippedRow, SlotRow, WorkerRow
 from pgsub.catalog.times import ago, utc_now
 from pgsub.cli.operate.metrics import Address, listen, parse_address
 from pgsub.cli.operate.metrics_server import CONNECTIONS
@@ -48,50 +49,65 @@ def scrape(pgsub):
     return look
 
 
-def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape, store, served):
+def test_metrics_follow_a_backlog_a_conflict_a_held_table_and_a_lost_slot(scrape, store, served, folder):
     then = (datetime.now(UTC) - timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     worker = WorkerRow("apply", 4711, None, None, 0x20, utc_now(), utc_now(), 0x20, utc_now())
-    slot = SlotRow("orders", active=True, confirmed_flush_lsn=0x20, current_lsn=0x20, retained_bytes=8)
+    slot = SlotRow("orders", active=False, confirmed_flush_lsn=0x20, current_lsn=0x20, retained_bytes=8)
     store.put_workers(5, [worker])
     store.put_slot(5, slot)
     quiet = scrape()
     assert quiet["pgsub_subscription_state", "running"] == 1 and quiet["pgsub_subscription_served",] == 1
     assert (quiet["pgsub_apply_lag_seconds",], quiet["pgsub_apply_lag_bytes",]) == (0, 0)
     assert (quiet["pgsub_tables", "r"], quiet["pgsub_tables", "d"]) == (1, 1)
-    assert ("pgsub_slot_lost_in_seconds",) not in quiet
+    assert ("pgsub_slot_lost_in_seconds",) not in quiet and quiet["pgsub_slot_active",] == 0
 
     store.put_workers(5, [replace(worker, received_lsn=0x120, latest_end_time=then)])
+    slot = replace(slot, active=True)
     store.put_slot(5, replace(slot, current_lsn=0x220, retained_bytes=520, safe_wal_size=100, wal_bytes_per_second=10))
     behind = scrape()
     assert behind["pgsub_apply_lag_seconds",] >= 60 and behind["pgsub_apply_lag_bytes",] == 0x200
     assert (behind["pgsub_received_lsn_bytes",], behind["pgsub_applied_lsn_bytes",]) == (0x120, 0x20)
     assert (behind["pgsub_slot_retained_bytes",], behind["pgsub_slot_safe_wal_bytes",]) == (520, 100)
-    assert behind["pgsub_slot_lost_in_seconds",] == 10
+    assert (behind["pgsub_slot_lost_in_seconds",], behind["pgsub_slot_active",]) == (10, 1)
 
     error = ApplyError("it failed")
     for _ in range(3):
         store.record_error(5, ErrorRow.of(error, "apply", 0x20))
-    store.add_stats(5, apply_error_count=3, confl_insert_exists=3)
+    store.add_stats(5, apply_error_count=3, confl_insert_exists=3, set_fallbacks=2)
+    store.put_slot(5, replace(slot, waiting_transactions=4))
     stuck = scrape()
     assert (stuck["pgsub_subscription_state", "blocked"], stuck["pgsub_subscription_state", "running"]) == (1, 0)
     assert (stuck["pgsub_errors_total", "apply"], stuck["pgsub_conflicts_total", "insert_exists"]) == (3, 3)
-    assert stuck["pgsub_worker_errors",] == 1
+    assert (stuck["pgsub_worker_errors",], stuck["pgsub_waiting_transactions",]) == (1, 4)
+    assert stuck["pgsub_set_fallbacks_total",] == 2
 
     store.clear_error(5, "apply")
     store.put_held(5, [HeldRow(100, "public", "a", utc_now(), False, 7, 70)])
     store.put_skipped(5, SkippedRow(2, 1, 30))
     store.put_copy_progress(5, [CopyRow(101, "public", "b", bytes_processed=30, bytes_total=120)])
     store.put_workers(5, [replace(worker, silent_since=ago(90))])
+    store.put_prepared(5, [PreparedRow("pgsub_5_8_20", 8, 0x20, utc_now())])
+    unwritten = Lock(folder / UNRECORDED)
+    assert unwritten.acquire()
     kept = scrape()
+    unwritten.release()
+    assert (kept["pgsub_prepared_transactions",], kept["pgsub_not_written",]) == (1, 1)
     assert (kept["pgsub_held_changes", "a", "public"], kept["pgsub_held_bytes", "a", "public"]) == (7, 70)
     assert (kept["pgsub_skipped_changes", "waiting"], kept["pgsub_skipped_changes", "replayed"]) == (2, 1)
     assert (kept["pgsub_copy_bytes", "b", "public"], kept["pgsub_copy_size_bytes", "b", "public"]) == (30, 120)
     assert kept["pgsub_apply_silent_seconds",] >= 90
 
     store.put_slot(5, replace(slot, wal_status="lost"))
+    store.put_relations(5, [RelationRow(100, "r", 0x16, "public", "a"), RelationRow(101, "r", 0x30, "public", "b")])
+    store.put_origin(5, 0x30, 0x30)
     store.alter(5, enabled=False)
+    served.release()
     lost = scrape()
+    assert (lost["pgsub_tables", "r"], lost["pgsub_applied_lsn_bytes",]) == (2, 0x30)
+    assert lost["pgsub_subscription_served",] == 0
     assert lost["pgsub_slot_lost",] == 1 and lost["pgsub_subscription_state", "disabled"] == 1
+    moved = {key[0] for scene in (behind, stuck, kept, lost) for key in scene if scene[key] != quiet.get(key)}
+    assert {key[0] for key in quiet} - moved == {"pgsub_build_info"}
 
 
 def test_no_name_of_a_table_steers_a_terminal_that_shows_metrics(pgsub, store):
