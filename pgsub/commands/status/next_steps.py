@@ -191,7 +191,8 @@ def _skip(one: SubscriptionStatus, finish_lsn: int, why: str) -> Iterator[Step]:
         previews = tuple(f"pgsub skip-lsn {name} {lsn}{rows} --preview" for rows in (" --rows conflicting", ""))
         yield Step("Or see what would be lost without rows of this transaction, or without all of it.", previews)
     yield Step(
-        f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target.",
+        f"Leave out only the rows of it that {why}, or all of it. What is left out is kept on the target, and"
+        " pgsub conflicts replay can apply it later.",
         (f"pgsub skip-lsn {name} {lsn} --rows conflicting", f"pgsub skip-lsn {name} {lsn}"),
     )
 
