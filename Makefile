@@ -12,7 +12,7 @@ ARGS ?=
 COMPAT ?= ../shared/tap/run
 FUZZ_MINUTES ?= 5
 
-.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs dist clean
+.PHONY: venv demo test lint tests again thorough pythons oldest compat serial bench soak sabotage coverage docs screenshots dist clean
 
 venv: $(STAMP)
 
@@ -100,6 +100,10 @@ coverage: $(STAMP)
 
 docs: $(STAMP)
 	$(PY) -m pgsub.cli.docs
+
+# The pictures of docs/screenshots, recorded from the program between two servers.
+screenshots: $(STAMP)
+	$(PY) tests/screenshots.py
 
 # The wheel and the source archive, from what is committed.
 dist:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fix_program import Cli
     from fix_servers import Database
 
-PAGES = sorted((Path(__file__).parents[1] / "docs" / "tasks").glob("[0-9]-*.md"))
+_FOLDER = Path(__file__).parents[1] / "docs" / "tasks"
+PAGES = sorted(_FOLDER.glob("[0-9]*-*.md"), key=lambda page: int(page.name.partition("-")[0]))
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RULE = re.compile(r"[-+ ]*")
 
@@ -41,13 +42,22 @@ def run(cli: Cli, databases: dict[str, Database]) -> None:
         for line, shown in commands(page):
             program, *words = shlex.split(line)
             if program == "psql":
-                assert words[1] == "-c"
-                databases[words[0].removeprefix("service=")].execute(words[2])
+                _sql(f"{page.name}: {line}", databases[words[0].removeprefix("service=")], words[1:], shown)
                 continue
             assert program == "pgsub", line
             ended = cli(*words)
             assert ended.returncode == 0, f"{page.name}: {line}: {ended.stderr}"
             _compare(f"{page.name}: {line}", shown, ended.stdout + ended.stderr)
+
+
+def _sql(where: str, database: Database, words: list[str], shown: list[str]) -> None:
+    option, statement = words
+    if option == "-c":
+        database.execute(statement)
+        assert shown == [], f"{where}: -Atc shows rows without a frame"
+        return
+    assert option == "-Atc", where
+    _compare(where, shown, "\n".join("|".join(map(str, row)) for row in database.rows(statement)))
 
 
 def _compare(where: str, shown: list[str], printed: str) -> None:

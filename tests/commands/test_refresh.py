@@ -288,7 +288,7 @@ def test_refresh_gives_up_when_apply_does_not_let_go_and_changes_nothing(stored,
 
 @only_thorough
 def test_the_commands_of_the_task_pages_show_what_the_pages_show(launcher, pubdb, subdb):
-    task_pages.run(launcher, {"publisher": pubdb, "target": subdb})
+    task_pages.run(launcher, {"publisher": pubdb, "promoted": pubdb, "target": subdb})
     assert pubdb.rows(_SLOTS) == []
 
 

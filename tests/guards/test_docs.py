@@ -27,7 +27,7 @@ def test_every_module_and_folder_that_a_page_names_is_there() -> None:
 def test_every_link_between_pages_leads_to_a_file() -> None:
     links = [
         (page, target.partition("#")[0])
-        for page in PAGES
+        for page in [*PAGES, *ROOT.glob("docs/tasks/*.md")]
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text())
         if not target.startswith(("http", "#"))
     ]
