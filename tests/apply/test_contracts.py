@@ -176,9 +176,9 @@ def _watched(p: Pair, transactions: int) -> None:
         ("batched", "off", "d"),
         ("batched", "parallel", "p"),
         ("transactional", "on", "p"),
-        ("transactional", "parallel", "d"),
         *thorough(
             [
+                ("transactional", "parallel", "d"),
                 ("batched", "off", "p"),
                 ("batched", "on", "d"),
                 ("batched", "parallel", "d"),

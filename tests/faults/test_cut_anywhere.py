@@ -162,10 +162,10 @@ def _apply(spec: object) -> object:
     ("mode", "side", "kind"),
     [
         ("atomic", "target", "lose reply"),
-        ("atomic", "publisher", "swallow"),
         ("chunked", "publisher", "swallow"),
         *thorough(
             [
+                ("atomic", "publisher", "swallow"),
                 ("chunked", "target", "lose reply"),
                 ("atomic", "target", "swallow"),
                 ("atomic", "publisher", "lose reply"),

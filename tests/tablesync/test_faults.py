@@ -294,7 +294,7 @@ def _writes(p: Pair, over: threading.Event) -> None:
             over.wait(0.002)  # or apply would have to run after it for ever on a busy machine
 
 
-@pytest.mark.publishers
+@pytest.mark.publishers("19")
 @pytest.mark.parametrize("mode", ["batched", "transactional"])
 @pytest.mark.parametrize("first", ["apply", "sync"])
 def test_tables_change_hands_under_writes(pair: MakePair, first: str, mode: str) -> None:

@@ -59,15 +59,15 @@ class Way:
 def _ways() -> Iterator[Way]:
     yield Way("whole")
     yield Way("binary-chunks-to-latin1", encodings=("UTF8", "LATIN1"), options=("--binary",), chunked=True)
-    often = [version for version in other_servers() if version != "17"]  # nearly what the embedded one is
-    for version in (*often, *thorough(set(other_servers()) - set(often))):
-        latin, binary = version in ("14", "15"), version in ("16", "17")
+    often = {"19"} & set(other_servers())
+    for version in (*often, *thorough(set(other_servers()) - often)):
+        latin, binary = version in ("14", "15", "19"), version in ("16", "17")
         yield Way(
             f"from{version}",
             version,
             encodings=("LATIN1" if latin else "UTF8", "UTF8"),
             options=("--binary",) if binary else (),
-            chunked=version in ("15", "16"),
+            chunked=version in ("15", "16", "19"),
         )
     for _ in thorough({"15"} & set(other_servers())):
         yield Way("to15", target="15", chunked=True)
