@@ -6,9 +6,12 @@ After PostgreSQL's src/test/recovery/t/019_replslot_limit.pl, 044_invalidate_ina
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import psycopg
 import pytest
 from fix_engine import Subscriber
+from fix_program import one_error, until
 from fix_servers import Database
 
 from pgsub.common.errors import ReplicationBroken, SlotLost
@@ -110,3 +113,61 @@ def test_a_database_that_was_dropped_and_made_again_is_another_one_whatever_its_
     source.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", followed.sub.slot_name)
     source.execute("INSERT INTO t VALUES (2)")
     assert "database is another one" in refused(followed).message
+
+
+def lost(source, slot, *, more=lambda: None):
+    """Write WAL until the publisher has given up this slot."""
+    limited(source, "max_slot_wal_keep_size", "1MB")
+    query = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s"
+
+    def gone():
+        more()
+        source.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 100000)), pg_switch_wal(); CHECKPOINT")
+        return source.value(query, slot)
+
+    until(gone)
+    source.server.query("ALTER SYSTEM RESET max_slot_wal_keep_size")
+    source.server.reload()
+
+
+@pytest.fixture
+def program(source, subdb, make_cli):
+    """The program between a publisher whose WAL is limited and a target, with the tables a and b published."""
+    for database in (source, subdb):
+        database.execute("DROP TABLE IF EXISTS a, b; CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (LIKE a)")
+        database.execute("ALTER TABLE b ADD PRIMARY KEY (id)")
+    source.execute("DROP PUBLICATION IF EXISTS p; CREATE PUBLICATION p FOR TABLE a, b; INSERT INTO b VALUES (1)")
+    cli = make_cli(source.conninfo, subdb.conninfo)
+    yield cli
+    source.server.query("ALTER SYSTEM RESET ALL")
+    source.server.reload()
+    ended = cli("drop", "s", "--yes")
+    assert ended.returncode == 0, ended.stderr
+    assert source.value("SELECT count(*) FROM pg_replication_slots") == 0
+
+
+def shown_error(cli):
+    """The error that status shows, once it is that of a slot; monitoring says 7, and so does a bounded run."""
+    found = until(lambda: (one := cli.status()["last_error"]) and one["class"] == "SlotLost" and one)
+    assert cli("status", "s", "--check").returncode == 7
+    return found
+
+
+def test_a_slot_that_is_lost_while_apply_waits_for_the_target_stops_it_and_nothing_is_skipped(source, subdb, program):
+    assert program.create("s").returncode == 0
+    running = program.launcher()
+    slot = program.status()["subslotname"]
+    source.wait("SELECT active FROM pg_replication_slots WHERE slot_name = %s", slot)
+    with closing(subdb.connect()) as session:
+        session.execute("BEGIN; LOCK TABLE a")
+        source.execute("INSERT INTO a VALUES (1)")
+        subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'a'::regclass")
+        lost(source, slot)
+        source.execute("INSERT INTO a VALUES (2)")
+    error = shown_error(program)
+    assert slot in error["message"] and program.status()["state"] == "error"
+    assert subdb.rows("SELECT id FROM a WHERE id > 1") == []  # behind the gap
+    assert program.stop(running) == 0
+    one_error(program("run", "s", "--until-caught-up", "--timeout", "2m"), 7, slot)
+    steps = program("status", "s", "--runbook").stdout
+    assert "pgsub drop s" in steps and "pgsub wait" not in steps
