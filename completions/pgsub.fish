@@ -9,7 +9,7 @@ function __pgsub_names
     command $words[1] __complete subscriptions $folder 2>/dev/null
 end
 
-set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance drop metrics config demo version completion
+set -l commands create run refresh alter status wait enable disable disable-on-error conflicts skip-lsn origin-advance verify drop metrics config demo version completion
 complete -c pgsub -f
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a create -d 'Create a subscription and synchronize its tables'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a run -d 'Serve subscriptions: synchronize tables and apply changes'
@@ -23,6 +23,7 @@ complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a disable-on-e
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a conflicts -d 'Show the conflicts of a subscription, and apply changes that were skipped'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a skip-lsn -d 'Skip a transaction that apply cannot apply'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a origin-advance -d 'Advance the replication origin past transactions that must not be applied'
+complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a verify -d 'Compare the tables of a subscription with the publisher\'s'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a drop -d 'Drop a subscription and its replication slot'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a metrics -d 'Print metrics of all subscriptions'
 complete -c pgsub -n "not __fish_seen_subcommand_from $commands" -a config -d 'Show every setting and where its value comes from'
@@ -266,6 +267,19 @@ complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l verbose -s 
 complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l quiet -s q -d 'Say nothing but errors.'
 complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l debug -d 'Show a traceback with an unexpected error.'
 complete -c pgsub -n '__fish_seen_subcommand_from origin-advance' -l help -s h -d 'Show this message and exit.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -a '(__pgsub_names)'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l table -x -d 'Compare only this table; may be repeated.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l sample -x -d 'Compare this share of keys.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l jobs -s j -x -d 'Parts read at the same time.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l rows -d 'Show both versions of a row, not its key alone.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l timeout -x -d 'Give up after this time: 500ms, 30s, 5m, 2h.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l json -d 'One JSON document.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l state-dir -r -F -d 'State folder (PGSUB_STATE_DIR, else $XDG_STATE_HOME/pgsub).'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l color -x -a 'auto always never' -d 'Colours on standard error.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l verbose -s v -d 'Say more; twice for debugging messages.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'Say nothing but errors.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l debug -d 'Show a traceback with an unexpected error.'
+complete -c pgsub -n '__fish_seen_subcommand_from verify' -l help -s h -d 'Show this message and exit.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -a '(__pgsub_names)'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l if-exists -d 'Only a notice if it does not exist.'
 complete -c pgsub -n '__fish_seen_subcommand_from drop' -l keep-slot -d 'Leave the slots on the publisher alone.'

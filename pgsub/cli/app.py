@@ -12,7 +12,7 @@ from typer.main import get_command
 from pgsub import __version__
 from pgsub.cli.command_tree.command import COMMANDS
 from pgsub.cli.conflicts import conflicts, origin_advance, skip_lsn  # noqa: F401
-from pgsub.cli.operate import completion, config, demo, metrics, run, status, version, wait  # noqa: F401
+from pgsub.cli.operate import completion, config, demo, metrics, run, status, verify, version, wait  # noqa: F401
 from pgsub.cli.output.documents import emit
 from pgsub.cli.pages import PAGES
 from pgsub.cli.settings import SHARED, remember
@@ -29,7 +29,18 @@ Start with pgsub create --dry-run: it changes nothing and names what is missing.
 #: of the commands in the help; each registered itself when its module was imported
 _ORDER = (
     *("create", "run", "refresh", "alter", "status", "wait", "enable", "disable", "disable-on-error"),
-    *("conflicts", "skip-lsn", "origin-advance", "drop", "metrics", "config", "demo", "version", "completion"),
+    *(
+        "conflicts",
+        "skip-lsn",
+        "origin-advance",
+        "verify",
+        "drop",
+        "metrics",
+        "config",
+        "demo",
+        "version",
+        "completion",
+    ),
 )
 
 app = typer.Typer(

@@ -101,6 +101,23 @@ def existing_publications(connection: Connection) -> list[str]:
     return [name for (name,) in _rows(connection, query, (), "receive list of publications from the publisher")]
 
 
+def unpublished_operations(connection: Connection, publications: Sequence[str]) -> dict[tuple[str, str], list[str]]:
+    """Find tables of which some publication option ``publish`` leaves out row changes; TRUNCATE does not count.
+
+    :return: by schema and name, the operations that none of the publications publishes.
+    """
+    query = sql.SQL("""
+        SELECT t.schemaname::text, t.tablename::text, pg_catalog.bool_or(p.pubinsert), pg_catalog.bool_or(p.pubupdate),
+            pg_catalog.bool_or(p.pubdelete)
+        FROM pg_catalog.pg_publication_tables t JOIN pg_catalog.pg_publication p USING (pubname)
+        WHERE p.pubname = ANY(%(publications)s::name[]) GROUP BY 1, 2
+        HAVING NOT (pg_catalog.bool_or(p.pubinsert) AND pg_catalog.bool_or(p.pubupdate)
+            AND pg_catalog.bool_or(p.pubdelete))""")
+    rows = _rows(connection, query, publications, "receive list of replicated tables from the publisher")
+    names = ("insert", "update", "delete")
+    return {(row[0], row[1]): [name for name, sent in zip(names, row[2:], strict=True) if not sent] for row in rows}
+
+
 def publishing_sequences(connection: Connection, publications: Sequence[str]) -> list[str]:
     """Find the publications that publish all sequences too, which 19 can (FOR ALL SEQUENCES)."""
     if connection.info.server_version < 190000:

@@ -21,6 +21,7 @@ COMMANDS = [
     "conflicts",
     "skip-lsn",
     "origin-advance",
+    "verify",
     "drop",
     "metrics",
     "config",

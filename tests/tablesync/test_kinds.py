@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fix_program import Cli, until
+from fix_program import Cli, until, valid
 from fix_servers import Database, Servers, other_servers
 from psycopg import sql
 from published_kinds import KINDS, Kind
@@ -88,6 +88,8 @@ class Ran:
     after_copy: dict[str, list[str]] = field(default_factory=dict)
     after_changes: dict[str, list[str]] = field(default_factory=dict)
     left_over: list[Any] = field(default_factory=list)
+    verified: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  #: by schema and table
+    found: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  #: with a row less in each table
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -147,11 +149,34 @@ def _run(way: Way, kinds: list[Kind], pubdb: Database, subdb: Database, cli: Cli
             _in_schema(pubdb, kind, transaction)
     waited = cli("wait", "kinds", "--for", "caught-up", "--timeout", "60s")
     ran.after_changes = {kind.name: _differences(kind, pubdb, subdb) for kind in kinds}
+    ran.verified = _verify(cli)
+    _take_a_row_of_each(subdb)
+    ran.found = _verify(cli)
     ran.codes, ran.said = (waited.returncode, cli.stop(following)), waited.stderr + following.log.read_text()
     ran.left_over = pubdb.rows(
         "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND slot_name <> 'kinds'"
     )
     return ran
+
+
+def _verify(cli: Cli) -> dict[tuple[str, str], dict[str, Any]]:
+    ended = cli("verify", "kinds", "--json")
+    assert ended.returncode in (0, 6), ended.stderr
+    return {(one["schemaname"], one["relname"]): one for one in valid("verify", ended.stdout)["tables"]}
+
+
+def _take_a_row_of_each(subdb: Database) -> None:
+    subdb.execute("SET session_replication_role = replica")
+    query = """SELECT s.schemaname, s.relname, c.relkind = 'p' FROM pgsub.subscription_rel s
+        JOIN pg_class c ON c.oid = s.srrelid"""
+    for schema, name, partitioned in subdb.rows(query):
+        table = sql.SQL("{}{}").format(sql.SQL("" if partitioned else "ONLY "), sql.Identifier(schema, name))
+        taken = subdb.connection.execute(
+            sql.SQL(
+                "DELETE FROM {0} WHERE (tableoid, ctid) = (SELECT tableoid, ctid FROM {0} LIMIT 1) RETURNING true"
+            ).format(table)
+        )
+        assert taken.rowcount == 1, f"{schema}.{name} is empty"
 
 
 def _all_ready(subdb: Database) -> bool:
@@ -206,6 +231,14 @@ def test_a_published_table_arrives_and_follows(ran: Ran, kind: Kind) -> None:
     assert ran.relations[kind.name] == sorted(kind.relations)
     assert ran.after_copy[kind.name] == [], ran.said
     assert ran.after_changes[kind.name] == [], ran.said
+
+
+def test_verify_finds_it_equal_and_then_the_row_that_is_gone(ran: Ran, kind: Kind) -> None:
+    for table in ran.relations[kind.name]:
+        before, after = ran.verified[kind.name, table], ran.found[kind.name, table]
+        assert (before["outcome"], before["reason"]) == ("equal", None), before
+        assert before["publisher_rows"] == before["target_rows"] > 0
+        assert (after["missing"], after["extra"], after["different"]) == (1, 0, 0), after
 
 
 def test_the_way_to_copy_was_the_one_meant(ran: Ran) -> None:

@@ -1,0 +1,136 @@
+"""``pgsub verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgsub.cli.command_tree.command import command
+from pgsub.cli.command_tree.values import AsJson, Name, Timeout
+from pgsub.cli.output import console, render
+from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.pages import Page
+from pgsub.cli.settings import current
+from pgsub.common.errors import ApplyError
+from pgsub.common.plural import counted
+
+if TYPE_CHECKING:
+    from pgsub.commands.verify import Verification
+
+_SHOWN = 10  #: differing rows of a table that are printed
+
+PAGE = Page(
+    summary="Compare the tables of a subscription with the publisher's",
+    description="""
+Compares every row at one point while replication runs: a snapshot of the publisher at an LSN, and one of the target
+where apply has applied all that this LSN covers, and nothing more. Apply stands still for some milliseconds meanwhile,
+whatever the size of the tables. Where no pgsub run serves the subscription, the command itself applies up to that
+point.
+
+Both servers read each table once and send sums of hashes; only rows of parts that differ cross the network. The server
+of the publisher keeps the snapshot, as for pg_dump, until the command ends. Column lists, row filters, and other types
+or encodings on the target are taken into account; columns that only the target has, and generated ones, are not
+compared.
+
+Rows are missing on the target, extra there, or different. Counts are exact; at most 1000 rows of a table are listed,
+and ten are printed. A row is explained if the record names its key: a change that was skipped and not replayed, a
+change of a held table, or a conflict whose change was not made. Where update or delete is not published, rows that only
+the target has, or has in another version, are explained too. Explained rows are counted apart.
+
+Tables that still synchronize are named and not compared, nor are those that are truncated or rewritten meanwhile.
+
+The exit code is 0 if all tables that were compared are equal but for what is explained, else 6. If a table could not be
+compared because of an error, and no other differs, it is that of the error.
+
+--sample compares this share of the keys. The tables are still read as a whole. --jobs limits how many parts of a table
+are read at the same time, on both servers together.
+""",
+    examples=(
+        ("Prove that the target is right.", "pgsub verify sales"),
+        ("Show both versions of what differs in one table.", "pgsub verify sales --table public.orders --rows --json"),
+        ("Look at one key in a hundred.", "pgsub verify sales --sample 1%"),
+    ),
+)
+
+
+def parse_percent(text: str | float) -> float:
+    """Read ``5%`` or ``0.1%``."""
+    if isinstance(text, float):
+        return text
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = 0.0
+    if not 0.0001 <= value <= 100 or not text.endswith("%"):
+        raise typer.BadParameter(f'"{text}" is not a share: expected a number from 0.0001 to 100 and %, as in 5%')
+    return value
+
+
+_TABLE = typer.Option("--table", metavar="SCHEMA.TABLE", help="Compare only this table; may be repeated.")
+
+
+@command("verify", PAGE, connects=True)
+def verify(
+    name: Name,
+    tables: Annotated[list[str] | None, _TABLE] = None,
+    sample: Annotated[
+        float | None, typer.Option("--sample", metavar="P%", parser=parse_percent, help="Compare this share of keys.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts read at the same time.")] = 4,
+    rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare."""
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.verify import VerifyOptions, document
+    from pgsub.commands.verify import verify as compare
+
+    options = VerifyOptions(name, current.state_dir, tuple(tables or ()), sample, jobs, timeout)
+    found = compare(options, reporter=ConsoleReporter())
+    content = document(found, rows=rows)
+    if as_json:
+        emit_document("verify", content)
+    else:
+        _print(content, rows=rows)
+    _end(found)
+
+
+def _end(found: Verification) -> None:
+    if not found.equal:
+        raise typer.Exit(ApplyError.exit_code)
+    if found.error is not None:
+        raise typer.Exit(found.error.exit_code)
+
+
+def _print(found: dict[str, Any], *, rows: bool) -> None:
+    tables = [{"table": f"{one['schemaname']}.{one['relname']}", **one} for one in found["tables"]]
+    columns = ["table", "outcome", "publisher_rows", "target_rows", "missing", "extra", "different", "explained"]
+    emit(render.rows(columns, tables))
+    for one in tables:
+        if one["reason"]:
+            emit(console.line(f"{one['table']} was not compared: {one['reason']}"))
+        for difference in one["differences"][:_SHOWN]:
+            emit(console.line(f"{one['table']}: {_difference(difference, rows=rows)}"))
+        more = one["missing"] + one["extra"] + one["different"] - _SHOWN
+        if more > 0:
+            emit(console.line(f"{one['table']}: and {counted(more, 'more row')}"))
+    share = "" if found["sample"] is None else f" {found['sample']:g}% of the keys"
+    verdict = "are equal" if found["equal"] else "differ"
+    pause = f"{1000 * found['pause']:.0f} ms"
+    emit(console.line(f"At {found['lsn']} the compared tables{share and ' (' + share.strip() + ')'} {verdict};"
+                      f" apply stood still for {pause}."))  # fmt: skip
+
+
+def _difference(one: dict[str, Any], *, rows: bool) -> str:
+    explained = f" (explained: {one['explained']})" if one["explained"] else ""
+    parts = [one["kind"] if one["key"] is None else f"{one['kind']} {_row(one['key'])}"]
+    if rows or one["key"] is None:
+        parts += [f"{side} {_row(one[side])}" for side in ("publisher", "target") if one[side] is not None]
+    return f"{': '.join(parts[:2])}{''.join(f', {part}' for part in parts[2:])}{explained}"
+
+
+def _row(values: dict[str, str | None]) -> str:
+    names, texts = ", ".join(values), ", ".join("null" if value is None else value for value in values.values())
+    return f"({names})=({texts})"

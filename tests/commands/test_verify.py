@@ -1,0 +1,170 @@
+"""``pgsub verify``: with a launcher and without, what it prints, what the record explains, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fix_program import Cli, one_error, valid
+from fix_servers import Database
+
+from pgsub.common.errors import SchemaFault, ThreadDied
+
+Tables = tuple[Database, Database]
+Served = tuple[Cli, str]
+
+
+def _plant(database: Database, statements: str) -> None:
+    """Change rows of the target as nobody notices: triggers stay silent."""
+    database.execute(f"SET session_replication_role = replica; {statements}; SET session_replication_role = origin")
+
+
+def _verify(cli: Cli, name: str, *options: str, code: int = 0) -> dict[str, Any]:
+    ended = cli("verify", name, "--json", *options)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return valid("verify", ended.stdout)
+
+
+def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+    [found] = [one for one in document["tables"] if one["relname"] == name]
+    return dict(found)
+
+
+def test_equal_tables_end_with_0_and_planted_faults_with_6(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    publisher.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 300) g")
+    found = _verify(cli, name)
+    assert found["equal"] and 0 < found["pause"] < 10
+    assert _table(found, "a")["publisher_rows"] == _table(found, "a")["target_rows"] > 200
+    _plant(target, "DELETE FROM a WHERE id = 101; UPDATE a SET t = 'y' WHERE id = 102; INSERT INTO a VALUES (-5, 'z')")
+    found = _verify(cli, name, code=6)
+    a = _table(found, "a")
+    assert not found["equal"] and a["outcome"] == "different"
+    assert (a["missing"], a["extra"], a["different"], a["explained"]) == (1, 1, 1, 0)
+    assert {(one["kind"], one["key"]["id"]) for one in a["differences"]} == {
+        ("missing", "101"),
+        ("different", "102"),
+        ("extra", "-5"),
+    }
+    assert all("publisher" not in one for one in a["differences"])
+    assert _table(found, "b")["outcome"] == "equal"
+    rows = {one["kind"]: one for one in _table(_verify(cli, name, "--rows", code=6), "a")["differences"]}
+    assert rows["different"]["publisher"] == {"id": "102", "t": "x"}
+    assert rows["different"]["target"] == {"id": "102", "t": "y"} and rows["missing"]["target"] is None
+    only = _verify(cli, name, "--table", "public.b")
+    assert [one["relname"] for one in only["tables"]] == ["b"] and only["equal"]
+
+
+def test_what_is_printed_names_each_row(served: Served, tables: Tables) -> None:
+    cli, name = served
+    _plant(tables[1], "DELETE FROM a; INSERT INTO a SELECT g, 'z' FROM generate_series(1000, 1029) g")
+    ended = cli("verify", name, "--table", "public.a")
+    assert ended.returncode == 6, ended.stderr
+    assert ended.stdout.count("\npublic.a: missing (id)=(") + ended.stdout.count("\npublic.a: extra (id)=(") == 10
+    assert "more rows" in ended.stdout and "the compared tables differ; apply stood still for" in ended.stdout
+    assert "apply: " not in ended.stderr
+    with_rows = cli("verify", name, "--table", "public.a", "--rows")
+    assert "publisher (id, t)=(" in with_rows.stdout or "target (id, t)=(" in with_rows.stdout
+
+
+def test_rows_that_the_record_explains_are_told_apart(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    assert cli("alter", name, "--on-conflict", "public.a:insert_exists=skip").returncode == 0
+    target.execute("INSERT INTO a VALUES (500, 'mine')")
+    publisher.execute("INSERT INTO a VALUES (500, 'theirs'); INSERT INTO b VALUES (500, 1.50)")
+    found = _verify(cli, name)
+    a = _table(found, "a")
+    assert a["outcome"] == "equal" and (a["different"], a["explained"]) == (1, 1)
+    assert a["differences"][0]["explained"] == "skipped_change"
+    _plant(target, "UPDATE a SET t = 'fault' WHERE id = (SELECT min(id) FROM a)")
+    a = _table(_verify(cli, name, code=6), "a")
+    assert (a["different"], a["explained"]) == (2, 1)
+
+
+def test_changes_of_a_held_table_explain_its_differences(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    assert cli("alter", name, "--hold", "public.b").returncode == 0
+    publisher.execute("INSERT INTO b VALUES (600, 1.50); UPDATE b SET n = 7 WHERE id = (SELECT min(id) FROM b)")
+    b = _table(_verify(cli, name), "b")
+    assert b["outcome"] == "equal" and b["missing"] >= 1 and b["explained"] == b["missing"] + b["different"]
+    assert {one["explained"] for one in b["differences"]} == {"held_change"}
+    _plant(target, "INSERT INTO b VALUES (-9, 1)")
+    b = _table(_verify(cli, name, code=6), "b")
+    assert b["extra"] == 1 and b["outcome"] == "different"
+
+
+def test_what_an_unpublished_operation_leaves_is_told_apart(served: Served, tables: Tables) -> None:
+    cli, name = served
+    publisher, target = tables
+    publisher.execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 120) g")
+    _verify(cli, name)
+    publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update')")
+    publisher.execute("DELETE FROM a WHERE id = 110")
+    a = _table(_verify(cli, name), "a")
+    assert (a["outcome"], a["extra"], a["explained"]) == ("equal", 1, 1)
+    assert a["differences"][0]["explained"] == "unpublished"
+    _plant(target, "DELETE FROM a WHERE id = 111")
+    a = _table(_verify(cli, name, code=6), "a")
+    assert (a["outcome"], a["missing"], a["extra"], a["explained"]) == ("different", 1, 1, 1)
+    publisher.execute("ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')")
+
+
+def test_a_table_that_does_not_fit_any_more_is_an_error_of_its_own(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("ALTER TABLE b ADD extra int")
+    ended = cli("verify", name, "--json")
+    assert ended.returncode == SchemaFault.exit_code, ended.stdout
+    found = valid("verify", ended.stdout)
+    assert found["equal"]
+    assert _table(found, "a")["outcome"] == "equal"
+    assert "lacks published columns: extra" in _table(found, "b")["reason"]
+
+
+def test_a_sample_is_a_part_of_the_keys(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO a SELECT g, 'x' FROM generate_series(101, 2099) g")
+    found = _verify(cli, name, "--sample", "10%", "--jobs", "1")
+    assert found["sample"] == 10 and 100 < _table(found, "a")["publisher_rows"] < 400
+    for wrong in ("10", "0%", "101%", "x%"):
+        one_error(cli("verify", name, "--sample", wrong), 2, "is not a share")
+
+
+def test_an_unknown_table_is_refused(served: Served) -> None:
+    cli, name = served
+    one_error(cli("verify", name, "--table", "public.none"), 3, 'table "public.none" is not part of')
+
+
+def test_a_disabled_subscription_is_not_verified(served: Served) -> None:
+    cli, name = served
+    assert cli("disable", name).returncode == 0
+    one_error(cli("verify", name), 3, "is disabled", f"pgsub enable {name}")
+
+
+def test_what_stops_apply_is_the_error(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[1].execute("INSERT INTO a VALUES (700, 'mine')")
+    tables[0].execute("INSERT INTO a VALUES (700, 'theirs')")
+    one_error(cli("verify", name), 6, "insert_exists")
+    tables[1].execute("DELETE FROM a WHERE id = 700")
+    assert _verify(cli, name)["equal"]
+
+
+def test_without_a_launcher_it_applies_up_to_the_point_itself(cli: Cli, tables: Tables) -> None:
+    assert cli.create("s").returncode == 0
+    tables[0].execute("INSERT INTO a VALUES (800, 'written while nothing ran')")
+    found = _verify(cli, "s")
+    assert found["equal"] and _table(found, "a")["publisher_rows"] == _table(found, "a")["target_rows"]
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 800") == 1
+    assert cli.status("s")["state"] in ("stopped", "waiting")
+
+
+def test_a_launcher_of_its_own_that_ends_unexpectedly_is_told(
+    cli: Cli, tables: Tables, reached: Callable[[str], None]
+) -> None:
+    assert cli.create("s").returncode == 0
+    failing = {"PGSUB_FAILPOINTS": "thread.verify=die"}
+    one_error(cli("verify", "s", env=failing), ThreadDied.exit_code, '"verify" was ended', hint=False)
+    reached("thread.verify")
