@@ -333,13 +333,17 @@ def test_row_level_security_is_refused_for_a_role_that_it_would_bind(pair: MakeP
         p.subdb.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_right_that_a_copy_lacks_is_named_with_the_whole_grant(pair: MakePair) -> None:
+def test_a_right_that_a_trigger_of_a_copy_lacks_is_named_with_the_whole_grant(pair: MakePair) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     role = f'"writer {p.subid}"'
     p.subdb.execute(
         f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA pgsub, public TO {role};"
         f"GRANT ALL ON ALL TABLES IN SCHEMA pgsub TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA pgsub TO {role};"
-        f"GRANT SELECT ON t TO {role}"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON t TO {role};"
+        "CREATE TABLE seen (id int); CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql"
+        " AS 'BEGIN INSERT INTO public.seen VALUES (NEW.id); RETURN NEW; END';"
+        "CREATE TRIGGER see BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION see();"
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER see"
     )
     try:
         p.set(target=p.subdb.server.conninfo(p.subdb.name, f"writer {p.subid}"))
