@@ -205,6 +205,7 @@ def test_a_lost_state_store_is_a_diagnosis_and_its_statements_give_the_subscript
     gid = f"pgsub_{subdb.value('SELECT subid FROM pgsub.subscription')}_700_1"
     with subdb.connect() as apply:
         apply.execute("BEGIN; INSERT INTO b VALUES (1, 1)")
+        apply.execute("INSERT INTO pgsub.prepared_xact SELECT subid, %s FROM pgsub.subscription", (gid,))
         apply.execute(f"PREPARE TRANSACTION '{gid}'".encode())
     for file in cli.state.glob("state.db*"):
         file.unlink()

@@ -33,6 +33,7 @@ def prepare(subdb, table="b", number=1, row="700, 1"):
     with subdb.connect() as session:
         session.execute("BEGIN")
         session.execute(f"INSERT INTO {table} VALUES ({row})")
+        session.execute("INSERT INTO pgsub.prepared_xact SELECT subid, %s FROM pgsub.subscription", (gid,))
         session.execute(f"PREPARE TRANSACTION '{gid}'")
     return gid
 

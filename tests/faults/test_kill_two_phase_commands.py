@@ -67,6 +67,7 @@ def test_a_drop_that_was_killed_half_way_is_finished_by_the_next_one(site: Make)
     gid = f"pgsub_{case.subdb.value('SELECT subid FROM pgsub.subscription')}_1_16B3748"
     with case.subdb.connect() as session:
         session.execute("BEGIN; INSERT INTO audit1 VALUES (1, 'x')")
+        session.execute("INSERT INTO pgsub.prepared_xact SELECT subid, %s FROM pgsub.subscription", (gid,))
         session.execute(f"PREPARE TRANSACTION '{gid}'".encode())
     case.killed(case.start("drop", case.name, "--yes", points={"drop.after_slots": "kill"}))
     assert case.fired("drop.after_slots")

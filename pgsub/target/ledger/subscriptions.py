@@ -198,11 +198,13 @@ def forget(connection: psycopg.Connection, subid: int) -> None:
 def begin_slot_drop(connection: psycopg.Connection, subid: int) -> bool:
     """Record that the main slot is about to be dropped: who finds it missing then need not ask why.
 
+    The lock is not FOR UPDATE, which would wait for prepared transactions: see :func:`pgsub.target.ledger.two_phase.state`.
+
     :return: whether that was recorded before.
     """
     query = """
         UPDATE pgsub.subscription AS s SET slot_intent = true
-          FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR UPDATE) AS before
+          FROM (SELECT subid, slot_intent FROM pgsub.subscription WHERE subid = %s FOR NO KEY UPDATE) AS before
          WHERE s.subid = before.subid RETURNING before.slot_intent"""
     with durable(connection):
         return scalar(connection, query, (subid,)) is not False
