@@ -31,6 +31,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.eventLog.enabled": "false",
     "spark.ui.killEnabled": "false",  # whoever reaches the page, which asks for no password, could end apply
+    "spark.ui.liveUpdate.period": "0",  # else a task that runs may be shown as waiting until the next heartbeat, 10 s
     "spark.speculation": "false",  # a second attempt of a task that writes is fenced off, but wasted
     "spark.task.maxFailures": "1",  # the launcher retries, with a new epoch
     "spark.scheduler.mode": "FAIR",  # a copy does not wait for the tasks of another job

@@ -66,6 +66,8 @@ def test_where_no_heartbeat_arrives_create_and_status_rest_on_the_ledger(
     def seen(self: StateStore, subid: int, rows: Any) -> None:
         shown.update((row.worker_type, row.pid) for row in rows)
         put(self, subid, rows)
+        if shown:
+            copies_wait.rollback()
 
     monkeypatch.setattr(StateStore, "put_workers", seen)
     case = site()
@@ -74,9 +76,12 @@ def test_where_no_heartbeat_arrives_create_and_status_rest_on_the_ledger(
     writer.rest()
     words = ["--connection", case.pubdb.conninfo, "--target", case.subdb.conninfo, "--publication", "p"]
     before = dict(vars(current))
+    copies_wait = case.subdb.connect()
+    copies_wait.execute("BEGIN; LOCK TABLE audit1 IN EXCLUSIVE MODE")  # else all may be over before the first look
     try:
         assert run(["--state-dir", str(case.state), "create", case.name, *words, "--timeout", "2m"]) == 0, capfd
     finally:
         vars(current).update(before or vars(Settings()))
-    assert [pid is not None for kind, pid in shown if kind == "apply"] == [True]
+        copies_wait.close()
+    assert {pid is not None for kind, pid in shown if kind == "apply"} == {True}
     case.check()

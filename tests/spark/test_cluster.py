@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fix_faults import Site, until
-from fix_spark import ADDRESSES, Cluster
+from fix_spark import ADDRESSES, CORES, Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +44,16 @@ def begins(case: Site, what: str, beyond: int) -> None:
     until(lambda: stored(case, "stage") == "alive", case.said)
 
 
+def both_machines() -> list[str]:
+    """Words of a command that begins when both machines are there: the first alone has room for all tasks."""
+    settings = {
+        "cores.max": len(ADDRESSES) * CORES,
+        "scheduler.minRegisteredResourcesRatio": "1.0",
+        "scheduler.maxRegisteredResourcesWaitingTime": "100s",
+    }
+    return [word for name, value in settings.items() for word in ("--conf", f"spark.{name}={value}")]
+
+
 @pytest.mark.timeout(600)
 def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_whatever_dies(
     site: Callable[[], Site], cluster: Cluster
@@ -52,7 +62,7 @@ def test_tables_are_copied_by_both_machines_and_nothing_is_lost_or_repeated_what
     writer = case.make("audit1", "keyed1", "counter1", "auditbig")
     case.end(case.create("--no-wait", "--max-sync-workers", "4", "--copy-workers", "4"))
     unbounded = [*cluster.conf(), "--timeout", "10m"]
-    process = case.run(*unbounded)
+    process = case.run(*unbounded, *both_machines())
     case.wait_ready()
     writer.some(20)
     assert all(cluster.tasks(number) for number in range(len(ADDRESSES)))

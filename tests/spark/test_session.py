@@ -118,6 +118,7 @@ def test_the_defaults_are_lean_local_private_and_quiet(opened, state_dir):
     assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert conf["spark.ui.enabled"] == conf["spark.ui.showConsoleProgress"] == conf["spark.speculation"] == "false"
     assert conf["spark.scheduler.mode"] == "FAIR" and conf["spark.ui.killEnabled"] == "false"
+    assert conf["spark.ui.liveUpdate.period"] == "0"
     assert _mode(state_dir / "log" / "spark.log") == 0o600
     assert {_mode(state_dir / name) for name in ("log", "run", "run/spark")} == {0o700}
     session._own.discard(context)  # as one that a notebook has opened: it is used, and never closed
