@@ -259,7 +259,13 @@ def test_check_of_a_healthy_subscription_is_0(pgsub, store, served):
 def test_check_of_a_subscription_that_nobody_serves_is_3(pgsub, store):
     ended = pgsub("status", "orders", "--check")
     assert ended.returncode == 3
-    assert ended.stderr == 'pgsub: warning: subscription "orders" is not served by any pgsub run\n'
+    warning, *hint = ended.stderr.splitlines()
+    assert warning == 'pgsub: warning: subscription "orders" is not served by any pgsub run'
+    assert hint == ["HINT:  The next command is:", "pgsub run orders"]
+
+
+def test_status_of_a_subscription_that_nobody_serves_ends_with_the_next_command(pgsub, store):
+    assert "next | pgsub run orders\n" in pgsub("status", "orders").stdout
 
 
 def test_check_of_a_disabled_subscription_is_3(pgsub, store, served):
@@ -371,7 +377,7 @@ def test_check_of_several_gives_the_gravest_code_and_names_each(pgsub, store, va
     ended = pgsub("status", "--check", "--json")
     assert ended.returncode == 4
     assert len(valid("status", ended.stdout)["subscriptions"]) == 2
-    assert len(ended.stderr.splitlines()) == 2
+    assert ended.stderr.count("pgsub: warning: ") == 2
 
 
 def test_the_document_is_read_from_the_store_alone_while_another_writes(pgsub, store):

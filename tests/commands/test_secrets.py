@@ -185,6 +185,16 @@ def test_a_password_on_the_command_line_is_warned_of(cli, tables):
     assert "S3NT1NEL" not in ended.stderr + ended.stdout
 
 
+def test_passwords_of_both_servers_are_warned_of_once(cli, tables):
+    words = cli.words("s", "--dry-run")
+    for option in ("--connection", "--target"):
+        words[words.index(option) + 1] += " password=S3NT1NEL"
+    ended = cli(*words)
+    assert ended.returncode == 0 and "S3NT1NEL" not in ended.stderr + ended.stdout
+    assert "the passwords in --connection and --target can be read by other users" in ended.stderr
+    assert ended.stderr.count("can be read by other users") == 1
+
+
 def test_a_password_from_elsewhere_is_not_warned_of(cli, tables):
     words = cli.words("s", "--no-wait")
     del words[words.index("--connection") : words.index("--connection") + 2]

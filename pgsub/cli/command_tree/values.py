@@ -103,7 +103,6 @@ def conninfo(value: str | None, option: str) -> str | None:
     :raises UsageError: if stdin has no line.
     """
     if value != "-":
-        _warn_of_password(value, option)
         return value
     line = sys.stdin.readline() if sys.stdin else ""
     if not line.strip():
@@ -111,12 +110,22 @@ def conninfo(value: str | None, option: str) -> str | None:
     return line.strip()
 
 
-def _warn_of_password(value: str | None, option: str) -> None:
-    if value and console.redacted(value) != value and any(value in word for word in sys.argv):
+def _warn_of_passwords(given: Mapping[str, str | None]) -> None:
+    """Warn once of passwords on the command line.
+
+    :param given: connection strings by option.
+    """
+    shown = [
+        option
+        for option, value in given.items()
+        if value and console.redacted(value) != value and any(value in word for word in sys.argv)
+    ]
+    if shown:
+        what = "passwords" if len(shown) > 1 else "password"
         console.warning(
-            f"the password in {option} can be read by other users of this machine",
+            f"the {what} in {' and '.join(shown)} can be read by other users of this machine",
             "Command lines are visible to everybody while they run, and shells keep them.",
-            f"Use a passfile or a service, or give {option} - and the connection string on standard input.",
+            f"Use a passfile or a service, or give {shown[0]} - and the connection string on standard input.",
         )
 
 
@@ -126,7 +135,9 @@ def collected(options: type[Options], given: Mapping[str, Any]) -> Options:
     :param options: a dataclass; what is given and none of its fields is left out.
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    values |= {name: conninfo(given.get(name), f"--{name}") for name in ("connection", "target")}
+    strings = ("connection", "target")
+    _warn_of_passwords({f"--{name}": given.get(name) for name in strings})
+    values |= {name: conninfo(given.get(name), f"--{name}") for name in strings}
     values |= {"state_dir": current.state_dir, "environment": current.environment}
     values["conf"] = parse_settings(given["conf"])
     return options(**{name: value for name, value in values.items() if name in options.__dataclass_fields__})

@@ -258,7 +258,7 @@ def _check(look: Shown, max_lag: float | None) -> None:
     found = states.status(current.state_dir, look.name)
     findings = states.check(found, max_lag, _print(look, found))
     for finding in findings:
-        console.warning(finding.message)
+        console.warning(finding.message, hint=finding.next and f"The next command is:\n{finding.next}")
     if findings:
         raise typer.Exit(findings[0].code)
 

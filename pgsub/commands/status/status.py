@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
@@ -21,6 +21,7 @@ from pgsub.catalog.store import StateStore
 from pgsub.commands.status import blocked_state
 from pgsub.common import errors
 from pgsub.common.errors import ApplyError, PgsubError, PublisherUnavailable, ReplicationBroken, TargetUnavailable
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.launcher.error_reporting import APPLY
 from pgsub.protocol.lsn import format_lsn, parse_lsn
@@ -82,9 +83,11 @@ class SubscriptionStatus:
 
     @property
     def next(self) -> str | None:
-        """The next command of an operator, None where nothing has failed."""
+        """The next command of an operator, None where nothing has failed or stopped."""
         if self.state == "waiting" and self.task is not None and self.task["next"]:
             return str(self.task["next"])
+        if self.state == "stopped" and not self.launched:
+            return f"pgsub run {word(self.definition.name)}"
         return blocked_state.next_command(self.definition, self.errors, self.stopped_by)
 
     @property
@@ -114,6 +117,7 @@ class Finding:
 
     code: int  #: exit code
     message: str
+    next: str | None = None  #: the operator's next command
 
 
 def status(folder: Path, name: str | None = None) -> list[SubscriptionStatus]:
@@ -160,7 +164,7 @@ def check(
     :param unwritten: from :func:`pgsub.catalog.locks.troubles`: what is shown may be old.
     """
     found = list(found)
-    findings = [finding for one in found if (finding := _finding(one, max_lag))]
+    findings = [replace(finding, next=one.next) for one in found if (finding := _finding(one, max_lag))]
     findings += [Finding(10, text) for text in unwritten]
     if not found:  # a mistyped folder, another user's: never healthy
         findings.append(Finding(3, "no subscription exists"))
