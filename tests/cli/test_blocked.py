@@ -91,7 +91,7 @@ def test_who_is_blocked_sees_what_waits_and_how_long_it_may(store, served, faile
         "next": f"pgsub conflicts show orders {conflict}",
     }
     store.put_slot(5, replace(slot, confirmed_flush_lsn=0x14C0000 + (1 << 20)))
-    assert orders()["blocked"]["waiting_bytes"] == 1 << 20
+    assert (orders()["blocked"]["position"], orders()["blocked"]["waiting_bytes"]) == ("0/15C0000", 1 << 20)
     for rate, left in ((2, 3600), (0, None)):
         store.put_slot(5, SlotRow("orders", safe_wal_size=7200, wal_bytes_per_second=rate))
         assert orders()["blocked"]["slot_lost_in"] == left

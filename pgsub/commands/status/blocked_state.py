@@ -36,14 +36,16 @@ def blocked(
     row = next((problem for problem in problems if problem.worker == APPLY), None)
     if state != "blocked" or row is None:
         return None
-    waiting = None
-    if slot is not None and slot.current_lsn is not None and row.position is not None:
-        begins = max(row.position, slot.confirmed_flush_lsn or 0)  # what was idle is not in the ledger's position
-        waiting = max(slot.current_lsn - begins, 0)
+    waiting = position = None
+    if row.position is not None:
+        confirmed = slot.confirmed_flush_lsn if slot is not None else None
+        position = max(row.position, confirmed or 0)  # what was idle is not in the ledger's position
+        if slot is not None and slot.current_lsn is not None:
+            waiting = max(slot.current_lsn - position, 0)
     return {
         "since": row.stuck_since,
         "restarts": row.restarts,
-        "position": None if row.position is None else format_lsn(row.position),
+        "position": None if position is None else format_lsn(position),
         "finish_lsn": None if row.finish_lsn is None else format_lsn(row.finish_lsn),
         "reason": row.message,
         "waiting_transactions": None if slot is None else slot.waiting_transactions,

@@ -187,8 +187,9 @@ def _report_leftovers(session: psycopg.Connection, sub: Subscription, skipped: U
     """Name what is left on the target, with the statement that removes it."""
     kept = counted(skipped.waiting + skipped.replayed, "skipped change")
     if not subscriptions.any_left(session):
+        also = f", and {kept} of this one" if skipped.waiting or skipped.replayed else ""
         reporter.notice(
-            f"schema pgsub of the target holds no subscription any more, and {kept} of this one",
+            f"schema pgsub of the target holds no subscription any more{also}",
             "To remove the schema and all that it holds:\nDROP SCHEMA pgsub CASCADE;",
         )
     elif skipped.waiting or skipped.replayed:
