@@ -40,3 +40,19 @@ def test_a_running_copy_shows_bytes_rows_and_chunks_and_what_was_estimated(cli, 
     assert re.match(rf"table public\.a: data copy, \d+% \(.* of \d+ MB, \d+ of {_ROWS} rows\)", line[0]), line[0]
     assert cli.status()["copies"] == []
     assert subdb.value("SELECT count(*) FROM a") == _ROWS
+
+
+def test_rows_that_were_sent_are_shown_while_the_target_still_works_on_them(cli, tables):
+    subdb = tables[1]
+    subdb.execute("""
+        CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NEW; END$$;
+        CREATE TRIGGER held BEFORE INSERT ON a FOR EACH ROW EXECUTE FUNCTION held();
+        ALTER TABLE a ENABLE ALWAYS TRIGGER held""")
+    with subdb.connect() as holder:
+        holder.execute("SELECT pg_advisory_lock(4711)")
+        creating = cli.start(*cli.words("s"))
+        until(lambda: (cli.state / "state.db").exists())
+        until(lambda: any(copy["bytes_processed"] > 0 for copy in cli.status()["copies"]))
+        holder.execute("SELECT pg_advisory_unlock(4711)")
+    assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()

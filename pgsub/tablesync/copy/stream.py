@@ -52,21 +52,21 @@ def move(
             try:
                 size = Passthrough(sender, receiver, session.pgconn, meter).run(copy_out)
             except TargetSpoke:
-                _end(session.pgconn)
+                _end(session.pgconn, meter)
                 raise psycopg.OperationalError("the target ended the copy") from None
     else:
         size = _through_libpq(source.pgconn, session.pgconn, copy_out, meter)
     failpoints.point("copy.middle")
-    return _end(session.pgconn), size
+    return _end(session.pgconn, meter), size
 
 
-def _end(target: pq.abc.PGconn) -> int:
+def _end(target: pq.abc.PGconn, meter: _Meter) -> int:
     target.put_copy_end()
-    _flush(target)
-    result = _answer(target)
+    _flush(target, meter)
+    result = _answer(target, meter)
     if result is None or result.status != pq.ExecStatus.COMMAND_OK:
         raise _error(result)
-    while _answer(target) is not None:
+    while _answer(target, meter) is not None:
         pass
     return result.command_tuples or 0
 
@@ -76,13 +76,18 @@ class _Meter:
 
     def __init__(self, moved: Moved) -> None:
         self._moved = moved
-        self._marked = 0
+        self._size = self._marked = 0
 
     def __call__(self, size: int) -> None:
+        self._size = size
         self._moved(size)
         if size - self._marked >= _BLOCK:
             self._marked = size
             failpoints.point("copy.middle")
+
+    def idle(self) -> None:
+        """Report the progress again while a server is waited for: it shows that the task lives."""
+        self._moved(self._size)
 
 
 def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, meter: _Meter) -> int:
@@ -98,7 +103,7 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
     block: list[bytes | memoryview] = []
     while True:
         try:
-            count, data = _row(source)
+            count, data = _row(source, meter)
         except psycopg.Error as error:
             raise SourceError(error) from None
         if count > 0:
@@ -106,41 +111,41 @@ def _through_libpq(source: pq.abc.PGconn, target: pq.abc.PGconn, copy_out: str, 
             held += count
         if held >= _BLOCK or (count < 0 and held):
             target.put_copy_data(block[0] if len(block) == 1 else b"".join(block))
-            _flush(target)
+            _flush(target, meter)
             size, held, block = size + held, 0, []
             meter(size)
         if count < 0:
             break
     # an error of the publisher ends the rows as their end does: only the result says which it was
-    result_or_none = _answer(source)
+    result_or_none = _answer(source, meter)
     if result_or_none is None or result_or_none.status != pq.ExecStatus.COMMAND_OK:
         raise SourceError(_error(result_or_none))
-    if _answer(source) is not None:
+    if _answer(source, meter) is not None:
         raise SourceError(psycopg.OperationalError("the publisher sent more than was asked for"))
     return size
 
 
-def _row(source: pq.abc.PGconn) -> tuple[int, memoryview]:
+def _row(source: pq.abc.PGconn, meter: _Meter) -> tuple[int, memoryview]:
     """Read the publisher's next row; the length is negative at the end."""
     while True:
         count, data = source.get_copy_data(1)
         if count:
             return count, data
-        wait(source.socket, select.POLLIN)
+        wait(source.socket, select.POLLIN, meter.idle)
         source.consume_input()
 
 
-def _answer(connection: pq.abc.PGconn) -> pq.abc.PGresult | None:
+def _answer(connection: pq.abc.PGconn, meter: _Meter) -> pq.abc.PGresult | None:
     """Wait for the next result."""
     while connection.is_busy():
-        wait(connection.socket, select.POLLIN)
+        wait(connection.socket, select.POLLIN, meter.idle)
         connection.consume_input()
     return connection.get_result()
 
 
-def _flush(target: pq.abc.PGconn) -> None:
+def _flush(target: pq.abc.PGconn, meter: _Meter) -> None:
     while target.flush():
-        if wait(target.socket, select.POLLIN | select.POLLOUT) & select.POLLIN:
+        if wait(target.socket, select.POLLIN | select.POLLOUT, meter.idle) & select.POLLIN:
             target.consume_input()
 
 
