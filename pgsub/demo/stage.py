@@ -28,6 +28,7 @@ from pgsub.demo.servers import Server, Setting
 DATABASE = "demo"
 
 _START_SECONDS = 60.0
+_TIDY_SECONDS = 10.0
 _STOP_SECONDS = 45.0  #: more than a launcher gives its workers
 
 _SETTINGS: Mapping[str, Mapping[str, Setting]] = {
@@ -45,7 +46,8 @@ if [ -n "$pid" ]; then
     while kill -0 $pid 2>/dev/null && [ $n -lt 450 ]; do sleep 0.1; n=$((n+1)); done
     kill -KILL $pid 2>/dev/null
 fi
-rm -rf "$1"
+n=0
+until rm -rf "$1" 2>/dev/null || [ $n -ge 100 ]; do sleep 0.1; n=$((n+1)); done
 """
 
 _STOP_SCRIPT = """#!/bin/sh
@@ -90,8 +92,15 @@ class Stage:
         self.stop_launcher()
         for server in self.servers.values():
             server.destroy()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove()
         dismiss(self._watcher)
+
+    def _remove(self) -> None:
+        """Remove the folder; Spark's JVM, which ends by itself behind the launcher, may still be tidying in it."""
+        deadline = time.monotonic() + _TIDY_SECONDS
+        while self.folder.exists() and time.monotonic() < deadline:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            time.sleep(0.05)
 
     def conninfo(self, side: str) -> str:
         """Return the connection string of the demo's database.
