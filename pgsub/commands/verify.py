@@ -23,7 +23,7 @@ from pgsub.commands.reporter import Reporter
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
 from pgsub.commands.status.status import serving
 from pgsub.commands.status.wait import WaitOptions, wait
-from pgsub.common.errors import PgsubError, SchemaFault, StateForbids, TimeoutExpired
+from pgsub.common.errors import ApplyError, PgsubError, SchemaFault, StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -128,12 +128,12 @@ def verify(
     A launcher that serves the subscription goes on; where there is none, one runs until the point is found.
 
     :raises SubscriptionNotFound: there is none of this name.
-    :raises StateForbids: it is disabled, or a named table is not its own.
+    :raises StateForbids: it is disabled, a conflict or fault stops apply, or a named table is not its own.
     :raises TimeoutExpired: apply did not come to the point in time.
     :raises PgsubError: what keeps apply from getting there, or a server cannot be reached.
     """
     deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
-    with contextlib.ExitStack() as stack:
+    with _told_apart(), contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(sub))
@@ -162,6 +162,23 @@ def verify(
             for state in wanted:
                 found.tables.append(work.verdict(comparison, state, partial(progress, _name(state))))
     return found
+
+
+def _no_difference(error: PgsubError) -> PgsubError:
+    """Return an error that does not end as a difference does."""
+    if not isinstance(error, ApplyError):
+        return error
+    return StateForbids(
+        error.message, detail=error.detail, hint=error.hint, context=error.context, sqlstate=error.sqlstate
+    )
+
+
+@contextlib.contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except ApplyError as error:  # whoever reads exit code 6 is to know that rows differ
+        raise _no_difference(error) from None
 
 
 def _name(state: RelationState) -> str:
@@ -264,6 +281,7 @@ class _Work:
             except PgsubError as error:
                 verdict.error = error
         if verdict.error is not None:
+            verdict.error = _no_difference(verdict.error)
             verdict.outcome, verdict.reason = NOT_COMPARED, verdict.error.message
         return verdict
 

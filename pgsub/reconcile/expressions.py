@@ -23,6 +23,11 @@ from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 _NUMERIC, _FLOATS = 1700, (700, 701)
 _FIRST_NORMAL = 16384
+#: Types whose values are equal only where their canonical texts are: bool, bytea, name, int8, int2, int4, text, oid,
+#: float4, float8, bpchar, varchar, date, timestamp, timestamptz, bit, varbit, numeric, uuid, xid, cid, json, xml.
+_BY_TEXT = frozenset(
+    {16, 17, 19, 20, 21, 23, 25, 26, 28, 29, 114, 142, 700, 701, 1042, 1043, 1082, 1114, 1184, 1560, 1562, 1700, 2950}
+)
 _TEXT = sql.SQL("({})::pg_catalog.text")
 _OUTPUT = sql.SQL("CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END")
 _HASH = sql.SQL('pg_catalog.hashtextextended(({}) COLLATE pg_catalog."C", 0)')
@@ -52,6 +57,16 @@ class ComparedTable:
     def name(self) -> str:
         """Its name on the target, for messages."""
         return f"{self.target.schema}.{self.target.name}"
+
+    @property
+    def loose(self) -> bool:
+        """Whether keys that the target takes for equal may have different texts."""
+        return any(loose(self.columns[position]) for position in self.key)
+
+
+def loose(column: TargetColumn) -> bool:
+    """Return whether the target may take values of different canonical texts for equal."""
+    return column.equality is not None and not (column.type_oid in _BY_TEXT and column.deterministic)
 
 
 def compared(remote: RemoteTable, target: TargetRelation) -> ComparedTable:

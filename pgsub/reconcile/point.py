@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import psycopg
 
-from pgsub.common.errors import TimeoutExpired
+from pgsub.common.errors import PgsubError, TimeoutExpired
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.common.threads import SupervisedThread
@@ -42,6 +42,8 @@ from pgsub.target.session.connect import must_use_password
 STAND_SECONDS = 10.0
 #: Bytes of WAL that apply may be behind when the slot is created: until then it is only followed.
 NEAR_BYTES = 16 << 20
+#: Seconds in which a barrier is taken away after a failure, while apply holds its row; then apply does it itself.
+RELEASE_SECONDS = 30.0
 _TRIES = 3
 _POLL = 0.005
 _FOLLOW = 0.02
@@ -112,7 +114,7 @@ def one_point(
                         hint=f"Try again when less is written, or see what apply does:\npgsub status {word(sub.name)}",
                     ) from None
             finally:
-                attempt.release()
+                attempt.abandon()
         stack.callback(snapshot.close)
         stack.callback(_end, holder)
         yield point
@@ -179,6 +181,13 @@ class _Attempt:
             return False
         return self._patiently(partial(barrier.remove, self._session, self._sub.subid, token))
 
+    def abandon(self) -> None:
+        """Take away what is left, also when the time is over: apply must not stand for what nobody waits for."""
+        self._deadline, self._check = time.monotonic() + RELEASE_SECONDS, lambda: None
+        # the failure that led here is the one to be told
+        with contextlib.suppress(psycopg.Error, PgsubError):
+            self.release()
+
     def _near(self) -> None:
         """Put the barrier, and wait until apply stands at it, not far from the end of the publisher's WAL."""
         self._lsn = self._flushed()
@@ -189,6 +198,7 @@ class _Attempt:
             position = self._flushed()
             if position - self._lsn <= NEAR_BYTES:
                 return
+            self._check_time()  # also where apply is always there already, and never near
             self._move(position)
 
     def _snapshot(self, password: bool, report: Report) -> SlotSnapshot:

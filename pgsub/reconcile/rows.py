@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-import psycopg
-from psycopg import sql
-
-from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.equality import Equality, Values
+from pgsub.reconcile.expressions import ComparedTable, loose
 from pgsub.target.catalog.relation import TargetColumn
 
-#: Text of each compared column.
-Values = tuple[str | None, ...]
 #: Hashes of key and row, and the row.
 Row = tuple[int, int, Values]
 
@@ -23,11 +19,9 @@ Row = tuple[int, int, Values]
 LISTED = 1000
 #: Pairs, and bytes of them, that the target is asked about at once.
 _PAIRS, _PAIR_BYTES = 500, 4 << 20
-#: Types whose values are equal only where their canonical texts are: bool, bytea, name, int8, int2, int4, text, oid,
-#: float4, float8, bpchar, varchar, date, timestamp, timestamptz, bit, varbit, numeric, uuid, xid, cid, json, xml.
-_BY_TEXT = frozenset(
-    {16, 17, 19, 20, 21, 23, 25, 26, 28, 29, 114, 142, 700, 701, 1042, 1043, 1082, 1114, 1184, 1560, 1562, 1700, 2950}
-)
+#: Rows that only one side has, and bytes of them, whose keys the target is asked about in the end. What goes beyond is
+#: judged by the texts of its keys.
+_ALONE, _ALONE_BYTES = 50_000, 64 << 20
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 
 
@@ -78,18 +72,20 @@ class Differences:
 class RowComparison:
     """The comparison of the rows of one table.
 
-    :param equal: tells of pairs of values of a column whether the target takes them for equal.
+    :param equality: tells which values the target takes for equal.
     :param explain: gives the known reason for a difference, by the hash of its key and its kind.
     """
 
     def __init__(
         self,
         table: ComparedTable,
-        equal: Callable[[TargetColumn, Sequence[tuple[str, str]]], list[bool]],
+        equality: Equality,
         explain: Callable[[int, str], str | None] = lambda key_hash, kind: None,
     ) -> None:
         self._table = table
-        self._equal = equal
+        self._equality = equality
+        self._alone: list[tuple[int, str, Values]] = []
+        self._alone_bytes = 0
         self._explain = explain
         self._pairs: list[tuple[int, Values, Values]] = []
         self._bytes = 0
@@ -102,6 +98,7 @@ class RowComparison:
         )
         for key, rows in itertools.groupby(tagged, key=itemgetter(0)):
             self._of_key(key, *_surplus((r, side, v) for _, r, side, v in rows))
+        self._match()
         self._ask()
         return self.found
 
@@ -116,9 +113,35 @@ class RowComparison:
                     here = [one for one in here if one[0] is not values]
                     there = [one for one in there if one[0] is not other]
         for values, count in here:
-            self._add(key, MISSING, values, None, count)
+            self._one_side(key, MISSING, values, count)
         for values, count in there:
-            self._add(key, EXTRA, None, values, count)
+            self._one_side(key, EXTRA, values, count)
+
+    def _one_side(self, key: int, kind: str, values: Values, count: int) -> None:
+        """Take a row that only one side has under this text of its key."""
+        for _ in range(count):
+            if not self._table.loose or len(self._alone) >= _ALONE or self._alone_bytes >= _ALONE_BYTES:
+                self._add_alone(key, kind, values)
+            else:
+                self._alone.append((key, kind, values))
+                self._alone_bytes += sum(len(value or "") for value in values)
+
+    def _match(self) -> None:
+        """Pair rows of both sides whose keys have other texts, and are equal for the target."""
+        columns = [self._table.columns[position] for position in self._table.key]
+        keys = [self._key(values) for *_, values in self._alone]
+        for members in self._equality.groups(columns, keys) if keys else ():
+            here, there = ([self._alone[n] for n in members if self._alone[n][1] == k] for k in (MISSING, EXTRA))
+            for (key, _, one), (_, _, other) in zip(here, there, strict=False):
+                if self._table.keyed:
+                    self._pair(key, one, other)
+            paired = min(len(here), len(there))
+            for one_of in (*here[paired:], *there[paired:]):
+                self._add_alone(*one_of)
+        self._alone = []
+
+    def _add_alone(self, key: int, kind: str, values: Values) -> None:
+        self._add(key, kind, *((values, None) if kind == MISSING else (None, values)))
 
     def _key(self, values: Values) -> Values:
         return tuple(values[n] for n in self._table.key)
@@ -143,16 +166,14 @@ class RowComparison:
                 if a is not None and b is not None and a != b and number not in differ:
                     asked.append((number, (a, b)))
             if asked:
-                answers = self._equal(column, [values for _, values in asked])
+                answers = self._equality.of_pairs(column, [values for _, values in asked])
                 differ |= {number for (number, _), same in zip(asked, answers, strict=True) if not same}
         for number in sorted(differ):
             self._add(self._pairs[number][0], DIFFERENT, *self._pairs[number][1:])
         self._pairs, self._bytes = [], 0
 
-    def _add(self, key: int, kind: str, one: Values | None, other: Values | None, count: int = 1) -> None:
-        difference = Difference(kind, one, other, self._explain(key, kind))
-        for _ in range(count):
-            self.found.add(difference)
+    def _add(self, key: int, kind: str, one: Values | None, other: Values | None) -> None:
+        self.found.add(Difference(kind, one, other, self._explain(key, kind)))
 
 
 def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values, int]], list[tuple[Values, int]]]:
@@ -167,17 +188,4 @@ def _surplus(rows: Iterator[tuple[int, int, Values]]) -> tuple[list[tuple[Values
 
 
 def _surely_differ(column: TargetColumn, one: str | None, other: str | None) -> bool:
-    by_text = column.type_oid in _BY_TEXT and column.deterministic
-    return by_text or column.equality is None or one is None or other is None
-
-
-def equal_on(connection: psycopg.Connection, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
-    """Ask the target which values of a column it takes for equal (tuples_equal, execReplication.c)."""
-    cast = sql.SQL("u.{{}}::{}".format(column.full_type))  # noqa: UP032 - the type is SQL of the server itself
-    one, other = (column.collated(cast.format(sql.Identifier(name))) for name in ("a", "b"))
-    query = sql.SQL(
-        "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM (pg_catalog.unnest(%s::text[]), pg_catalog.unnest(%s::text[]))"
-        " WITH ORDINALITY AS u (a, b, n) ORDER BY n"
-    ).format(one, sql.SQL(column.equality or "pg_catalog.="), other)
-    ones, others = map(list, zip(*pairs, strict=True))
-    return [bool(answer) for (answer,) in connection.execute(query, (ones, others))]
+    return one is None or other is None or not loose(column)

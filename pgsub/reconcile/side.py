@@ -34,29 +34,38 @@ _SETTINGS = {
 }
 _STATEMENT_TIMEOUT = "10min"
 
-# The catalog is read as of the snapshot, the function answers as of now.
-_REWRITTEN = """
+_MEMBERS = """
 WITH RECURSIVE member AS (
      SELECT {oid}::pg_catalog.oid AS oid
       UNION
      SELECT c.oid FROM member m JOIN pg_catalog.pg_inherits i ON i.inhparent = m.oid
        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition)
+"""
+# The catalog is read as of the snapshot, the function answers as of now.
+_REWRITTEN = f"""{_MEMBERS}
 SELECT pg_catalog.count(*) FROM member m LEFT JOIN pg_catalog.pg_class c USING (oid)
  WHERE c.oid IS NULL OR c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
 """
-_BLOCKS = """
-SELECT (pg_catalog.pg_relation_size({oid}::pg_catalog.oid::pg_catalog.regclass)
-        / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8
+# Who may read a partitioned table need not have a right on its partitions, and their policies are not its own.
+_LEAVES = f"""{_MEMBERS}
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, (pg_catalog.pg_relation_size(c.oid)
+       / pg_catalog.current_setting('block_size')::pg_catalog.int8)::pg_catalog.int8,
+       c.relkind = 'r' AND (c.oid = {{oid}}::pg_catalog.oid OR NOT c.relrowsecurity
+           AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
+  FROM member m JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind <> 'p' ORDER BY c.oid
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a table that one statement reads: blocks of it, or all of it.
+    """A part of a table that one statement reads: blocks of it or of one of its partitions, or all of it.
 
+    :ivar leaf: the table whose blocks they are, None for all of the source.
     :ivar until: the block after the last one, None for the end.
     """
 
+    leaf: sql.Composable | None = None
     first: int = 0
     until: int | None = None
 
@@ -70,7 +79,7 @@ class Source:
     :ivar conditions: which of its rows are compared.
     :ivar values: texts of the compared columns.
     :ivar key_hash: of a row; ``row_hash`` likewise.
-    :ivar in_pieces: whether it can be read by ranges of blocks.
+    :ivar loose: whether one key may have several texts, so that its hash chooses no sample.
     """
 
     oid: int
@@ -79,22 +88,22 @@ class Source:
     values: tuple[sql.Composable, ...]
     key_hash: sql.Composable
     row_hash: sql.Composable
-    in_pieces: bool
+    loose: bool = False
 
     def rows(self, piece: Piece, sample: float | None, *, values: bool = False) -> sql.Composed:
         """Compose the rows of a piece as hashes ``k`` and ``r``, and texts ``v1`` and so on if they are wanted.
 
-        :param sample: percent of the keys.
+        :param sample: percent of the keys; all of them where equal ones may have different hashes.
         """
         texts = [sql.SQL("{} AS {}").format(v, sql.Identifier(f"v{n}")) for n, v in enumerate(self.values, 1)]
         columns = [sql.SQL("{} AS k").format(self.key_hash), sql.SQL("{} AS r").format(self.row_hash)]
         conditions = [*self.conditions, *_blocks(piece)]
-        if sample is not None:  # bits that do not choose the bucket
+        if sample is not None and not self.loose:  # bits that do not choose the bucket
             limit = sql.Literal(int(sample * 10_000))
             conditions.append(sql.SQL("(({}) & 2147483647) % 1000000 < {}").format(self.key_hash, limit))
         return sql.SQL("SELECT {} FROM {}{}").format(
             sql.SQL(", ").join([*columns, *(texts if values else [])]),
-            self.relation,
+            self.relation if piece.leaf is None else piece.leaf,
             sql.SQL(" WHERE {}" if conditions else "").format(sql.SQL(" AND ").join(conditions)),
         )
 
@@ -164,18 +173,28 @@ class Side:
                 with contextlib.suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
 
-    def fetch(self, connection: psycopg.Connection, query: sql.Composable, doing: str) -> list[Any]:
-        """Return the rows of a query under the snapshot."""
-        with self.seeing(connection, doing):
+    def fetch(
+        self, connection: psycopg.Connection, query: sql.Composable, doing: str, *, bounded: bool = True
+    ) -> list[Any]:
+        """Return the rows of a query under the snapshot, as :meth:`seeing` says."""
+        with self.seeing(connection, doing, bounded=bounded):
             return connection.execute(sql.Composed([query])).fetchall()
 
     def pieces(self, connection: psycopg.Connection, source: Source) -> list[Piece]:
-        """Divide a table; the last piece is open, for it may have grown."""
-        if not source.in_pieces:
+        """Divide a table, or each of its partitions; the last piece of each is open, for it may have grown.
+
+        A partitioned table is one piece where a partition is foreign, or the session may not read it by itself.
+        """
+        query = sql.SQL(_LEAVES).format(oid=source.oid)
+        leaves = self.fetch(connection, query, "read the size of a table")
+        if not leaves or not all(readable for *_, readable in leaves):
             return [Piece()]
-        [(blocks,)] = self.fetch(connection, sql.SQL(_BLOCKS).format(oid=source.oid), "read the size of a table")
-        starts = list(range(0, max(blocks, 1), PIECE_BLOCKS))
-        return [Piece(at, end) for at, end in zip(starts, [*starts[1:], None], strict=True)]
+        pieces = []
+        for schema, name, blocks, _ in leaves:
+            starts = list(range(0, max(blocks or 0, 1), PIECE_BLOCKS))
+            leaf = sql.SQL("ONLY {}").format(sql.Identifier(schema, name))
+            pieces += [Piece(leaf, at, end) for at, end in zip(starts, [*starts[1:], None], strict=True)]
+        return pieces
 
     def check_not_rewritten(self, connection: psycopg.Connection, source: Source, name: str) -> None:
         """Check, after a table was read, that it is still the snapshot's.

@@ -8,7 +8,7 @@ from typing import Any
 from fix_program import Cli, one_error, valid
 from fix_servers import Database
 
-from pgsub.common.errors import SchemaFault, ThreadDied
+from pgsub.common.errors import StateForbids, ThreadDied
 
 Tables = tuple[Database, Database]
 Served = tuple[Cli, str]
@@ -116,7 +116,7 @@ def test_a_table_that_does_not_fit_any_more_is_an_error_of_its_own(served: Serve
     cli, name = served
     tables[0].execute("ALTER TABLE b ADD extra int")
     ended = cli("verify", name, "--json")
-    assert ended.returncode == SchemaFault.exit_code, ended.stdout
+    assert ended.returncode == StateForbids.exit_code, ended.stdout
     found = valid("verify", ended.stdout)
     assert found["equal"]
     assert _table(found, "a")["outcome"] == "equal"
@@ -143,11 +143,11 @@ def test_a_disabled_subscription_is_not_verified(served: Served) -> None:
     one_error(cli("verify", name), 3, "is disabled", f"pgsub enable {name}")
 
 
-def test_what_stops_apply_is_the_error(served: Served, tables: Tables) -> None:
+def test_what_stops_apply_is_the_error_and_no_difference(served: Served, tables: Tables) -> None:
     cli, name = served
     tables[1].execute("INSERT INTO a VALUES (700, 'mine')")
     tables[0].execute("INSERT INTO a VALUES (700, 'theirs')")
-    one_error(cli("verify", name), 6, "insert_exists")
+    one_error(cli("verify", name), StateForbids.exit_code, "insert_exists")
     tables[1].execute("DELETE FROM a WHERE id = 700")
     assert _verify(cli, name)["equal"]
 

@@ -184,6 +184,37 @@ def test_values_are_equal_where_the_type_takes_them_for_equal(both: Compare) -> 
     assert counts(result) == (0, 0, len(differ))
 
 
+def test_keys_that_the_target_takes_for_equal_are_one_key(both: Compare) -> None:
+    result = both(
+        "CREATE TABLE t (k interval, l numeric, v text, PRIMARY KEY (k, l))",
+        pub="INSERT INTO t VALUES ('1 day', 1.0, 'same'), ('2 days', 1, 'here'), ('3 days', 1, 'x'), ('5 days', 1, '')",
+        sub="INSERT INTO t VALUES ('24 h', 1.00, 'same'), ('48 h', 1, 'there'), ('72 h', 2, 'x'), ('4 days', 1, '')",
+    )
+    assert counts(result) == (2, 2, 1)
+    [different] = [one for one in result.differences.listed if one.kind == "different"]
+    assert (different.publisher, different.target) == (("2 days", "1", "here"), ("48:00:00", "1", "there"))
+
+
+def test_rows_without_a_key_are_equal_as_often_as_the_target_takes_them_for_equal(both: Compare) -> None:
+    result = both(
+        "CREATE TABLE t (k interval, j jsonb, v text)",
+        pub="""INSERT INTO t VALUES ('1 day', '{"a": 1.0}', NULL), ('1 day', '{"a": 1.0}', NULL), ('2 days', NULL, 'x'),
+               (NULL, '1', '')""",
+        sub="""INSERT INTO t VALUES ('24 h', '{"a": 1.00}', NULL), ('48 h', NULL, 'x'), (NULL, '1.0', NULL)""",
+    )
+    assert counts(result) == (2, 1, 0)
+
+
+def test_no_sample_is_taken_of_keys_that_have_several_texts(both: Compare) -> None:
+    result = both(
+        "CREATE TABLE t (k interval PRIMARY KEY)",
+        pub="INSERT INTO t SELECT make_interval(days => g) FROM generate_series(1, 500) g",
+        sub="INSERT INTO t SELECT make_interval(hours => 24 * g) FROM generate_series(1, 500) g",
+        sample=10.0,
+    )
+    assert counts(result) == (0, 0, 0) and result.publisher_rows == result.target_rows == 500
+
+
 def test_other_types_on_the_target_hold_what_apply_makes_of_the_values(both: Compare) -> None:
     result = both(
         pub="CREATE TABLE t (id int PRIMARY KEY, b bool, n numeric, c char(4), i int, x int, r numeric(6,3));"
@@ -218,6 +249,43 @@ def test_a_partitioned_table_is_compared_as_a_whole_however_it_is_divided(both: 
         "INSERT INTO t SELECT 'x', g FROM generate_series(1, 500) g; DELETE FROM t WHERE id = 400",
     )
     assert counts(result) == (1, 0, 0)
+
+
+_LEAVES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+    "CREATE TABLE low (v text, id int NOT NULL); ALTER TABLE t ATTACH PARTITION low FOR VALUES FROM (0) TO (1000);"
+    "CREATE TABLE mid PARTITION OF t FOR VALUES FROM (1000) TO (2000) PARTITION BY RANGE (id);"
+    "CREATE TABLE mid1 PARTITION OF mid FOR VALUES FROM (1000) TO (2000);"
+    "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 1999) g"
+)
+
+
+def test_partitions_are_read_in_pieces_of_their_own(both: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side, "PIECE_BLOCKS", 2)
+    seen: list[int] = []
+    result = both(
+        _LEAVES,
+        pub="CREATE PUBLICATION p FOR TABLE t WHERE (id > 5) WITH (publish_via_partition_root)",
+        sub="DELETE FROM t WHERE id < 6; DELETE FROM t WHERE id = 1500; UPDATE t SET v = 'y' WHERE id = 7",
+        progress=lambda done, total: seen.append(total),
+    )
+    assert counts(result) == (1, 0, 1) and seen[-1] >= 8
+    assert (result.publisher_rows, result.target_rows) == (1994, 1993)
+
+
+def test_a_partition_that_may_not_be_read_by_itself_is_read_through_its_table(
+    both: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side, "PIECE_BLOCKS", 2)
+    seen: list[int] = []
+    result = both(
+        _LEAVES,
+        pub="ALTER TABLE low ENABLE ROW LEVEL SECURITY;"
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)",
+        sub="ALTER TABLE mid1 ENABLE ROW LEVEL SECURITY; DELETE FROM t WHERE id = 1500",
+        progress=lambda done, total: seen.append(total),
+    )
+    assert counts(result) == (1, 0, 0) and seen[0] == 2
 
 
 def test_children_by_inheritance_are_tables_of_their_own(both: Compare) -> None:

@@ -340,6 +340,53 @@ def test_a_transaction_that_does_not_end_is_named_when_the_time_is_over(pair: Ma
     p.stop(task)
 
 
+def test_a_barrier_is_taken_away_after_the_time_is_over_though_apply_holds_its_row(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(TABLE)
+    monkeypatch.setattr(points, "RELEASE_SECONDS", 60.0)
+    refused = threading.Event()
+    remove = barrier.remove
+
+    def watched(*of: Any) -> bool:
+        try:
+            return remove(*of)
+        except psycopg.errors.LockNotAvailable:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(barrier, "remove", watched)
+    with contextlib.closing(p.subdb.connect()) as apply:
+
+        def commit() -> None:
+            p.until("SELECT count(*) = 1 FROM pgsub.barrier")
+            apply.execute("BEGIN")
+            apply.execute("SELECT FROM pgsub.progress WHERE subid = %s AND worker = 0 FOR UPDATE", (p.subid,))
+            refused.wait(60)
+            apply.execute("COMMIT")
+
+        holding = threading.Thread(target=commit)
+        holding.start()
+        with pytest.raises(TimeoutExpired, match="timeout while bringing"), point_of(p, timeout=2):
+            pass
+        holding.join()
+    assert refused.is_set() and barrier.read(p.session, p.subid) is None
+
+
+def test_a_subscription_that_is_always_far_behind_the_publisher_comes_to_no_point(
+    pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pair(TABLE)
+    flushed = points._Attempt._flushed
+    ahead = iter(range(0, 1 << 62, points.NEAR_BYTES + 1))
+    monkeypatch.setattr(points._Attempt, "_flushed", lambda self: flushed(self) + next(ahead))
+    monkeypatch.setattr(points._Attempt, "_reach", lambda self: 0.0)  # apply is there each time it is looked at
+    with pytest.raises(TimeoutExpired, match="timeout while bringing"), point_of(p, timeout=1):
+        pass
+    assert barrier.read(p.session, p.subid) is None
+    assert p.pubdb.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%verify%'") == 0
+
+
 def test_a_subscription_that_nobody_applies_comes_to_no_point(pair: MakePair) -> None:
     p = pair(TABLE)
     with pytest.raises(TimeoutExpired, match="timeout while bringing"), point_of(p, timeout=1):

@@ -40,10 +40,12 @@ the target has, or has in another version, are explained too. Explained rows are
 
 Tables that still synchronize are named and not compared, nor are those that are truncated or rewritten meanwhile.
 
-The exit code is 0 if all tables that were compared are equal but for what is explained, else 6. If a table could not be
-compared because of an error, and no other differs, it is that of the error.
+The exit code is 0 if all tables that were compared are equal but for what is explained, and 6 if rows differ, and only
+then. If a table could not be compared because of an error, and no other differs, it is that of the error: 3
+where a conflict stops apply, or a table does not fit any more.
 
---sample compares this share of the keys. The tables are still read as a whole. --jobs limits how many parts of a table
+--sample compares this share of the keys. The tables are still read as a whole. Where keys with different texts may be
+equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how many parts of a table
 are read at the same time, on both servers together.
 """,
     examples=(

@@ -1,0 +1,68 @@
+"""What the target takes for equal: values whose texts differ, and keys (tuples_equal, execReplication.c)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+
+import psycopg
+from psycopg import sql
+
+from pgsub.reconcile.expressions import loose
+from pgsub.target.catalog.relation import TargetColumn
+
+#: Text of each compared column, or of each column of a key.
+Values = tuple[str | None, ...]
+
+_TEXTS = sql.SQL("pg_catalog.unnest(%s::pg_catalog.text[])")
+
+
+class Equality:
+    """A session on the target that is asked about values.
+
+    :param translating: makes pgsub's errors of psycopg's.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection, translating: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self._connection = connection
+        self._translating = translating
+
+    def of_pairs(self, column: TargetColumn, pairs: Collection[tuple[str, str]]) -> list[bool]:
+        """Tell of pairs of values of a column whether they are equal."""
+        one, other = (_typed(column, name) for name in ("a", "b"))
+        query = sql.SQL(
+            "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM ({}, {}) WITH ORDINALITY AS u (a, b, n) ORDER BY n"
+        ).format(one, sql.SQL(column.equality or "pg_catalog.="), other, _TEXTS, _TEXTS)
+        ones, others = map(list, zip(*pairs, strict=True))
+        with self._translating("compare values"):
+            return [bool(answer) for (answer,) in self._connection.execute(query, (ones, others))]
+
+    def groups(self, columns: Sequence[TargetColumn], keys: Sequence[Values]) -> list[list[int]]:
+        """Put together the keys that are equal; NULL equals NULL.
+
+        :param columns: of a key.
+        :return: positions of keys, each in one of the groups.
+        """
+        open_to = [position for position, column in enumerate(columns) if loose(column)]
+        # what is equal only by its text is one value, whatever columns there are
+        fixed = [json.dumps([None if n in open_to else v for n, v in enumerate(key)]) for key in keys]
+        names = [f"c{position}" for position in open_to]
+        grouped = [_typed(columns[position], name) for position, name in zip(open_to, names, strict=True)]
+        query = sql.SQL(
+            "SELECT pg_catalog.array_agg(n - 1 ORDER BY n) FROM ROWS FROM ({}) WITH ORDINALITY AS u ({}, n) GROUP BY {}"
+        ).format(
+            sql.SQL(", ").join([_TEXTS] * (len(names) + 1)),
+            sql.SQL(", ").join(map(sql.Identifier, ("f", *names))),
+            sql.SQL(", ").join([sql.SQL('u.f COLLATE pg_catalog."C"'), *grouped]),
+        )
+        values = [fixed, *([key[position] for key in keys] for position in open_to)]
+        with self._translating("compare keys"):
+            return [found for (found,) in self._connection.execute(query, values)]
+
+
+def _typed(column: TargetColumn, name: str) -> sql.Composed:
+    cast = sql.SQL("u.{{}}::{}".format(column.full_type))  # noqa: UP032 - the type is SQL of the server itself
+    return column.collated(cast.format(sql.Identifier(name)))
