@@ -90,7 +90,7 @@ def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
     if remote.type_oid == column.type_oid and column.typmod in (-1, remote.typmod):
         return _canonical(name, column.type_oid)
     if column.type_oid >= _FIRST_NORMAL or (remote.type_oid >= _FIRST_NORMAL and remote.type_name == column.type_name):
-        return _TEXT.format(name)
+        return _OUTPUT.format(name)
     read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.full_type))
     return _canonical(read, column.type_oid)
 
@@ -105,6 +105,9 @@ def _canonical(value: sql.Composable, type_oid: int) -> sql.Composed:
         return _TEXT.format(sql.SQL("pg_catalog.trim_scale({})").format(value))
     if type_oid in _FLOATS:
         return sql.SQL("CASE WHEN {0} = 0 THEN '0' ELSE {1} END").format(value, _TEXT.format(value))
+    # a cast to text may be a function of the type's owner, which would run with the rights of this session
+    if type_oid >= _FIRST_NORMAL:
+        return _OUTPUT.format(value)
     return _TEXT.format(value)
 
 

@@ -20,6 +20,7 @@ from pgsub.common.errors import PgsubError, StateForbids
 
 #: Blocks of a table that are read by one statement.
 PIECE_BLOCKS = 16384
+_MOST_BLOCKS = 1 << 32  #: of a table (MaxBlockNumber, block.h), whatever a server says
 
 #: So that a value has the same text on both servers.
 _SETTINGS = {
@@ -191,7 +192,7 @@ class Side:
             return [Piece()]
         pieces = []
         for schema, name, blocks, _ in leaves:
-            starts = list(range(0, max(blocks or 0, 1), PIECE_BLOCKS))
+            starts = list(range(0, min(max(blocks or 0, 1), _MOST_BLOCKS), PIECE_BLOCKS))
             leaf = sql.SQL("ONLY {}").format(sql.Identifier(schema, name))
             pieces += [Piece(leaf, at, end) for at, end in zip(starts, [*starts[1:], None], strict=True)]
         return pieces

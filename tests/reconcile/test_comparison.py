@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fix_servers import Database, Servers, other_servers
+from psycopg import sql
 
 from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.publisher import connect as publisher
@@ -420,3 +421,42 @@ def test_a_collation_that_ignores_case_takes_such_values_for_equal(versions: Any
     result = run()
     assert counts(result) == (0, 0, 1)
     assert result.differences.listed[0].publisher == ("2", "Bob")
+
+
+EVIL_CAST = """
+CREATE TYPE mood AS ENUM ('good', 'bad');
+CREATE FUNCTION called(mood) RETURNS text LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'code of the owner of a type ran as %', current_user; END $$;
+CREATE CAST (mood AS text) WITH FUNCTION called(mood);
+CREATE DOMAIN yes AS bool;
+CREATE TABLE t (id int PRIMARY KEY, m mood, n mood[], y yes);
+INSERT INTO t VALUES (1, 'good', '{bad,good}', true), (2, NULL, NULL, NULL), (3, 'bad', '{}', false)
+"""
+
+
+def test_no_cast_that_the_owner_of_a_type_made_is_called_on_either_server(both: Compare) -> None:
+    assert counts(both(EVIL_CAST)) == (0, 0, 0)
+    assert counts(both(sub="UPDATE t SET m = 'bad' WHERE id = 1; UPDATE t SET y = NULL WHERE id = 3")) == (0, 0, 2)
+
+
+def test_a_user_defined_type_is_compared_with_the_built_in_one_of_the_target(both: Compare) -> None:
+    made = "CREATE TABLE t (id int PRIMARY KEY, y {}, m {}); INSERT INTO t VALUES (1, true, 'good'), (2, NULL, NULL)"
+    of_user = "CREATE DOMAIN yes AS bool; CREATE TYPE mood AS ENUM ('good')"
+    result = both(pub=f"{of_user}; {made.format('yes', 'mood')}", sub=made.format("bool", "text"))
+    assert counts(result) == (0, 0, 0)
+
+
+def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_can_have(pubdb: Database) -> None:
+    pubdb.execute(
+        "CREATE TABLE t (id int);"
+        "CREATE OR REPLACE FUNCTION pg_catalog.pg_relation_size(regclass) RETURNS bigint LANGUAGE sql"
+        f" AS 'SELECT {1 << 47}::bigint'"
+    )
+    with contextlib.ExitStack() as stack:
+        name = _snapshot(pubdb, stack)
+        one = Side("publisher", lambda: publisher.connect(pubdb.conninfo, application_name="v"), name, faults.translate)
+        session = stack.enter_context(contextlib.closing(one.connect()))
+        nothing = sql.SQL("")
+        source = side.Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
+        pieces = one.pieces(session, source)
+    assert len(pieces) == (1 << 32) // side.PIECE_BLOCKS and pieces[-1].until is None
