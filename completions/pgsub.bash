@@ -134,7 +134,7 @@ _pgsub() {
             names=1
             ;;
         verify)
-            options="--table --sample --jobs -j --rows --timeout --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--table --sample --jobs -j --rows --timeout --repair --dry-run --yes -y --json --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --table|--sample|--jobs|-j|--timeout) return ;;

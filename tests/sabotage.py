@@ -60,6 +60,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "apply stands still until the target's snapshot is taken": (
         "test_a_point_that_takes_longer_than_apply_stands_is_none",
     ),
+    "rows are repaired only while apply stands at the point": (
+        "test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point",
+    ),
     "a table that was rewritten while it was compared is not judged": (
         "test_a_table_that_is_emptied_or_rewritten_meanwhile_is_not_judged",
     ),

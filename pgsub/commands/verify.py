@@ -133,7 +133,7 @@ def verify(
     :raises PgsubError: what keeps apply from getting there, or a server cannot be reached.
     """
     deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
-    with _told_apart(), contextlib.ExitStack() as stack:
+    with told_apart(), contextlib.ExitStack() as stack:
         store = stack.enter_context(StateStore.open(options.state_dir, create=False))
         sub = store.subscription(options.name)
         session = stack.enter_context(ledger_session(sub))
@@ -143,16 +143,8 @@ def verify(
                 f'subscription "{sub.name}" is disabled', hint=f"Enable it:\npgsub enable {word(sub.name)}"
             )
         verify_publisher(session, sub, sub.connection)
-        with _served(store, options.state_dir, sub, reporter) as alive:
-            position = committed_position(sub.connection, sub.name)
-            left = max(0.0, deadline - time.monotonic())
-            wait(WaitOptions(sub.name, options.state_dir, "lsn", position, left, even_if_stopped=False))
-
-            def check() -> None:
-                alive()
-                with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
-                    wait(WaitOptions(sub.name, options.state_dir, "lsn", MAX_LSN, 0.0, even_if_stopped=False))
-
+        with served(store, options.state_dir, sub, reporter) as alive:
+            check = caught_up(sub, options.state_dir, deadline, alive)
             holder = stack.enter_context(connect_target(sub))
             opened = one_point(session, holder, sub, deadline=deadline, report=reporter.warning, check=check)
             point = stack.enter_context(opened)
@@ -162,6 +154,25 @@ def verify(
             for state in wanted:
                 found.tables.append(work.verdict(comparison, state, partial(progress, _name(state))))
     return found
+
+
+def caught_up(sub: Subscription, folder: Path, deadline: float, alive: Callable[[], None]) -> Callable[[], None]:
+    """Wait until apply is where the publisher is now.
+
+    :param alive: raises what ended it.
+    :return: the check of what keeps it from going on.
+    """
+
+    def reach(position: int, seconds: float) -> None:
+        wait(WaitOptions(sub.name, folder, "lsn", position, seconds, even_if_stopped=False))
+
+    def check() -> None:
+        alive()
+        with contextlib.suppress(TimeoutExpired):  # an error that is recorded is raised before
+            reach(MAX_LSN, 0.0)
+
+    reach(committed_position(sub.connection, sub.name), max(0.0, deadline - time.monotonic()))
+    return check
 
 
 def _no_difference(error: PgsubError) -> PgsubError:
@@ -174,7 +185,8 @@ def _no_difference(error: PgsubError) -> PgsubError:
 
 
 @contextlib.contextmanager
-def _told_apart() -> Iterator[None]:
+def told_apart() -> Iterator[None]:
+    """Let no error end as a difference does."""
     try:
         yield
     except ApplyError as error:  # whoever reads exit code 6 is to know that rows differ
@@ -197,7 +209,7 @@ def _wanted(states: Sequence[RelationState], options: VerifyOptions) -> list[Rel
 
 
 @contextlib.contextmanager
-def _served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> Iterator[Callable[[], None]]:
+def served(store: StateStore, folder: Path, sub: Subscription, reporter: Reporter) -> Iterator[Callable[[], None]]:
     """Have the subscription served: by who does it already, else by a launcher of this process for so long.
 
     :return: raises what ended the latter.
@@ -231,23 +243,37 @@ def _served(store: StateStore, folder: Path, sub: Subscription, reporter: Report
         thread.join()
 
 
+def date_order(session: psycopg.Connection) -> str:
+    """Return the order of day and month that the target reads dates in."""
+    return str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
+
+
+def publisher_side(session: psycopg.Connection, sub: Subscription, snapshot: str) -> Side:
+    """Make the publisher's side of a comparison.
+
+    :param session: on the target.
+    """
+    password = must_use_password(session, sub)
+
+    def publisher() -> psycopg.Connection:
+        return connect(sub.connection, application_name=sub.name, must_use_password=password)
+
+    return Side("publisher", publisher, snapshot, faults.translate, date_order(session))
+
+
 class _Work:
     """The comparison of one subscription at a point."""
 
     def __init__(self, session: psycopg.Connection, sub: Subscription, point: Point, store: StateStore) -> None:
         self._sub = sub
         self._store = store
-        order = str(scalar(session, "SHOW datestyle")).rpartition(", ")[2]
-        password = must_use_password(session, sub)
-
-        def publisher() -> psycopg.Connection:
-            return connect(sub.connection, application_name=sub.name, must_use_password=password)
+        order = date_order(session)
 
         def target() -> psycopg.Connection:
             return connect_to_target(sub.target, SessionName(sub.subid, "launcher", 0))
 
         self.sides = (
-            Side("publisher", publisher, point.publisher, faults.translate, order),
+            publisher_side(session, sub, point.publisher),
             Side("target", target, point.target, translate, order),
         )
         self._in_utf8 = self._encoding(self.sides[0]) != self._encoding(self.sides[1])

@@ -39,6 +39,7 @@ _POINTS = {
     "skip": "before_ledger after_ledger",
     "advance": "before_ledger after_ledger after_origin",
     "replay": "journalled taken before_commit committed",
+    "repair": "journalled standing taken before_commit committed",
     "state": "write",
     "thread": (
         "apply_receiver barrier parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "

@@ -1,7 +1,7 @@
 """Comparison of a table on both servers at one point.
 
 Nothing of the server corresponds to it. A point is a snapshot of the publisher at an LSN and one of the target where
-apply has applied what that LSN covers, and nothing else. May not open the state store, and writes to no table but the
-ledger's. Entry points: :mod:`~pgsub.reconcile.point` (both snapshots), :mod:`pgsub.target.ledger.barrier` (how apply
-is stopped there).
+apply has applied what that LSN covers, and nothing else. May not open the state store. Only
+:mod:`~pgsub.reconcile.repair` writes to tables that are not the ledger's. Entry points:
+:mod:`~pgsub.reconcile.point` (both snapshots), :mod:`pgsub.target.ledger.barrier` (how apply is stopped there).
 """

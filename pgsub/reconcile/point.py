@@ -101,23 +101,69 @@ def one_point(
         password = must_use_password(session, sub)
         opened = publisher.connect(sub.connection, application_name=sub.name, must_use_password=password)
         source = stack.enter_context(contextlib.closing(opened))
-        for left in range(_TRIES, 0, -1):
-            attempt = _Attempt(session, source, sub, deadline, seconds, check)
-            try:
-                point, snapshot = attempt.run(holder, password, report)
-                break
-            except _GivenUp as reason:
-                if left == 1:
-                    raise TimeoutExpired(
-                        f'subscription "{sub.name}" could not be brought to one point',
-                        detail=str(reason),
-                        hint=f"Try again when less is written, or see what apply does:\npgsub status {word(sub.name)}",
-                    ) from None
-            finally:
-                attempt.abandon()
+        point, snapshot = _tried(
+            sub,
+            lambda: _Attempt(session, source, sub, deadline, seconds, check),
+            lambda attempt: attempt.run(holder, password, report),
+        )
         stack.callback(snapshot.close)
         stack.callback(_end, holder)
         yield point
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One point at which apply stands.
+
+    :ivar lsn: the target has what finished before, and nothing else.
+    :ivar publisher: name of the publisher's snapshot of it.
+    :ivar barrier: its token, for :func:`pgsub.target.ledger.barrier.take`.
+    """
+
+    lsn: int
+    publisher: str
+    barrier: str
+
+
+def while_standing(
+    session: psycopg.Connection,
+    sub: Subscription,
+    work: Callable[[Standing], Result | None],
+    *,
+    deadline: float,
+    report: Report = lambda message, detail, hint: None,
+    check: Callable[[], object] = lambda: None,
+    seconds: float = STAND_SECONDS,
+) -> Result:
+    """Work at one point while apply stands there; parameters and errors as of :func:`one_point`.
+
+    :param work: must take the barrier away, in the transaction in which it writes; None where it was gone.
+    """
+    password = must_use_password(session, sub)
+    opened = publisher.connect(sub.connection, application_name=sub.name, must_use_password=password)
+    with contextlib.closing(opened) as source:
+        return _tried(
+            sub,
+            lambda: _Attempt(session, source, sub, deadline, seconds, check),
+            lambda attempt: attempt.stand(work, password, report),
+        )
+
+
+def _tried(sub: Subscription, make: Callable[[], _Attempt], run: Callable[[_Attempt], Result]) -> Result:
+    for left in range(_TRIES, 0, -1):
+        attempt = make()
+        try:
+            return run(attempt)
+        except _GivenUp as reason:
+            if left == 1:
+                raise TimeoutExpired(
+                    f'subscription "{sub.name}" could not be brought to one point',
+                    detail=str(reason),
+                    hint=f"Try again when less is written, or see what apply does:\npgsub status {word(sub.name)}",
+                ) from None
+        finally:
+            attempt.abandon()
+    raise AssertionError
 
 
 def _end(holder: psycopg.Connection) -> None:
@@ -154,12 +200,7 @@ class _Attempt:
         """
         snapshot = self._snapshot(password, report)
         try:
-            point = snapshot.consistent_point
-            # guard: the publisher's snapshot lies at the barrier
-            if point < self._lsn:
-                raise _GivenUp(f"The snapshot is of {format_lsn(point)}, and apply may be at {format_lsn(self._lsn)}.")
-            self._move(point)
-            stood = self._reach()
+            point, stood = self._at(snapshot)
             began = time.monotonic()
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             name = str(scalar(holder, "SELECT pg_catalog.pg_export_snapshot()"))
@@ -173,6 +214,29 @@ class _Attempt:
             _end(holder)
             raise
         return Point(point, snapshot.snapshot_name, name, pause), snapshot
+
+    def stand(self, work: Callable[[Standing], Result | None], password: bool, report: Report) -> Result:
+        """Work while apply stands at the point.
+
+        :raises _GivenUp: no point was found, or apply had gone on.
+        """
+        with self._snapshot(password, report) as snapshot:
+            point, _ = self._at(snapshot)
+            assert self._token is not None
+            found = work(Standing(point, snapshot.snapshot_name, self._token))
+        if found is None:
+            raise self._gone()
+        self._token = None
+        return found
+
+    def _at(self, snapshot: SlotSnapshot) -> tuple[int, float]:
+        """Let apply come to the snapshot's point; return that, and for how long apply had stood before."""
+        point = snapshot.consistent_point
+        # guard: the publisher's snapshot lies at the barrier
+        if point < self._lsn:
+            raise _GivenUp(f"The snapshot is of {format_lsn(point)}, and apply may be at {format_lsn(self._lsn)}.")
+        self._move(point)
+        return point, self._reach()
 
     def release(self) -> bool:
         """Let apply go on; return whether it has not done so by itself."""

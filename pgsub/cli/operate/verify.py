@@ -10,9 +10,10 @@ from pgsub.cli.command_tree.command import command
 from pgsub.cli.command_tree.values import AsJson, Name, Timeout
 from pgsub.cli.output import console, render
 from pgsub.cli.output.documents import emit, emit_document
+from pgsub.cli.output.prompts import agreed, confirm, require_terminal
 from pgsub.cli.pages import Page
 from pgsub.cli.settings import current
-from pgsub.common.errors import ApplyError
+from pgsub.common.errors import ApplyError, UsageError
 from pgsub.common.plural import counted
 
 if TYPE_CHECKING:
@@ -47,10 +48,23 @@ where a conflict stops apply, or a table does not fit any more.
 --sample compares this share of the keys. The tables are still read as a whole. Where keys with different texts may be
 equal, as with citext or a collation that ignores case, all keys are compared. --jobs limits how many parts of a table
 are read at the same time, on both servers together.
+
+--repair brings rows that differ without a known reason to the publisher's state, then compares again; the exit code is
+that of the last comparison. Up to 500 rows at a time are read again on both servers while apply stands still at one
+point, and written there in one transaction, as apply writes: nothing newer is overwritten, and what fails or is killed
+has changed nothing of these rows. Explained rows are left alone. The rows that are replaced or deleted are recorded
+(pgsub conflicts list) and kept on the target, in pgsub.skipped_change. A table without a key, one whose key may have
+several texts for one value, and one whose changes are held are not repaired: copy them again.
+
+With --dry-run nothing is changed. Without a terminal to ask on, --yes is needed.
 """,
     examples=(
         ("Prove that the target is right.", "pgsub verify sales"),
         ("Show both versions of what differs in one table.", "pgsub verify sales --table public.orders --rows --json"),
+        (
+            "See what a repair would bring, then bring it.",
+            "pgsub verify sales --repair --dry-run\npgsub verify sales --repair",
+        ),
         ("Look at one key in a hundred.", "pgsub verify sales --sample 1%"),
     ),
 )
@@ -82,21 +96,42 @@ def verify(
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts read at the same time.")] = 4,
     rows: Annotated[bool, typer.Option("--rows", help="Show both versions of a row, not its key alone.")] = False,
     timeout: Timeout = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Bring what differs to the publisher's state.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --repair: compare, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare."""
+    """Compare, and repair what differs."""
+    if (dry_run or yes) and not repair:
+        raise UsageError(f"{'--dry-run' if dry_run else '--yes'} needs --repair")
+    if repair and not dry_run and not yes:
+        words = ["pgsub", "verify", name, *(word for table in tables or () for word in ("--table", table)), "--repair"]
+        introduction = "To see what differs, and then:"
+        require_terminal("repairing rows", introduction, [*words, "--dry-run"], [*words, "--yes"])
     from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands import repair as repairs
     from pgsub.commands.verify import VerifyOptions, document
     from pgsub.commands.verify import verify as compare
 
     options = VerifyOptions(name, current.state_dir, tuple(tables or ()), sample, jobs, timeout)
-    found = compare(options, reporter=ConsoleReporter())
-    content = document(found, rows=rows)
+    if repair:
+        ask = agreed if yes else _ask
+        done = repairs.repair(options, reporter=ConsoleReporter(), confirm=ask, dry_run=dry_run)
+        found, content = done.after, repairs.document(done, rows=rows)
+    else:
+        found = compare(options, reporter=ConsoleReporter())
+        content = document(found, rows=rows)
     if as_json:
         emit_document("verify", content)
     else:
         _print(content, rows=rows)
     _end(found)
+
+
+def _ask(found: Verification) -> None:
+    counts = [(one.name, one.result.differences) for one in found.tables if one.result is not None]
+    tables = [f"{name}: {counted(one.unexplained, 'row')}" for name, one in counts if one.unexplained]
+    confirm("Repair?", *tables, "They will be made what they are on the publisher; what is replaced is recorded.")
 
 
 def _end(found: Verification) -> None:
@@ -118,6 +153,11 @@ def _print(found: dict[str, Any], *, rows: bool) -> None:
         more = one["missing"] + one["extra"] + one["different"] - _SHOWN
         if more > 0:
             emit(console.line(f"{one['table']}: and {counted(more, 'more row')}"))
+    for one in found.get("repair", {}).get("tables", ()):
+        done = f"{counted(one['inserted'], 'row')} inserted, {one['updated']} updated, {one['deleted']} deleted"
+        emit(console.line(f"{one['table']} was repaired: {done}"))
+    for one in found.get("repair", {}).get("refused", ()):
+        emit(console.line(f"{one['table']} cannot be repaired row by row: {one['reason']}"))
     share = "" if found["sample"] is None else f" {found['sample']:g}% of the keys"
     verdict = "are equal" if found["equal"] else "differ"
     pause = f"{1000 * found['pause']:.0f} ms"

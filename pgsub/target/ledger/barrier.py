@@ -25,6 +25,7 @@ from pgsub.protocol.lsn import format_lsn, lsn_or_none, parse_lsn
 from pgsub.target.ledger import states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.query import row, scalar
+from pgsub.target.session.transactions import lock_timeout
 
 
 class Barrier(NamedTuple):
@@ -86,6 +87,24 @@ def remove(connection: psycopg.Connection, subid: int, token: str) -> bool:
     query = "DELETE FROM pgsub.barrier WHERE subid = %s AND token = %s RETURNING true"
     with states.changing(connection, subid):
         return scalar(connection, query, (subid, token)) is True
+
+
+def take(connection: psycopg.Connection, subid: int, token: str, lsn: int) -> bool:
+    """Take a barrier away in the open transaction, if apply stands there; it goes on when the transaction ends.
+
+    Until then the transaction holds apply's row: nothing is committed that its writer does not see.
+
+    :return: whether apply stood there.
+    :raises psycopg.errors.LockNotAvailable: as of :func:`put`.
+    """
+    lock_timeout(connection)
+    connection.execute(
+        "UPDATE pgsub.progress SET states_version = states_version + 1 WHERE subid = %s AND worker = 0", (subid,)
+    )
+    query = (
+        "DELETE FROM pgsub.barrier WHERE subid = %s AND token = %s AND lsn = %s AND reached_lsn = lsn RETURNING true"
+    )
+    return scalar(connection, query, (subid, token, format_lsn(lsn))) is True
 
 
 def read(connection: psycopg.Connection, subid: int) -> Barrier | None:

@@ -1,0 +1,160 @@
+"""``pgsub verify --repair``: rows that differ without a known reason are brought to the publisher's state.
+
+Each round compares, and brings what is listed; the last comparison, in which nothing could be brought, is the result.
+What is done to the rows is done by :mod:`pgsub.reconcile.repair`, in transactions of the target that are whole or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pgsub.catalog.store import StateStore
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.sessions import ledger_session
+from pgsub.commands.verify import (
+    TIMEOUT,
+    UNEQUAL,
+    TableVerdict,
+    Verification,
+    VerifyOptions,
+    caught_up,
+    publisher_side,
+    served,
+    told_apart,
+    verify,
+)
+from pgsub.commands.verify import document as verification_document
+from pgsub.common import failpoints
+from pgsub.reconcile.comparison import TableResult, sources
+from pgsub.reconcile.point import Standing, while_standing
+from pgsub.reconcile.repair import AT_ONCE, Key, Repair, RepairedRows, unfit
+from pgsub.reconcile.rows import Difference
+from pgsub.target.ledger import subscription_tables
+
+#: Tables with the keys of rows that are to be brought, by name.
+Wanted = dict[str, tuple[TableVerdict, list[Key]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A table whose rows cannot be brought one by one, and why."""
+
+    table: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Reparation:
+    """The result of ``verify --repair``.
+
+    :ivar before: the first comparison; ``after`` the last one, the same where nothing was done.
+    :ivar dry_run: nothing was changed.
+    :ivar rows: what was done, by table.
+    """
+
+    before: Verification
+    after: Verification
+    dry_run: bool
+    rows: dict[str, RepairedRows] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> list[Refusal]:
+        """Tables that differ still, and cannot be repaired."""
+        found = [(table, unfit(table.result.table)) for table in self.after.tables if table.result is not None]
+        return [Refusal(one.name, reason) for one, reason in found if reason and one.outcome == UNEQUAL]
+
+
+def repair(
+    options: VerifyOptions, *, reporter: Reporter, confirm: Callable[[Verification], None], dry_run: bool = False
+) -> Reparation:
+    """Compare, and bring what differs without a known reason.
+
+    :param confirm: called before anything is changed; raises where the answer is no.
+    :raises PgsubError: as of :func:`pgsub.commands.verify.verify`; what was brought before stays.
+    """
+    before = verify(options, reporter=reporter)
+    found = Reparation(before, before, dry_run)
+    if dry_run or not any(_keys(table) for table in before.tables):
+        return found
+    confirm(before)
+    with told_apart():
+        while wanted := {table.name: (table, keys) for table in found.after.tables if (keys := _keys(table))}:
+            _round(options, found, wanted, reporter)
+            left, found.after = _unexplained(found.after), verify(options, reporter=reporter)
+            if _unexplained(found.after) >= left:  # somebody undoes it
+                break
+    return found
+
+
+def _unexplained(compared: Verification) -> int:
+    return sum(one.result.differences.unexplained for one in compared.tables if one.result is not None)
+
+
+def _keys(table: TableVerdict) -> list[Key]:
+    """Return the keys of rows of a table that are to be brought."""
+    result = table.result
+    if table.outcome != UNEQUAL or result is None or unfit(result.table):
+        return []
+    return list(dict.fromkeys(_key(result, one) for one in result.differences.listed if one.explained is None))
+
+
+def _key(result: TableResult, one: Difference) -> Key:
+    values = one.publisher if one.publisher is not None else one.target
+    assert values is not None
+    return tuple(values[position] for position in result.table.key)
+
+
+def _round(options: VerifyOptions, found: Reparation, wanted: Wanted, reporter: Reporter) -> None:
+    """Repair what the last comparison lists."""
+    deadline = time.monotonic() + (TIMEOUT if options.timeout is None else options.timeout)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(StateStore.open(options.state_dir, create=False))
+        sub = store.subscription(options.name)
+        session = stack.enter_context(ledger_session(sub))
+        stack.enter_context(subscription_tables.maintenance(session, sub.subid, sub.name))
+        detail = {"rows": {name: len(keys) for name, (_, keys) in wanted.items()}}
+        attempt = stack.enter_context(store.journal_attempt("verify --repair", sub, detail))
+        failpoints.point("repair.journalled")
+        alive = stack.enter_context(served(store, options.state_dir, sub, reporter))
+        check = caught_up(sub, options.state_dir, deadline, alive)
+
+        def bring(work: Repair, standing: Standing) -> RepairedRows | None:
+            return work.run(standing, publisher_side(session, sub, standing.publisher))
+
+        for name, (table, keys) in wanted.items():
+            assert table.result is not None
+            compared = table.result.table
+            both = sources(compared, in_utf8=False)
+            for some in _pieces(keys):
+                work = partial(bring, Repair(sub, compared, both, some))
+                brought = while_standing(session, sub, work, deadline=deadline, report=reporter.warning, check=check)
+                found.rows[name] = found.rows.get(name, RepairedRows()) + brought
+        store.journal_done(attempt)
+
+
+def _pieces(keys: list[Key]) -> Iterator[list[Key]]:
+    for at in range(0, len(keys), AT_ONCE):
+        yield keys[at : at + AT_ONCE]
+
+
+def document(found: Reparation, *, rows: bool = False) -> dict[str, Any]:
+    """Make the JSON object of a result: the last comparison, and what was done before it.
+
+    :param rows: as of :func:`pgsub.commands.verify.document`.
+    """
+    return {
+        **verification_document(found.after, rows=rows),
+        "repair": {
+            "dry_run": found.dry_run,
+            "tables": [
+                {"table": name, "inserted": done.inserted, "updated": done.updated, "deleted": done.deleted}
+                for name, done in found.rows.items()
+            ],
+            "refused": [{"table": one.table, "reason": one.reason} for one in found.refused],
+        },
+    }

@@ -1,0 +1,296 @@
+"""Brings rows of a table to the publisher's state, while apply stands at the point that this is the state of.
+
+NOTES
+Both versions of each row are read once more: the publisher's in the snapshot of the point, the target's under the lock
+of apply's row, which the transaction takes together with the barrier. So the target has exactly what the point covers,
+nothing newer can be overwritten, and apply goes on from there when the transaction ends, however it ends. Rows are
+changed as apply changes them (:class:`~pgsub.apply.execute.executor.Executor`), with the subscription's origin. What is
+replaced is kept in pgsub.skipped_change, marked as replayed, so that it explains no difference and can be pruned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.apply.conflicts import conflict, conflict_record, conflict_text
+from pgsub.apply.conflicts.conflict import RowConflict
+from pgsub.apply.conflicts.report import complete_report, leave_transaction
+from pgsub.apply.execute.executor import Executor
+from pgsub.apply.rows.relation_map import NEVER, local_name
+from pgsub.apply.rows.session import TargetSession, target_session
+from pgsub.apply.rows.table_state_filter import Decision
+from pgsub.apply.skip.replay import ReplayFilter
+from pgsub.apply.skip.skipped_reader import SkippedReader
+from pgsub.apply.stream.receiver import EPOCH_2000
+from pgsub.apply.stream.transactions import Kind
+from pgsub.common import failpoints
+from pgsub.common.errors import ApplyError, PgsubError, StateForbids, log_text
+from pgsub.common.plural import counted
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.encoder import encode
+from pgsub.protocol.lsn import format_lsn
+from pgsub.protocol.messages import Relation
+from pgsub.reconcile import expressions
+from pgsub.reconcile.expressions import ComparedTable
+from pgsub.reconcile.point import Standing
+from pgsub.reconcile.side import Side, Source
+from pgsub.target.ledger import barrier, events, held_tables
+from pgsub.target.ledger.skipped_changes import SkippedChange, SkippedTransaction
+from pgsub.target.ledger.worker_takeover import APPLY, Claim
+from pgsub.target.session import connect as target
+from pgsub.target.session.connect import SessionName
+from pgsub.target.sql import jsonb
+
+Key = tuple[str | None, ...]
+Row = dict[str, str | None]
+
+#: Rows that are brought in one pause of apply.
+AT_ONCE = 500
+REPAIRED = "repaired"
+_LOCK_TIMEOUT = "3s"
+_KEPT = (
+    "INSERT INTO pgsub.skipped_change (subid, finish_lsn, xid, schemaname, relname, body, replayed_at)"
+    " VALUES (%s, %s, 0, %s, %s, %s, pg_catalog.now())"
+)
+#: Deletions first: they make way for what has the same value of another unique column.
+_ORDER = ("DELETE", "UPDATE", "INSERT")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedRows:
+    """Rows that one transaction has brought: inserted, updated, deleted."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+    def __add__(self, other: RepairedRows) -> RepairedRows:
+        return RepairedRows(self.inserted + other.inserted, self.updated + other.updated, self.deleted + other.deleted)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.inserted + self.updated + self.deleted
+
+
+def unfit(table: ComparedTable) -> str | None:
+    """Return why rows of a table cannot be brought one by one; None where they can."""
+    if not table.keyed:
+        return "it has no key by which a row is known"
+    if table.loose:
+        return "its key may have several texts for one value"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Rows of one table, to be brought at a point.
+
+    :ivar sources: the table on both servers, as it is compared.
+    :ivar keys: their canonical texts; at most :data:`AT_ONCE`.
+    """
+
+    sub: Subscription
+    table: ComparedTable
+    sources: tuple[Source, Source]
+    keys: Sequence[Key]
+
+    def run(self, standing: Standing, publisher: Side) -> RepairedRows | None:
+        """Repair the rows and let apply go on.
+
+        :param publisher: sees the snapshot of the point.
+        :return: None where apply had gone on by itself: nothing was changed.
+        :raises ApplyError: a row cannot be written: none was changed.
+        :raises StateForbids: the table must not be changed.
+        """
+        with contextlib.closing(publisher.connect()) as connection:
+            with publisher.seeing(connection, "read rows"):
+                connection.execute("SET LOCAL enable_seqscan = off")  # by the key's index, however small the table was
+                connection.execute("SET LOCAL statement_timeout = '10s'")  # apply stands no longer
+                there = self._rows(connection, self.sources[0], of_publisher=True)
+            # what a TRUNCATE took from the snapshot was not deleted
+            publisher.check_not_rewritten(connection, self.sources[0], self.table.name)
+        failpoints.point("repair.standing")
+        name, claim = SessionName(self.sub.subid, "repair", 0), Claim(self.sub.subid, APPLY, 0, "")
+        session = target_session(replace(self.sub, on_conflict=()), name, claim, "on", must=True)
+        with contextlib.closing(session.connection) as connection:
+            try:
+                connection.execute("BEGIN")
+                # guard: rows are repaired only while apply stands at the point
+                if not barrier.take(connection, self.sub.subid, standing.barrier, standing.lsn):
+                    return None
+                failpoints.point("repair.taken")
+                return self._bring(session, standing.lsn, there)
+            except ApplyError as error:
+                leave_transaction(connection)
+                complete_report(connection, error)
+                raise
+            except psycopg.Error as error:
+                raise target.translate(error, "repair rows on the target") from None
+
+    def _rows(
+        self,
+        connection: psycopg.Connection,
+        source: Source,
+        *,
+        of_publisher: bool,
+    ) -> dict[Key, Row]:
+        """Read rows by their keys, with the texts that their own server gives."""
+        table = self.table
+        names = [column.name for column in table.columns]
+        types = {c.name: sql.Identifier(c.type_schema, c.type_name) for c in table.remote.columns}
+        values = expressions.publisher_values(table) if of_publisher else expressions.target_values(table)
+        read = [
+            sql.SQL("u.{}::{}").format(
+                sql.Identifier(f"a{n}"),
+                types[names[n]] if of_publisher else sql.SQL(table.columns[n].full_type),
+            )
+            for n in table.key
+        ]
+        wanted = sql.SQL("({}) IN (SELECT {} FROM ROWS FROM ({}) AS u ({}))").format(
+            _joined(sql.Identifier(names[n]) for n in table.key),
+            _joined(read),
+            _joined(
+                sql.SQL("pg_catalog.unnest({}::pg_catalog.text[])").format(list(column))
+                for column in zip(*self.keys, strict=True)
+            ),
+            _joined(sql.Identifier(f"a{n}") for n in table.key),
+        )
+        texts = [sql.SQL("({})::pg_catalog.text").format(sql.Identifier(name)) for name in names]
+        query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+            _joined([*(values[n] for n in table.key), *texts]),
+            source.relation,
+            sql.SQL(" AND ").join([wanted, *source.conditions]),
+        )
+        size = len(table.key)
+        rows = connection.execute(query).fetchall()
+        return {tuple(row[:size]): dict(zip(names, row[size:], strict=True)) for row in rows}
+
+    def _bring(self, session: TargetSession, lsn: int, there: dict[Key, Row]) -> RepairedRows:
+        connection, local = session.connection, self.table.target
+        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'".encode())
+        connection.execute("SET LOCAL lc_monetary = 'C'")  # as the publisher's session has it
+        if local.oid in held_tables.held(connection, self.sub.subid):
+            raise StateForbids(
+                f'changes of table "{self.table.name}" are held',
+                detail="Rows that are brought now would be changed once more when it is released.",
+                hint=f"Release it first:\npgsub alter {word(self.sub.name)} --release {word(self.table.name)}",
+            )
+        here = self._rows(connection, self.sources[1], of_publisher=False)
+        bodies = sorted(
+            (body for key in self.keys if (body := self._change(there.get(key), here.get(key))) is not None),
+            key=lambda body: _ORDER.index(body["operation"]),
+        )
+        self._write(session, lsn, bodies)
+        done = [body["operation"] for body in bodies]
+        found = RepairedRows(done.count("INSERT"), done.count("UPDATE"), done.count("DELETE"))
+        self._record(session, lsn, bodies, found)
+        failpoints.point("repair.before_commit")
+        connection.execute("COMMIT")
+        failpoints.point("repair.committed")
+        return found
+
+    def _change(self, wanted: Row | None, present: Row | None) -> dict[str, Any] | None:
+        """Make what leads from one row to the other, as pgsub.skipped_change would have it; None where nothing."""
+        if wanted == present:
+            return None
+        identity = [self.table.columns[n].name for n in self.table.key]
+        body: dict[str, Any] = {
+            "operation": "INSERT" if present is None else "DELETE" if wanted is None else "UPDATE",
+            "commit_ts": 0,
+            "kind": Kind.COMMIT.value,
+            "replica_identity": "d",
+            "identity": identity,
+        }
+        if wanted is not None:
+            body["new"] = wanted
+        if present is not None:
+            body["old"], body["old_kind"] = present, "K"
+        return body
+
+    def _write(self, session: TargetSession, lsn: int, bodies: Sequence[dict[str, Any]]) -> None:
+        connection, local = session.connection, self.table.target
+        names = (local.schema, local.name)
+        reader = SkippedReader(connection, lsn, SkippedTransaction(0, [], {(*names, "UPDATE"): 0}, 0, None))
+        executor = Executor(connection, session.relations, set_based=False)
+        tables = ReplayFilter(connection, self.sub.subid, lsn)
+
+        def should_apply(remote: Relation, oid: int | None, _finish_lsn: int) -> Decision:
+            taken = tables.admits(remote, oid or NEVER)
+            if isinstance(taken, str):
+                raise StateForbids(f'cannot repair relation "{".".join(local_name(remote))}": {taken}')
+            return Decision(taken)
+
+        executor.begin(should_apply)
+        try:
+            with executor.row_by_row():
+                rows = [SkippedChange(n, 0, *names, body) for n, body in enumerate(bodies)]
+                for _, relations, change in reader.changes(rows):
+                    for relation in relations:
+                        session.relations.learn(relation)
+                    executor.change(reader.transaction, encode(change))
+                for one in executor.finish():
+                    # it was seen under the lock: who writes here is hindered by a policy, or somebody was faster
+                    if isinstance(one, RowConflict) and one.local is None:
+                        raise conflict.stop_error(self.sub.subid, one.record(self.sub.subid), one.place)
+        except PgsubError:
+            executor.abandon()
+            raise
+
+    def _record(self, session: TargetSession, lsn: int, bodies: Sequence[dict[str, Any]], found: RepairedRows) -> None:
+        """Keep what was replaced, and record it for the launcher, in the transaction that has done it."""
+        connection, local, subid = session.connection, self.table.target, self.sub.subid
+        now = int(connection.execute("SELECT (extract(epoch FROM now()) * 1000000)::bigint").fetchall()[0][0])
+        for body in bodies:
+            if "old" not in body:
+                continue
+            kept = {**body, "reason": REPAIRED, "commit_ts": now - EPOCH_2000}
+            connection.execute(_KEPT, (subid, format_lsn(lsn), local.schema, local.name, jsonb.jsonb(connection, kept)))
+            events.add(connection, subid, self._conflict(body, lsn, now - EPOCH_2000))
+        if found.total:
+            text = (
+                f'table "{self.table.name}" of subscription "{self.sub.name}" was repaired at {format_lsn(lsn)}:'
+                f" {counted(found.inserted, 'row')} inserted, {found.updated} updated, {found.deleted} deleted"
+            )
+            events.add(connection, subid, events.log_entry("LOG", log_text(text)))
+            if session.progress.tagged:
+                session.progress.tag(lsn, now - EPOCH_2000)
+
+    def _conflict(self, body: dict[str, Any], lsn: int, commit_ts: int) -> dict[str, object]:
+        """Make the record of a row that was not as the publisher has it: something else had written it."""
+        local, old = self.table.target, body["old"]
+        kind = f"{body['operation'].lower()}_origin_differs"
+        names = body["identity"]
+        key = conflict_text.key(names, [old[name] for name in names])
+        record = conflict_record.ConflictRecord(
+            kind,
+            local.schema,
+            local.name,
+            0,
+            format_lsn(lsn),
+            commit_ts,
+            conflict_record.message(local.schema, local.name, kind),
+            detail=f"The row {key} was not the publisher's of {format_lsn(lsn)}, and was repaired.",
+            context=f'repairing table "{self.table.name}"',
+            key=key,
+            remote_tuple=body.get("new"),
+            replica_identity={name: old[name] for name in names},
+            local_conflicts=[
+                {"index": "", "key": key, "row": old, "xid": None, "commit_ts": None, "origin": None,
+                 "identical": False}
+            ],
+            action=REPAIRED,
+            quiet=True,
+        )  # fmt: skip
+        return record.body()
+
+
+def _joined(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)

@@ -1,0 +1,240 @@
+"""``pgsub verify --repair``: what differs becomes what the publisher has, whatever is written and killed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import patience
+import pytest
+from fix_program import Cli, one_error, until, valid
+from fix_servers import Database
+
+Tables = tuple[Database, Database]
+Served = tuple[Cli, str]
+
+_FAULTS = (
+    "DELETE FROM a WHERE id IN (1, 2); UPDATE a SET t = 'fault' WHERE id IN (3, 4);"
+    "INSERT INTO a VALUES (-5, 'extra'); DELETE FROM b WHERE id = (SELECT min(id) FROM b)"
+)
+
+_MORE = (
+    "UPDATE a SET t = 'fault' WHERE id < 20; DELETE FROM a WHERE id BETWEEN 30 AND 40;"
+    "INSERT INTO a SELECT g, 'extra' FROM generate_series(-9, -1) g ON CONFLICT DO NOTHING"
+)
+
+
+def _plant(database: Database, statements: str) -> None:
+    """Change rows of the target as nobody notices: triggers stay silent."""
+    database.execute(f"SET session_replication_role = replica; {statements}; SET session_replication_role = origin")
+
+
+def _repair(cli: Cli, name: str, *options: str, code: int = 0) -> dict[str, Any]:
+    ended = cli("verify", name, "--repair", "--json", *options)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return valid("verify", ended.stdout)
+
+
+def _same(tables: Tables, *names: str) -> None:
+    for name in names:
+        query = f"SELECT x::text FROM {name} AS x ORDER BY 1"
+        assert tables[0].rows(query) == tables[1].rows(query), name
+
+
+@contextlib.contextmanager
+def _writing(database: Database) -> Iterator[list[int]]:
+    """Change the very rows that differ, and others, all the time; gives how often."""
+    done, enough = [0], threading.Event()
+
+    def write() -> None:
+        with contextlib.closing(database.connect()) as session:
+            while not enough.wait(0.002):
+                done[0] += 1
+                session.execute(f"UPDATE a SET t = 'newer {done[0]}' WHERE id = {1 + done[0] % 6}".encode())
+                session.execute(f"INSERT INTO a VALUES ({1000 + done[0]}, 'new')".encode())
+                session.execute(f"DELETE FROM a WHERE id = {1000 + done[0] - 3}".encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield done
+    finally:
+        enough.set()
+        writer.join()
+
+
+def test_what_differs_becomes_what_the_publisher_has_and_what_was_there_is_recorded(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    tables[0].execute("INSERT INTO b VALUES (1, 1.50), (2, 2.00)")
+    _plant_when_there(cli, name, tables)
+    looked = _repair(cli, name, "--dry-run", code=6)
+    assert looked["repair"] == {"dry_run": True, "tables": [], "refused": []} and not looked["equal"]
+    found = _repair(cli, name, "--yes")
+    done = {one.pop("table"): one for one in found["repair"]["tables"]}
+    assert found["equal"] and done["public.a"] == {"inserted": 2, "updated": 2, "deleted": 1}
+    assert done["public.b"]["inserted"] == 1
+    _same(tables, "a", "b")
+    kept = tables[1].rows(
+        "SELECT body ->> 'operation', body -> 'old' ->> 't', replayed_at IS NOT NULL FROM pgsub.skipped_change"
+        " WHERE body ->> 'reason' = 'repaired' ORDER BY 1, 2"
+    )
+    assert kept == [("DELETE", "extra", True), ("UPDATE", "fault", True), ("UPDATE", "fault", True)]
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    shown = valid("conflicts", cli("conflicts", "list", name, "--json").stdout)["conflicts"]
+    assert sorted((one["conflict_type"], one["action"]) for one in shown) == [
+        ("delete_origin_differs", "repaired"),
+        ("update_origin_differs", "repaired"),
+        ("update_origin_differs", "repaired"),
+    ]
+    # what is kept explains nothing
+    _plant(tables[1], "UPDATE a SET t = 'again' WHERE id = 3")
+    assert cli("verify", name).returncode == 6
+    tables[0].execute("UPDATE a SET t = 'goes on' WHERE id = 1")
+    assert _repair(cli, name, "--yes")["equal"]
+    _same(tables, "a", "b")
+
+
+def _plant_when_there(cli: Cli, name: str, tables: Tables) -> None:
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], _FAULTS)
+
+
+def test_nothing_newer_is_overwritten_while_the_publisher_writes_to_the_rows_that_differ(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    with _writing(tables[0]) as done:
+        for _ in range(3):
+            _plant(tables[1], _MORE)
+            assert _repair(cli, name, "--yes", "--table", "public.a")["equal"]
+    assert done[0] > 50
+    found = _repair(cli, name, "--yes", "--table", "public.a")
+    assert found["equal"] and found["repair"]["tables"] == []
+    _same(tables, "a")
+
+
+@pytest.mark.parametrize("point", ["journalled", "standing", "taken", "before_commit", "committed"])
+def test_a_repair_that_is_killed_at_any_step_is_run_again(
+    served: Served, tables: Tables, point: str, reached: Callable[[str], None]
+) -> None:
+    cli, name = served
+    _plant(tables[1], "DELETE FROM a WHERE id < 10; UPDATE a SET t = 'fault' WHERE id BETWEEN 20 AND 30")
+    ended = cli("verify", name, "--repair", "--yes", env={"PGSUB_FAILPOINTS": f"repair.{point}=kill"})
+    assert ended.returncode < 0 or ended.returncode == 137, ended.stdout + ended.stderr
+    reached(f"repair.{point}")
+    missing = tables[1].value("SELECT 9 - count(*) FROM a WHERE id < 10")
+    assert missing == (0 if point == "committed" else 9)
+    tables[0].execute("UPDATE a SET t = 'goes on' WHERE id IN (15, 25)")
+    assert _repair(cli, name, "--yes")["equal"]
+    _same(tables, "a")
+    kept = tables[1].value("SELECT count(*) FROM pgsub.skipped_change WHERE body ->> 'reason' = 'repaired'")
+    assert kept == (11 if point == "committed" else 10)
+    assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+
+
+def test_a_repair_whose_barrier_is_gone_writes_nothing_of_that_point(
+    served: Served, tables: Tables, tmp_path: Path, reached: Callable[[str], None]
+) -> None:
+    cli, name = served
+    _plant(tables[1], "UPDATE a SET t = 'fault' WHERE id = 3")
+    go = tmp_path / "go"
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    actions = {"PGSUB_FAILPOINTS": f"repair.standing=pause:{go}", "PGSUB_FAILPOINTS_DIR": str(marks)}
+    repairing = cli.start("verify", name, "--repair", "--yes", env=actions)
+    until(lambda: (marks / "repair.standing").exists())
+    tables[1].execute("DELETE FROM pgsub.barrier; UPDATE pgsub.progress SET states_version = states_version + 1")
+    tables[0].execute("UPDATE a SET t = 'newer' WHERE id = 3")
+    until(lambda: tables[1].value("SELECT t FROM a WHERE id = 3") == "newer")
+    go.touch()
+    assert repairing.wait(patience.SECONDS) == 0
+    _same(tables, "a")
+    assert tables[1].value("SELECT count(*) FROM pgsub.skipped_change") == 0
+    reached("repair.standing")
+
+
+_PARTITIONED = "CREATE TABLE r (id int, at timestamptz, j jsonb, n numeric, f float8, PRIMARY KEY (id, at))"
+_REORDERED = (
+    "CREATE TABLE r (mine text DEFAULT 'mine', f float8, n numeric, at timestamptz,"
+    " two int GENERATED ALWAYS AS (id * 2) STORED, j jsonb, id bigint, PRIMARY KEY (id, at)) PARTITION BY HASH (id);"
+    "CREATE TABLE r0 PARTITION OF r FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+    "CREATE TABLE r1 PARTITION OF r FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+)
+
+
+def test_rows_of_other_columns_types_and_partitions_are_brought_as_apply_brings_them(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    tables[0].execute(f"{_PARTITIONED} PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF r DEFAULT")
+    tables[1].execute(_REORDERED)
+    row = """g, timestamptz '2026-01-01 00:00+00' + g * interval '1 h', '{"a": 1.0}', 1.50, '-0'"""
+    tables[0].execute(f"INSERT INTO r SELECT {row} FROM generate_series(1, 50) g")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE r; ALTER PUBLICATION p SET (publish_via_partition_root)")
+    assert cli("refresh", name).returncode == 0
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], "DELETE FROM r WHERE id < 5; UPDATE r SET n = 2, mine = 'kept' WHERE id = 7;"
+                      "INSERT INTO r (id, at) VALUES (-1, 'infinity')")  # fmt: skip
+    found = _repair(cli, name, "--yes", "--table", "public.r")
+    assert found["repair"]["tables"] == [{"table": "public.r", "inserted": 4, "updated": 1, "deleted": 1}]
+    query = "SELECT id, at::text, j::text, n::text, f::text FROM r ORDER BY id"
+    assert tables[0].rows(query) == tables[1].rows(query)
+    assert tables[1].rows("SELECT mine, two FROM r WHERE id IN (3, 7) ORDER BY id") == [("mine", 6), ("kept", 14)]
+
+
+def test_explained_rows_are_left_alone(served: Served, tables: Tables) -> None:
+    cli, name = served
+    assert cli("alter", name, "--on-conflict", "public.a:insert_exists=skip").returncode == 0
+    tables[1].execute("INSERT INTO a VALUES (500, 'mine')")
+    tables[0].execute("INSERT INTO a VALUES (500, 'theirs')")
+    _plant(tables[1], "DELETE FROM a WHERE id = 7")
+    found = _repair(cli, name, "--yes")
+    assert found["equal"] and found["repair"]["tables"] == [
+        {"table": "public.a", "inserted": 1, "updated": 0, "deleted": 0}
+    ]
+    assert tables[1].value("SELECT t FROM a WHERE id = 500") == "mine"
+
+
+def test_a_held_table_is_not_repaired(served: Served, tables: Tables) -> None:
+    cli, name = served
+    assert cli("alter", name, "--hold", "public.a").returncode == 0
+    _plant(tables[1], "DELETE FROM a WHERE id = 7")
+    one_error(cli("verify", name, "--repair", "--yes"), 3, 'changes of table "public.a" are held', "--release public.a")
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
+
+
+def test_without_a_terminal_it_needs_yes(served: Served, tables: Tables) -> None:
+    cli, name = served
+    _plant(tables[1], "DELETE FROM a WHERE id = 7")
+    one_error(
+        cli("verify", name, "--repair"), 2, "repairing rows needs --yes", f"pgsub verify {name} --repair --dry-run"
+    )
+    one_error(cli("verify", name, "--yes"), 2, "--yes needs --repair")
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 7") == 0
+
+
+def test_without_a_launcher_it_applies_and_repairs_itself(cli: Cli, tables: Tables) -> None:
+    assert cli.create("s").returncode == 0
+    _plant(tables[1], "DELETE FROM a WHERE id = 7")
+    tables[0].execute("UPDATE a SET t = 'written while nothing ran' WHERE id = 8")
+    assert _repair(cli, "s", "--yes")["equal"]
+    _same(tables, "a")
+
+
+def test_a_table_without_a_key_is_named_and_not_touched(served: Served, tables: Tables) -> None:
+    cli, name = served
+    for database in tables:
+        database.execute("CREATE TABLE k (v text); ALTER TABLE k REPLICA IDENTITY FULL")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE k")
+    assert cli("refresh", name).returncode == 0
+    tables[0].execute("INSERT INTO k VALUES ('x')")
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], "INSERT INTO k VALUES ('extra')")
+    found = _repair(cli, name, "--yes", code=6)
+    assert [one["table"] for one in found["repair"]["refused"]] == ["public.k"]
+    assert tables[1].value("SELECT count(*) FROM k WHERE v = 'extra'") == 1
