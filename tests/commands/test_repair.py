@@ -200,6 +200,22 @@ def test_explained_rows_are_left_alone(served: Served, tables: Tables) -> None:
     assert tables[1].value("SELECT t FROM a WHERE id = 500") == "mine"
 
 
+def test_a_row_that_cannot_be_written_is_named_and_its_piece_is_left_as_it_was(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[1].execute("CREATE UNIQUE INDEX a_t ON a (t)")
+    # each has the other's value
+    _plant(tables[1], "DELETE FROM a WHERE id = 9; UPDATE a SET t = 'x' WHERE id = 7;"
+                      "UPDATE a SET t = 'row 7' WHERE id = 8; UPDATE a SET t = 'row 8' WHERE id = 7")  # fmt: skip
+    ended = cli("verify", name, "--repair", "--yes")
+    assert ended.returncode == 3 and "conflict=update_exists" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and "a_t" in ended.stderr
+    assert tables[1].value("SELECT count(*) FROM a WHERE id = 9") == 0
+    assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+    tables[1].execute("DROP INDEX a_t")
+    assert _repair(cli, name, "--yes")["equal"]
+    _same(tables, "a")
+
+
 def test_a_held_table_is_not_repaired(served: Served, tables: Tables) -> None:
     cli, name = served
     assert cli("alter", name, "--hold", "public.a").returncode == 0

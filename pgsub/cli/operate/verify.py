@@ -54,7 +54,8 @@ that of the last comparison. Up to 500 rows at a time are read again on both ser
 point, and written there in one transaction, as apply writes: nothing newer is overwritten, and what fails or is killed
 has changed nothing of these rows. Explained rows are left alone. The rows that are replaced or deleted are recorded
 (pgsub conflicts list) and kept on the target, in pgsub.skipped_change. A table without a key, one whose key may have
-several texts for one value, and one whose changes are held are not repaired: copy them again.
+several texts for one value, and one whose changes are held are not repaired: copy them again. If a row cannot be
+written, because another one has its value of a unique column, say, none of its piece is, and the error names it.
 
 With --dry-run nothing is changed. Without a terminal to ask on, --yes is needed.
 """,
