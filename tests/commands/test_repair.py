@@ -216,6 +216,23 @@ def test_a_row_that_cannot_be_written_is_named_and_its_piece_is_left_as_it_was(s
     _same(tables, "a")
 
 
+def test_a_row_that_another_transaction_has_locked_is_waited_for_a_few_seconds_and_apply_goes_on(
+    served: Served, tables: Tables
+) -> None:
+    cli, name = served
+    _plant(tables[1], "UPDATE a SET t = 'fault' WHERE id IN (7, 8)")
+    with contextlib.closing(tables[1].connect()) as other:
+        other.execute("BEGIN")
+        other.execute("UPDATE a SET t = 'mine' WHERE id = 8")
+        one_error(cli("verify", name, "--repair", "--yes"), 5, "lock timeout", hint=False)
+        assert tables[1].value("SELECT t FROM a WHERE id = 7") == "fault"
+        tables[0].execute("UPDATE a SET t = 'goes on' WHERE id = 9")
+        until(lambda: tables[1].value("SELECT t FROM a WHERE id = 9") == "goes on")
+        assert tables[1].value("SELECT count(*) FROM pgsub.barrier") == 0
+    assert _repair(cli, name, "--yes")["equal"]
+    _same(tables, "a")
+
+
 def test_a_held_table_is_not_repaired(served: Served, tables: Tables) -> None:
     cli, name = served
     assert cli("alter", name, "--hold", "public.a").returncode == 0
