@@ -22,7 +22,7 @@ from pgsub.publisher.tables import RemoteColumn, RemoteTable
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 
 _NUMERIC, _FLOATS = 1700, (700, 701)
-_FIRST_NORMAL = 16384
+FIRST_NORMAL = 16384
 #: Types whose values are equal only where their canonical texts are: bool, bytea, name, int8, int2, int4, text, oid,
 #: float4, float8, bpchar, varchar, date, timestamp, timestamptz, bit, varbit, numeric, uuid, xid, cid, json, xml.
 _BY_TEXT = frozenset(
@@ -79,6 +79,11 @@ def compared(remote: RemoteTable, target: TargetRelation) -> ComparedTable:
     return ComparedTable(remote, target, columns, key, keyed)
 
 
+def output(column: str) -> sql.Composed:
+    """Compose what the output function of a column's type gives, and no cast of the type's owner."""
+    return _OUTPUT.format(sql.Identifier(column))
+
+
 def publisher_values(table: ComparedTable) -> list[sql.Composed]:
     """Compose the text of each compared column on the publisher."""
     sent = {column.name: column for column in table.remote.columns}
@@ -89,7 +94,7 @@ def _of_publisher(remote: RemoteColumn, column: TargetColumn) -> sql.Composed:
     name = sql.Identifier(remote.name)
     if remote.type_oid == column.type_oid and column.typmod in (-1, remote.typmod):
         return _canonical(name, column.type_oid)
-    if column.type_oid >= _FIRST_NORMAL or (remote.type_oid >= _FIRST_NORMAL and remote.type_name == column.type_name):
+    if column.type_oid >= FIRST_NORMAL or (remote.type_oid >= FIRST_NORMAL and remote.type_name == column.type_name):
         return _OUTPUT.format(name)
     read = sql.SQL("(({})::{})").format(_OUTPUT.format(name), sql.SQL(column.full_type))
     return _canonical(read, column.type_oid)
@@ -106,7 +111,7 @@ def _canonical(value: sql.Composable, type_oid: int) -> sql.Composed:
     if type_oid in _FLOATS:
         return sql.SQL("CASE WHEN {0} = 0 THEN '0' ELSE {1} END").format(value, _TEXT.format(value))
     # a cast to text may be a function of the type's owner, which would run with the rights of this session
-    if type_oid >= _FIRST_NORMAL:
+    if type_oid >= FIRST_NORMAL:
         return _OUTPUT.format(value)
     return _TEXT.format(value)
 

@@ -86,6 +86,10 @@ def unfit(table: ComparedTable) -> str | None:
         return "it has no key by which a row is known"
     if table.loose:
         return "its key may have several texts for one value"
+    types = {column.name: column.type_oid for column in table.remote.columns}
+    # a cast to the type may be a function of its owner, which would run with the rights of pgsub's session
+    if any(types[table.columns[n].name] >= expressions.FIRST_NORMAL for n in table.key):
+        return "its key has a user-defined type on the publisher"
     return None
 
 
@@ -163,7 +167,7 @@ class Repair:
             ),
             _joined(sql.Identifier(f"a{n}") for n in table.key),
         )
-        texts = [sql.SQL("({})::pg_catalog.text").format(sql.Identifier(name)) for name in names]
+        texts = [expressions.output(name) for name in names]
         query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
             _joined([*(values[n] for n in table.key), *texts]),
             source.relation,

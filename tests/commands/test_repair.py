@@ -187,6 +187,32 @@ def test_rows_of_other_columns_types_and_partitions_are_brought_as_apply_brings_
     assert tables[1].rows("SELECT mine, two FROM r WHERE id IN (3, 7) ORDER BY id") == [("mine", 6), ("kept", 14)]
 
 
+_EVIL = (
+    "CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE FUNCTION called(mood) RETURNS text LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE EXCEPTION 'code of the owner of a type ran'; END $$;"
+    "CREATE FUNCTION made(text) RETURNS mood LANGUAGE plpgsql AS"
+    " $$ BEGIN RAISE EXCEPTION 'code of the owner of a type ran'; END $$;"
+    "CREATE CAST (mood AS text) WITH FUNCTION called(mood); CREATE TABLE m (id int PRIMARY KEY, m mood);"
+)
+
+
+def test_no_cast_that_the_owner_of_a_type_made_is_called(served: Served, tables: Tables) -> None:
+    cli, name = served
+    tables[0].execute(
+        f"{_EVIL} CREATE CAST (text AS mood) WITH FUNCTION made(text); CREATE TABLE k (k mood PRIMARY KEY)"
+    )
+    tables[1].execute(f"{_EVIL} CREATE TABLE k (k text PRIMARY KEY)")
+    tables[0].execute("INSERT INTO m VALUES (1, 'good'), (2, 'bad'); INSERT INTO k VALUES ('good')")
+    tables[0].execute("ALTER PUBLICATION p ADD TABLE m, k")
+    assert cli("refresh", name).returncode == 0
+    assert cli("wait", name, "--for", "caught-up", "--timeout", "2m").returncode == 0
+    _plant(tables[1], "DELETE FROM m WHERE id = 1; UPDATE m SET m = 'good' WHERE id = 2; DELETE FROM k")
+    found = _repair(cli, name, "--yes", code=6)
+    assert [one["table"] for one in found["repair"]["refused"]] == ["public.k"]
+    assert found["repair"]["tables"] == [{"table": "public.m", "inserted": 1, "updated": 1, "deleted": 0}]
+    assert tables[1].value("SELECT count(*) FROM m WHERE (id, m) IN ((1, 'good'), (2, 'bad'))") == 2
+
+
 def test_explained_rows_are_left_alone(served: Served, tables: Tables) -> None:
     cli, name = served
     assert cli("alter", name, "--on-conflict", "public.a:insert_exists=skip").returncode == 0
