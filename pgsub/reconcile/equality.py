@@ -15,7 +15,10 @@ from pgsub.target.catalog.relation import TargetColumn
 #: Text of each compared column, or of each column of a key.
 Values = tuple[str | None, ...]
 
-_TEXTS = sql.SQL("pg_catalog.unnest(%s::pg_catalog.text[])")
+
+def unnested(count: int) -> sql.Composed:
+    """Compose arrays of texts as columns, for parameters of a RawCursor: names may hold a percent sign."""
+    return sql.SQL(", ").join(sql.SQL(f"pg_catalog.unnest(${n}::pg_catalog.text[])") for n in range(1, count + 1))
 
 
 class Equality:
@@ -34,11 +37,11 @@ class Equality:
         """Tell of pairs of values of a column whether they are equal."""
         one, other = (_typed(column, name) for name in ("a", "b"))
         query = sql.SQL(
-            "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM ({}, {}) WITH ORDINALITY AS u (a, b, n) ORDER BY n"
-        ).format(one, sql.SQL(column.equality or "pg_catalog.="), other, _TEXTS, _TEXTS)
+            "SELECT ({}) OPERATOR({}) ({}) FROM ROWS FROM ({}) WITH ORDINALITY AS u (a, b, n) ORDER BY n"
+        ).format(one, sql.SQL(column.equality or "pg_catalog.="), other, unnested(2))
         ones, others = map(list, zip(*pairs, strict=True))
         with self._translating("compare values"):
-            return [bool(answer) for (answer,) in self._connection.execute(query, (ones, others))]
+            return [bool(answer) for (answer,) in psycopg.RawCursor(self._connection).execute(query, (ones, others))]
 
     def groups(self, columns: Sequence[TargetColumn], keys: Sequence[Values]) -> list[list[int]]:
         """Put together the keys that are equal; NULL equals NULL.
@@ -54,15 +57,14 @@ class Equality:
         query = sql.SQL(
             "SELECT pg_catalog.array_agg(n - 1 ORDER BY n) FROM ROWS FROM ({}) WITH ORDINALITY AS u ({}, n) GROUP BY {}"
         ).format(
-            sql.SQL(", ").join([_TEXTS] * (len(names) + 1)),
+            unnested(len(names) + 1),
             sql.SQL(", ").join(map(sql.Identifier, ("f", *names))),
             sql.SQL(", ").join([sql.SQL('u.f COLLATE pg_catalog."C"'), *grouped]),
         )
         values = [fixed, *([key[position] for key in keys] for position in open_to)]
         with self._translating("compare keys"):
-            return [found for (found,) in self._connection.execute(query, values)]
+            return [found for (found,) in psycopg.RawCursor(self._connection).execute(query, values)]
 
 
 def _typed(column: TargetColumn, name: str) -> sql.Composed:
-    cast = sql.SQL("u.{{}}::{}".format(column.full_type))  # noqa: UP032 - the type is SQL of the server itself
-    return column.collated(cast.format(sql.Identifier(name)))
+    return column.collated(sql.SQL("u.{}::{}").format(sql.Identifier(name), sql.SQL(column.full_type)))

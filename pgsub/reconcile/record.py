@@ -19,6 +19,7 @@ from pgsub.protocol.decoder import decode_change
 from pgsub.protocol.messages import Delete, Insert, Relation, Tuple, Update
 from pgsub.protocol.reader import TEXT
 from pgsub.reconcile import expressions
+from pgsub.reconcile.equality import unnested
 from pgsub.reconcile.expressions import ComparedTable
 
 _BATCH = 1000
@@ -118,9 +119,10 @@ def _hashed(
     query = sql.SQL("SELECT {} FROM (SELECT {} FROM ROWS FROM ({}) AS u ({})) AS s").format(
         hashed,
         sql.SQL(", ").join(read),
-        sql.SQL(", ").join([sql.SQL("pg_catalog.unnest(%s::text[])")] * len(columns)),
+        unnested(len(columns)),
         sql.SQL(", ").join(names),
     )
     with contextlib.suppress(psycopg.DataError), connection.transaction():
-        return [row[0] for row in connection.execute(query, [list(one) for one in zip(*keys, strict=True)])]
+        arrays = [list(one) for one in zip(*keys, strict=True)]
+        return [row[0] for row in psycopg.RawCursor(connection).execute(query, arrays)]
     return []

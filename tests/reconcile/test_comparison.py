@@ -15,11 +15,12 @@ from pgsub.common.errors import PgsubError, StateForbids
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import faults
 from pgsub.publisher.tables import describe_tables
-from pgsub.reconcile import buckets, rows, side
+from pgsub.reconcile import buckets, record, rows, side
 from pgsub.reconcile.comparison import Comparison, TableResult, sources
 from pgsub.reconcile.expressions import compared
 from pgsub.reconcile.side import Side
 from pgsub.target.catalog.relation import describe
+from pgsub.target.ledger import schema
 from pgsub.target.session import connect as target
 
 Compare = Callable[..., TableResult]
@@ -460,3 +461,19 @@ def test_a_server_that_invents_the_size_of_a_table_gets_no_more_pieces_than_one_
         source = side.Source(pubdb.value("SELECT 't'::regclass::oid"), nothing, (), (), nothing, nothing, True)
         pieces = one.pieces(session, source)
     assert len(pieces) == (1 << 32) // side.PIECE_BLOCKS and pieces[-1].until is None
+
+
+def test_names_of_types_and_columns_are_no_templates(both: Compare, subdb: Database) -> None:
+    made = """CREATE TYPE "m{}%s" AS ENUM ('good', 'bad');
+        CREATE TABLE t ("100 %s" "m{}%s", "{}%" int, v "m{}%s", PRIMARY KEY ("100 %s", "{}%"));
+        INSERT INTO t VALUES ('good', 1, 'bad')"""
+    result = both(made, sub="""UPDATE t SET v = 'good'""")
+    assert counts(result) == (0, 0, 1)
+    result = both(sub="""UPDATE t SET "100 %s" = 'bad'""")
+    assert counts(result) == (1, 1, 0)
+    with contextlib.closing(target.connect(subdb.conninfo, "verify")) as session:
+        schema.install(session)
+        known = record.explained(
+            session, 1, result.table, [{"100 %s": "bad", "{}%": "1"}], known_as=("public", "t"), in_utf8=False
+        )
+    assert set(known.values()) == {record.CONFLICT}
