@@ -58,7 +58,7 @@ _pgsub() {
             esac
             ;;
         refresh)
-            options="--copy-data --no-copy-data --resync --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
+            options="--copy-data --no-copy-data --resync --sequences --allow-backward --yes -y --dry-run --json --strict --wait --no-wait --timeout --master --conf --state-dir --color --verbose -v --quiet -q --debug --help -h"
             names=1
             case $prev in
                 --resync|--timeout|--master|--conf) return ;;

@@ -103,6 +103,9 @@ def test_a_publication_of_sequences_is_no_failure_and_what_is_not_done_is_said(
     ended = cli("alter", "s", "--add-publication", "q", "--no-wait")
     assert ended.returncode == 0 and 'publication "q" publishes sequences' in ended.stderr
     assert '"p" publishes' not in ended.stderr
+    ended = cli("refresh", "s", "--sequences")
+    assert ended.returncode == 0, ended.stderr
+    assert subdb.rows("SELECT last_value, is_called FROM numbers") == [(77, True)]
     assert cli("drop", "s", "--yes").returncode == 0
 
 

@@ -40,6 +40,7 @@ _POINTS = {
     "advance": "before_ledger after_ledger after_origin",
     "replay": "journalled taken before_commit committed",
     "repair": "journalled standing taken before_commit committed",
+    "sequence": "before_setval before_commit",
     "state": "write",
     "thread": (
         "apply_receiver barrier parallel_worker janitor job log jvm_end notice publisher_state heartbeats recorder "

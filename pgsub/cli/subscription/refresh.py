@@ -29,12 +29,19 @@ rejected where a foreign key of another table references it, where a trigger on 
 subscription writes to the table. Tables that reference each other may be named together. The command asks on a
 terminal; elsewhere --yes is needed.
 
+With --sequences nothing but the values of sequences is refreshed, from publishers of any version: of sequences that
+subscribed tables own or use in defaults, and of published ones where the publisher is PostgreSQL 19. It is done once; a
+sequence does not follow the publisher afterwards. A sequence of the target that is ahead stays as it is, unless
+--allow-backward is given; values that the target has given are then given again. A sequence that is missing on the
+target, is defined otherwise, or lacks a privilege is an error with the statement to paste; the others are set.
+
 New tables are checked as by pgsub create. With --dry-run nothing is changed and the plan is printed, with --json as
 one document. Where pgsub run serves the subscription, it does the work and this command shows the progress.
 """,
     examples=(
         ("Take up the tables that were added to the publications.", "pgsub refresh sales"),
         ("Copy one table again.", "pgsub refresh sales --resync public.orders --yes"),
+        ("Bring sequences to the publisher's values.", "pgsub refresh sales --sequences"),
     ),
 )
 
@@ -45,6 +52,12 @@ class Refresh:
     name: Name
     copy_data: Annotated[bool, typer.Option(help="Copy pre-existing data of new tables.")] = True
     resync: Annotated[list[str], repeatable("SCHEMA.TABLE", "Empty this table and copy it again")] = []
+    sequences: Annotated[
+        bool, typer.Option("--sequences", help="Bring sequences to the publisher's values, and do nothing else.")
+    ] = False
+    allow_backward: Annotated[
+        bool, typer.Option("--allow-backward", help="With --sequences: also set those that are ahead of the publisher.")
+    ] = False
     yes: Yes = False
     dry_run: options.DryRun = False
     as_json: options.AsJson = False
@@ -57,6 +70,9 @@ def refresh(**given: Any) -> None:
     from pgsub.commands.refresh.refresh import RefreshOptions
     from pgsub.commands.refresh.refresh import refresh as refresh_subscription
 
+    if given["sequences"] or given["allow_backward"]:
+        _refresh_sequences(given)
+        return
     wanted, yes = collected(RefreshOptions, given), given["yes"]
     if given["as_json"] and not wanted.dry_run:
         raise UsageError("--json needs --dry-run", hint="pgsub status --json shows what was done.")
@@ -68,6 +84,24 @@ def refresh(**given: Any) -> None:
         done = refresh_subscription(wanted, reporter=reporter, confirm=agreed if yes else _ask)
     if wanted.dry_run:
         plan.show("refresh", wanted.name, done.found, done.document() if given["as_json"] else None)
+
+
+def _refresh_sequences(given: dict[str, Any]) -> None:
+    """Do what ``--sequences`` asks for.
+
+    :raises UsageError: with an option that is about tables.
+    """
+    from pgsub.cli.output.reporting import ConsoleReporter
+    from pgsub.commands.refresh.sequences import SequenceOptions, refresh_sequences
+
+    if not given["sequences"]:
+        raise UsageError("--allow-backward needs --sequences")
+    if given["resync"] or given["as_json"] or not given["copy_data"]:
+        raise UsageError(
+            "--sequences cannot be used with --resync, --no-copy-data or --json", hint="Refresh tables separately."
+        )
+    with ConsoleReporter() as reporter:
+        refresh_sequences(collected(SequenceOptions, given), reporter=reporter)
 
 
 def _ask(tables: Sequence[TruncatedTable]) -> None:

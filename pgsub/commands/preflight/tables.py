@@ -12,6 +12,7 @@ from pgsub.commands.preflight.compatibility import Actions, Pair, misfits, unide
 from pgsub.commands.preflight.findings import Caution, Preflight, Table, concerning, some
 from pgsub.common import quoting
 from pgsub.common.errors import TargetSchemaError
+from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import publication
@@ -55,7 +56,7 @@ def check_tables(
             Caution(
                 f'publication "{name}" publishes sequences, which are not synchronized',
                 "Tables are replicated; sequences on the target keep the values that they have there.",
-                "Set them with setval() before the target takes writes of its own.",
+                f"Before the target takes writes of its own:\npgsub refresh {word(sub.name)} --sequences",
             )
         )
     published = [

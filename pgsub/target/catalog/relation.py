@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 LEDGER = "pgsub"  #: schema that is never subscribed
-_FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
+FIRST_NORMAL = 16384  #: FirstNormalObjectId; is_publishable_class (pg_publication.c) draws this line on the other side
 
 # One row of each member that a table has: itself and, of a partitioned one, all of its partitions; found without
 # pg_partition_tree(), which locks them, as ddl_watch.py says. What it returns is named as the fields of
@@ -203,7 +203,7 @@ class TargetRelation:
     @property
     def replicable(self) -> bool:
         """Whether rows may be replicated into it: not into catalogs, whatever a publisher publishes, nor the ledger."""
-        return self.relkind in ("r", "p") and self.oid >= _FIRST_NORMAL and self.schema != LEDGER
+        return self.relkind in ("r", "p") and self.oid >= FIRST_NORMAL and self.schema != LEDGER
 
     def column(self, name: str) -> TargetColumn | None:
         """Return the column of that name, case-sensitive."""

@@ -1,0 +1,128 @@
+"""The sequences of both servers compared: what can be synchronized, and what stands in the way, with what to paste.
+
+Mirrors the checks of sequencesync.c (validate_seqsync_state, report_sequence_errors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgsub.common import quoting
+from pgsub.sequences import reading
+from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, create
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A sequence that cannot be synchronized, in the server's words, and what to run where."""
+
+    message: str
+    side: str  #: publisher or target: where ``statements`` are to be run
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sequence of the target and the value that it has on the publisher."""
+
+    local: LocalSequence
+    definition: Definition
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The sequences that can be synchronized, and those that cannot."""
+
+    wanted: tuple[Wanted, ...]
+    obstacles: tuple[Obstacle, ...]
+
+
+def compare(
+    source: psycopg.Connection[Any],
+    target: psycopg.Connection[Any],
+    tables: Sequence[Name],
+    publications: Sequence[str],
+    *,
+    run_as_owner: bool,
+) -> Compared:
+    """Read the sequences on both servers; nothing is changed.
+
+    :param tables: subscribed tables, as the publisher names them.
+    :param run_as_owner: the subscription's option: the user of the target's session writes all by itself.
+    """
+    names = reading.of_tables(source, tables, publications)
+    remote = {name: one for name, one in reading.describe(source, names).items() if one.definition is not None}
+    local = reading.describe(target, names)
+    checked = {name: _obstacle(one, local.get(name), target, run_as_owner) for name, one in remote.items()}
+    free = [name for name, obstacle in checked.items() if obstacle is None]
+    values = reading.positions(source, free)
+    return Compared(
+        tuple(_wanted(name, remote, local, values) for name in free),
+        tuple(obstacle for obstacle in checked.values() if obstacle is not None),
+    )
+
+
+def _wanted(
+    name: Name,
+    remote: Mapping[Name, LocalSequence],
+    local: Mapping[Name, LocalSequence],
+    values: Mapping[Name, Position],
+) -> Wanted:
+    definition = remote[name].definition
+    assert definition is not None
+    return Wanted(local[name], definition, values[name])
+
+
+def _obstacle(
+    remote: LocalSequence, local: LocalSequence | None, target: psycopg.Connection[Any], run_as_owner: bool
+) -> Obstacle | None:
+    assert remote.definition is not None
+    if not (remote.usable and remote.readable):
+        message = f'insufficient privileges on publisher sequence ("{remote.shown}")'
+        return Obstacle(message, "publisher", _grants(remote, "SELECT", remote.usable, remote.readable))
+    if local is None:
+        message = f'missing sequence on subscriber ("{remote.shown}")'
+        return Obstacle(message, "target", (create(remote.key, remote.definition),))
+    if local.definition is None:
+        message = f'relation "{local.shown}" is not a sequence on subscriber'
+        return Obstacle(message, "target", ())
+    if not local.replicable:
+        return Obstacle(f'cannot use relation "{local.shown}" as logical replication target', "target", ())
+    if not may_write(local, run_as_owner):
+        message = f'insufficient privileges on subscriber sequence ("{local.shown}")'
+        return Obstacle(message, "target", _grants(local, "SELECT, UPDATE", local.usable, local.writable))
+    if local.definition != remote.definition:
+        message = f'mismatched or renamed sequence on subscriber ("{local.shown}")'
+        return Obstacle(message, "target", (local.alter(remote.definition, _position(target, local)),))
+    return None
+
+
+def may_write(local: LocalSequence, run_as_owner: bool) -> bool:
+    """Return whether the session may write the value, as the sequence's owner or as itself.
+
+    A user that may become the owner does so, as SwitchToUntrustedUser; others need privileges of their own.
+    """
+    return acts_as_owner(local, run_as_owner) or local.access == "own" or (local.usable and local.writable)
+
+
+def acts_as_owner(local: LocalSequence, run_as_owner: bool) -> bool:
+    """Return whether the session assumes the role of the sequence's owner."""
+    return local.access == "set" and not run_as_owner
+
+
+def _position(target: psycopg.Connection[Any], local: LocalSequence) -> Position | None:
+    if not (local.usable and local.readable):
+        return None
+    return reading.positions(target, [local.key])[local.key]
+
+
+def _grants(one: LocalSequence, privileges: str, usable: bool, granted: bool) -> tuple[str, ...]:
+    user = quoting.name(one.user)
+    schema = f"GRANT USAGE ON SCHEMA {quoting.name(one.schema)} TO {user};"
+    sequence = f"GRANT {privileges} ON SEQUENCE {quoting.name(one.schema, one.name)} TO {user};"
+    return tuple(text for text, there in ((schema, usable), (sequence, granted)) if not there)

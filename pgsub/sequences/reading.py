@@ -1,0 +1,131 @@
+"""Sequences read from the catalogs and from their own rows, alike on both servers and in every version.
+
+Only PostgreSQL 18 and newer have a function for the row of a sequence (pg_get_sequence_data), and pg_sequences says
+nothing of one that was not called yet. Therefore the rows themselves are read, those of many sequences at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common.errors import ProtocolViolation
+from pgsub.sequences.definition import Definition, LocalSequence, Name, Position, identifier
+
+#: As many as one statement of sequencesync.c asks for (MAX_SEQUENCES_SYNC_PER_BATCH).
+BATCH = 100
+_SEQUENCES_PUBLISHED_SINCE = 190000
+_TYPES = ("smallint", "integer", "bigint")
+
+# Partitions and partitioned tables share the sequences of their defaults; an identity column's is its root's.
+_USED = """
+WITH wanted AS MATERIALIZED (
+     SELECT c.oid
+       FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+       JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+       JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname),
+family AS MATERIALIZED (
+     SELECT oid FROM wanted
+      UNION SELECT a.relid::oid FROM wanted w, LATERAL pg_catalog.pg_partition_ancestors(w.oid) a
+      UNION SELECT t.relid::oid FROM wanted w, LATERAL pg_catalog.pg_partition_tree(w.oid) t),
+used AS (
+     SELECT d.objid AS oid FROM family f JOIN pg_catalog.pg_depend d ON d.refobjid = f.oid
+      WHERE d.refclassid = 'pg_catalog.pg_class'::regclass AND d.classid = 'pg_catalog.pg_class'::regclass
+        AND d.deptype IN ('a', 'i')
+      UNION
+     SELECT d.refobjid FROM family f JOIN pg_catalog.pg_attrdef e ON e.adrelid = f.oid
+       JOIN pg_catalog.pg_depend d ON d.objid = e.oid AND d.classid = 'pg_catalog.pg_attrdef'::regclass
+      WHERE d.refclassid = 'pg_catalog.pg_class'::regclass)
+SELECT n.nspname::text, c.relname::text
+  FROM used u JOIN pg_catalog.pg_class c ON c.oid = u.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'S' AND c.relpersistence <> 't'
+"""
+
+_PUBLISHED = """
+SELECT schemaname::text, sequencename::text FROM pg_catalog.pg_publication_sequences
+ WHERE pubname = ANY (%(publications)s::name[])
+"""
+
+_DESCRIBED = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text,
+       pg_catalog.format_type(s.seqtypid, NULL), s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcycle,
+       s.seqcache, current_user::text, o.rolname::text,
+       CASE WHEN o.rolname = current_user THEN 'own'
+            WHEN pg_catalog.pg_has_role(session_user, o.oid, %(may_set)s) THEN 'set'
+            WHEN pg_catalog.pg_has_role(session_user, o.oid, 'MEMBER') THEN 'refused'
+            WHEN o.rolsuper THEN 'trusted' ELSE 'none' END,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'UPDATE')
+  FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS w (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+  JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+  LEFT JOIN pg_catalog.pg_sequence s ON s.seqrelid = c.oid
+ ORDER BY 2, 3
+"""
+
+
+def of_tables(source: psycopg.Connection[Any], tables: Iterable[Name], publications: Sequence[str]) -> list[Name]:
+    """Find the sequences of a subscription on its publisher, sorted.
+
+    Those are the ones that its tables own or use in defaults, and from PostgreSQL 19 on those that its publications
+    publish. A default that names its sequence as text (``nextval('s'::text)``) depends on nothing and is not seen.
+
+    :param tables: schema and name of each subscribed table, as the publisher names it.
+    """
+    found = set(source.execute(_USED.encode(), _named(tables)).fetchall())
+    if source.info.server_version >= _SEQUENCES_PUBLISHED_SINCE:
+        found.update(source.execute(_PUBLISHED.encode(), {"publications": list(publications)}).fetchall())
+    return sorted((schema, name) for schema, name in found)
+
+
+def describe(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, LocalSequence]:
+    """Read the definitions of sequences; those that are not there are missing in the result."""
+    may_set = "SET" if connection.info.server_version >= 160000 else "MEMBER"
+    rows = connection.execute(_DESCRIBED.encode(), {**_named(names), "may_set": may_set}).fetchall()
+    found = (_sequence(*row) for row in rows)
+    return {one.key: one for one in found}
+
+
+def positions(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dict[Name, Position]:
+    """Read how far sequences are; the session must be allowed to read each of them."""
+    found: dict[Name, Position] = {}
+    wanted = list(names)
+    for some in (wanted[first : first + BATCH] for first in range(0, len(wanted), BATCH)):
+        rows = sql.SQL(" UNION ALL ").join(
+            sql.SQL("SELECT {}::int, last_value, is_called FROM {}").format(number, identifier(name))
+            for number, name in enumerate(some)
+        )
+        for number, last, called in connection.execute(rows):
+            found[some[_number(number)]] = Position(_number(last), called is True)
+    return found
+
+
+def _named(names: Iterable[Name]) -> dict[str, list[str]]:
+    pairs = list(names)
+    return {"schemas": [schema for schema, _ in pairs], "names": [name for _, name in pairs]}
+
+
+def _sequence(oid: int, schema: str, name: str, type_name: str | None, *rest: Any) -> LocalSequence:
+    *numbers, cache, user, owner, access, usable, readable, writable = rest
+    definition = None if type_name is None else _definition(type_name, *numbers)
+    return LocalSequence(oid, schema, name, definition, cache, user, owner, access, usable, readable, writable)
+
+
+def _definition(type_name: str, start: Any, increment: Any, minimum: Any, maximum: Any, cycle: Any) -> Definition:
+    """Make a definition of what a server sent.
+
+    :raises ProtocolViolation: it is none: it becomes a statement to paste, and a publisher may send what it likes.
+    """
+    if type_name not in _TYPES:
+        raise ProtocolViolation("invalid type of a sequence")
+    return Definition(type_name, _number(start), _number(increment), _number(minimum), _number(maximum), cycle is True)
+
+
+def _number(sent: Any) -> int:
+    if not isinstance(sent, int):
+        raise ProtocolViolation("invalid value of a sequence")
+    return sent

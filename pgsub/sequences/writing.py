@@ -1,0 +1,65 @@
+"""The value of a sequence of the target is set. Mirrors copy_sequence (sequencesync.c).
+
+NOTES: A value that was given on the target is never given there again, unless the caller allows it. That holds because
+the value is read again and written under a lock that nextval() of other sessions waits for. Only ALTER SEQUENCE takes
+such a lock, so CACHE is set to what it is. A session that is not the owner has no such lock: between its read and its
+write, others may draw values, and where they draw more than the position was behind, those are given again.
+The lock, the read and the write are one transaction: a session that is killed in it leaves the value as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsub.common import failpoints
+from pgsub.sequences import reading
+from pgsub.sequences.comparison import Wanted, acts_as_owner
+from pgsub.sequences.definition import Position, identifier
+from pgsub.target.session import roles
+
+#: How long sessions that drew a value in an open transaction are waited for; new ones wait behind this one so long.
+_LOCK_TIMEOUT = "1s"
+
+
+def bring_up(
+    session: psycopg.Connection[Any], wanted: Wanted, *, run_as_owner: bool, allow_backward: bool
+) -> tuple[Position, bool]:
+    """Set the target's value to the publisher's where it is behind, or, if that is allowed, where it differs.
+
+    :param session: on the target, autocommit.
+    :return: the position that was found, and whether it was changed.
+    :raises psycopg.errors.LockNotAvailable: a transaction that drew values stays open; nothing was changed.
+    """
+    local, increment = wanted.local, wanted.definition.increment
+    owned = local.access == "own" or acts_as_owner(local, run_as_owner)
+    with session.transaction():
+        with roles.acting(session, local.owner if acts_as_owner(local, run_as_owner) else None):
+            before = reading.positions(session, [local.key])[local.key]
+            if not _moves(before, wanted, increment, allow_backward):
+                return before, False
+            if owned:
+                _lock(session, wanted)
+                before = reading.positions(session, [local.key])[local.key]
+                if not _moves(before, wanted, increment, allow_backward):
+                    return before, False
+            failpoints.point("sequence.before_setval")
+            session.execute(
+                "SELECT pg_catalog.setval(%s::oid::regclass, %s::bigint, %s)",
+                (local.oid, wanted.position.last_value, wanted.position.is_called),
+            )
+            failpoints.point("sequence.before_commit")
+    return before, True
+
+
+def _moves(before: Position, wanted: Wanted, increment: int, allow_backward: bool) -> bool:
+    ahead = before.ahead_of(wanted.position, increment)
+    return ahead < 0 or (allow_backward and ahead > 0)
+
+
+def _lock(session: psycopg.Connection[Any], wanted: Wanted) -> None:
+    local = wanted.local
+    session.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(_LOCK_TIMEOUT)))
+    session.execute(sql.SQL("ALTER SEQUENCE {} CACHE {}").format(identifier(local.key), sql.Literal(local.cache)))
