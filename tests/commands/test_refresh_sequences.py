@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 from fix_program import Cli, one_error
@@ -94,12 +95,13 @@ def test_a_transaction_that_takes_values_keeps_them_and_the_others_are_set(subsc
 
 @pytest.mark.parametrize("point", ["before_setval", "before_commit"])
 def test_a_command_that_is_killed_between_read_and_commit_leaves_the_value_and_is_repeated(
-    subscribed: Cli, tables: Tables, point: str
+    subscribed: Cli, tables: Tables, point: str, reached: Callable[[str], None]
 ) -> None:
     pubdb, subdb = tables
     pubdb.execute("SELECT setval('shared', 101)")
     killed = subscribed("refresh", "s", "--sequences", env={"PGSUB_FAILPOINTS": f"sequence.{point}=kill"})
     assert killed.returncode == -9
+    reached(f"sequence.{point}")
     subdb.wait("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgsub %%'"
                " AND datname = current_database()", value=0)  # fmt: skip
     assert _positions(subdb, "shared") == [(1, False)]
