@@ -6,6 +6,7 @@ After PostgreSQL's src/test/recovery/t/019_replslot_limit.pl, 044_invalidate_ina
 
 from __future__ import annotations
 
+import shlex
 from contextlib import closing
 
 import psycopg
@@ -115,13 +116,12 @@ def test_a_database_that_was_dropped_and_made_again_is_another_one_whatever_its_
     assert "database is another one" in refused(followed).message
 
 
-def lost(source, slot, *, more=lambda: None):
+def lost(source, slot):
     """Write WAL until the publisher has given up this slot."""
     limited(source, "max_slot_wal_keep_size", "1MB")
     query = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s"
 
     def gone():
-        more()
         source.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 100000)), pg_switch_wal(); CHECKPOINT")
         return source.value(query, slot)
 
@@ -171,3 +171,38 @@ def test_a_slot_that_is_lost_while_apply_waits_for_the_target_stops_it_and_nothi
     one_error(program("run", "s", "--until-caught-up", "--timeout", "2m"), 7, slot)
     steps = program("status", "s", "--runbook").stdout
     assert "pgsub drop s" in steps and "pgsub wait" not in steps
+
+
+def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hint_copies_again(
+    source, subdb, program, tmp_path
+):
+    go_on = tmp_path / "go on"
+    source.execute("ALTER PUBLICATION p DROP TABLE b")
+    assert program.create("s").returncode == 0
+    failpoints = {"PGSUB_FAILPOINTS": f"sync.after_f=pause:{go_on}", "PGSUB_GROUP_TABLES": "1"}
+    running = program.launcher(env=failpoints)
+    main = program.status()["subslotname"]
+    source.execute("ALTER PUBLICATION p ADD TABLE b")
+    assert program("refresh", "s", "--no-wait").returncode == 0
+    query = "SELECT slot_name FROM pg_replication_slots WHERE slot_name <> %s AND slot_name = %s"
+    state = "SELECT sync_slot FROM pgsub.subscription_rel WHERE relname = 'b' AND srsubstate = 'f'"
+    own = until(lambda: source.value(query, main, subdb.value(state)))
+    source.execute("SELECT pg_drop_replication_slot(%s)", own)  # as an administrator may, or a limit of WAL
+    source.execute("INSERT INTO b VALUES (2)")
+    go_on.touch()
+    error = shown_error(program)
+    assert own in error["message"]
+    steps = program("status", "s", "--runbook").stdout
+    assert "pgsub refresh s --resync public.b" in steps and "pgsub drop" not in steps
+    source.execute("INSERT INTO a VALUES (9)")
+    subdb.wait("SELECT count(*) = 1 FROM a WHERE id = 9")  # apply goes on
+    assert source.value("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", main) != "lost"
+    assert program.stop(running) == 0
+    hint = one_error(program("run", "s", "--until-caught-up", "--timeout", "2m"), 7).splitlines()[-1]
+    assert hint == "pgsub refresh s --resync public.b"
+    ended = program(*shlex.split(hint)[1:], "--yes", "--no-wait")
+    assert ended.returncode == 0, ended.stderr
+    ended = program("run", "s", "--until-caught-up", "--timeout", "2m")
+    assert ended.returncode == 0, ended.stderr
+    assert subdb.rows("SELECT id FROM b ORDER BY id") == [(1,), (2,)]
+    assert program.status()["last_error"] is None

@@ -73,8 +73,9 @@ class SubscriptionStatus:
 
     @property
     def broken(self) -> ErrorRow | None:
-        """The error that no further try mends, if there is one."""
-        return next((row for row in self.errors if issubclass(error_class(row), ReplicationBroken)), None)
+        """The error of apply that no further try mends, if there is one; that of a table concerns only the table."""
+        rows = (row for row in self.errors if row.worker == APPLY)
+        return next((row for row in rows if issubclass(error_class(row), ReplicationBroken)), None)
 
     @property
     def lost(self) -> bool:
@@ -281,7 +282,8 @@ def _finding(one: SubscriptionStatus, max_lag: float | None) -> Finding | None:
 
 def _code(row: ErrorRow) -> int:
     cls = error_class(row)
-    return cls.exit_code if cls in (PublisherUnavailable, TargetUnavailable) else ApplyError.exit_code
+    known = issubclass(cls, PublisherUnavailable | TargetUnavailable | ReplicationBroken)
+    return cls.exit_code if known else ApplyError.exit_code
 
 
 def _late(one: SubscriptionStatus, max_lag: float | None) -> str | None:
