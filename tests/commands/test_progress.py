@@ -52,7 +52,7 @@ def test_rows_that_were_sent_are_shown_while_the_target_still_works_on_them(cli,
     with subdb.connect() as holder:
         holder.execute("SELECT pg_advisory_lock(4711)")
         creating = cli.start(*cli.words("s"))
-        until(lambda: (cli.state / "state.db").exists())
+        subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
         until(lambda: any(copy["bytes_processed"] > 0 for copy in cli.status()["copies"]))
         holder.execute("SELECT pg_advisory_unlock(4711)")
     assert creating.wait(patience.SECONDS) == 0, creating.log.read_text()
