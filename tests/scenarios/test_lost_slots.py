@@ -188,7 +188,8 @@ def test_a_slot_of_a_table_that_is_lost_alone_stops_only_that_table_which_the_hi
     state = "SELECT sync_slot FROM pgsub.subscription_rel WHERE relname = 'b' AND srsubstate = 'f'"
     own = until(lambda: source.value(query, main, subdb.value(state)))
     source.execute("SELECT pg_drop_replication_slot(%s)", own)  # as an administrator may, or a limit of WAL
-    source.execute("INSERT INTO b VALUES (2)")
+    source.execute("INSERT INTO b VALUES (2); INSERT INTO a VALUES (5)")
+    subdb.wait("SELECT count(*) = 1 FROM a WHERE id = 5")  # apply is ahead, so the table needs its slot
     go_on.touch()
     error = shown_error(program)
     assert own in error["message"]
