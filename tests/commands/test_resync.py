@@ -373,8 +373,9 @@ def test_a_reader_that_ends_in_time_only_delays_it(stored, tables):
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM a")
     refreshing = stored.start("refresh", "s", "--resync", "public.a", "--yes", "--no-wait")
-    subdb.wait("SELECT count(*) > 0 FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted")
-    time.sleep(1.2)  # the first try has given up by then
+    tries = "SELECT min(waitstart) FROM pg_locks WHERE relation = 'a'::regclass AND NOT granted"
+    first = until(lambda: subdb.value(tries))
+    until(lambda: (now := subdb.value(tries)) and now > first)  # the first try has given up
     reader.execute("COMMIT")
     reader.close()
     assert refreshing.wait(patience.SECONDS) == 0, refreshing.log.read_text()
