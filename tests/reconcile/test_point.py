@@ -18,7 +18,7 @@ from fix_pair import MakePair, Pair
 from fix_transaction_kinds import KINDS
 
 from pgsub.apply.worker import held_release
-from pgsub.common.errors import ThreadDied, TimeoutExpired
+from pgsub.common.errors import PgsubError, ThreadDied, TimeoutExpired
 from pgsub.publisher.snapshot import SlotSnapshot
 from pgsub.reconcile import point as points
 from pgsub.reconcile.point import Point, one_point
@@ -221,6 +221,24 @@ def test_a_worker_that_begins_at_a_barrier_stands_there(pair: MakePair) -> None:
     p.stop(task)
 
 
+def test_a_worker_that_dies_before_it_says_where_it_stands_is_followed_by_one_that_does(pair: MakePair, at: At) -> None:
+    p = pair(TABLE)
+    p.pubdb.execute("INSERT INTO t VALUES (1, 'before')")
+    token = _stopped_at_now(p)
+    p.pubdb.execute("INSERT INTO t VALUES (2, 'beyond')")
+    at("apply.before_barrier_reached=error")
+    with pytest.raises(PgsubError, match="failpoint"):
+        p.catch_up()
+    at("")
+    assert p.subdb.value("SELECT reached_lsn IS NULL FROM pgsub.barrier")
+    task = p.start()
+    _standing(p, task)
+    assert p.subdb.rows(_ROWS) == [("(1,before)",)]
+    assert barrier.remove(p.session, p.subid, token)
+    p.until("SELECT count(*) FROM t", value=2, task=task)
+    p.stop(task)
+
+
 def test_apply_goes_on_by_itself_when_nobody_releases_it(pair: MakePair) -> None:
     p = pair(TABLE)
     token = _stopped_at_now(p, 0.5)
@@ -394,9 +412,7 @@ def test_a_subscription_that_nobody_applies_comes_to_no_point(pair: MakePair) ->
     assert barrier.read(p.session, p.subid) is None
 
 
-def test_the_thread_that_moves_the_barrier_along_does_not_end_unnoticed(
-    pair: MakePair, at: At, reached: Callable[[str], None]
-) -> None:
+def test_the_thread_that_moves_the_barrier_along_does_not_end_unnoticed(pair: MakePair, at: At) -> None:
     p = pair(TABLE)
     task = p.start()
     at("thread.barrier=die@1")
