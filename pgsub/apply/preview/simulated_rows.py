@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pgsub.target.catalog.mapping import RelationMap
-from pgsub.target.sql.fingerprints import Fingerprint
+from pgsub.target.sql.row_equality import Fingerprint
 from pgsub.target.sql.row_lookup import Row, TableLookup
 
 

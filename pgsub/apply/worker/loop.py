@@ -20,6 +20,7 @@ from pgsub.apply.rows.session import WorkerStreams
 from pgsub.apply.stream.batch import Batch, TransactionRun
 from pgsub.apply.stream.receiver import Receiver
 from pgsub.apply.stream.transactions import Kind, RemoteTransaction
+from pgsub.apply.worker import batch_limits
 from pgsub.apply.worker.committer import Committer
 from pgsub.apply.worker.feedback import Feedback
 from pgsub.apply.worker.policy import WorkerPolicy
@@ -32,15 +33,6 @@ from pgsub.protocol.walsender_messages import Keepalive
 from pgsub.target.ledger.progress import Control
 from pgsub.target.session.connect import translate
 
-#: A batch ends at these, and where nothing more is at hand: so a lone small transaction is applied at once, and under
-#: a backlog a batch takes what came in while the one before was applied.
-BATCH_BYTES, BATCH_SECONDS = 16 << 20, 1.0
-#: From so many transactions on a batch waits for more as long as they follow each other closely, but not for long:
-#: what a commit costs besides its changes is as much as some dozens of them.
-LONE, CLOSE_SECONDS, GATHER_SECONDS = 16, 0.002, 0.02
-#: And for longer where the publisher sends what was committed so many microseconds ago: nobody is waiting for these
-#: very transactions then, and larger batches are what lets the delay vanish.
-BEHIND, BEHIND_SECONDS = 1_000_000, 0.1
 #: Seconds between reads of the control row.
 CONTROL_SECONDS = 0.2
 #: An idle publisher is asked for its position this often: hand-overs and waits for a position end there too.
@@ -128,7 +120,9 @@ class ApplyLoop:
         try:
             self._policy.attach(self)  # may ask the target, and that may be gone
             while (outcome := self._between()) is None:
-                frames = self._receiver.take(CLOSE_SECONDS if self._batch or self._policy.hurries() else 0.1)
+                frames = self._receiver.take(
+                    batch_limits.CLOSE_SECONDS if self._batch or self._policy.hurries() else 0.1
+                )
                 self._burst(frames)
                 if self._batch and (self._done or self._full() or self._gathered(frames is None)):
                     self._apply_batch()
@@ -209,22 +203,11 @@ class ApplyLoop:
             self._apply_batch()
 
     def _full(self) -> bool:
-        return (
-            self._transactional
-            or self._batch.size >= BATCH_BYTES
-            or time.monotonic() - self._batch_since >= BATCH_SECONDS
-        )
+        return self._transactional or batch_limits.full(self._batch, self._batch_since)
 
     def _gathered(self, quiet: bool) -> bool:
-        """Return whether waiting for more would only delay what was received."""
-        if not self._receiver.idle():
-            return False
-        if len(self._batch) < LONE:
-            return True
-        waited = time.monotonic() - self._batch_since
-        if self._receiver.flows and self._receiver.last_send_ts - self._batch.last.commit_ts >= BEHIND:
-            return waited >= BEHIND_SECONDS
-        return quiet or waited >= GATHER_SECONDS
+        receiver = self._receiver
+        return receiver.idle() and batch_limits.gathered(self._batch, self._batch_since, receiver, quiet)
 
     # applying
 

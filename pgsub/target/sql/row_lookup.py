@@ -20,7 +20,7 @@ from pgsub.target.catalog.lookup import PARTITIONS
 from pgsub.target.catalog.relation import TargetColumn, TargetRelation
 from pgsub.target.catalog.unique_indexes import INDEXES, UniqueIndex
 from pgsub.target.session import roles
-from pgsub.target.sql.fingerprints import Fingerprints
+from pgsub.target.sql.row_equality import Fingerprints
 from pgsub.target.sql.statement_builder import equality, only
 
 #: A row as texts of the target, by column; None is NULL.
