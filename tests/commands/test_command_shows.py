@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,20 @@ class Stale:
         return {"PGSUB_FAILPOINTS": f"{_POINT}=pause:{self.go}", "PGSUB_FAILPOINTS_DIR": str(self.folder)}
 
     def arm(self) -> None:
-        """Wait until the mirror stands there."""
+        """Wait until the mirror stands there.
+
+        It may still be on its way out of the pause before this one; without its file it would stand there for good.
+        """
+        until(self._stands)
+
+    def _stands(self) -> bool:
         self.go.unlink(missing_ok=True)
-        (self.folder / _POINT).unlink()
-        until((self.folder / _POINT).exists)
+        (self.folder / _POINT).unlink(missing_ok=True)
+        with contextlib.suppress(AssertionError):
+            until((self.folder / _POINT).exists, 5)
+            return True
+        self.go.touch()
+        return False
 
     def let_go(self) -> None:
         """Wait until it has written, and has looked again: it stands there once more, and is let go."""
